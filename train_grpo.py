@@ -185,7 +185,7 @@ def main(args: Args) -> dict[str, float]:
                             policy, mb.query_response, mb.real, mb.actions, args.temperature
                         )
                     losses, is_clipped = algorithm.policy_loss(
-                        new_logprobs, mb.logprobs, mb.advantages, mb.loss_actions, clip_range
+                        new_logprobs, mb.ratio_to, mb.advantages, mb.loss_actions, clip_range
                     )
                     if loss_kl_coef > 0:  # k3 = ref / new - 1 - log(ref / new)
                         log_ref = torch.where(mb.loss_actions, mb.ref_logprobs, 0.0)

@@ -200,7 +200,7 @@ def main(args: Args) -> dict[str, float]:
                         )
                         new_values = response_values(value_model, *text, mb.states)
                     pg_losses, pg_clipped = policy_loss(
-                        new_logprobs, mb.logprobs, mb.advantages, mb.loss_actions, args.clip_range
+                        new_logprobs, mb.ratio_to, mb.advantages, mb.loss_actions, args.clip_range
                     )
                     vf_losses, vf_clipped = value_loss(
                         new_values, mb.values, mb.returns, mb.loss_states, args.value_clip_range

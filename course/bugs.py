@@ -446,7 +446,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="old-logprobs-move", level=1, where="train_ppo:main",
-        old="policy_loss(new_logprobs, mb.logprobs, mb.advantages, mb.loss_actions, args.clip_range)",
+        old="policy_loss(new_logprobs, mb.ratio_to, mb.advantages, mb.loss_actions, args.clip_range)",
         new="policy_loss(new_logprobs, new_logprobs.detach(), mb.advantages, mb.loss_actions, args.clip_range)",
         symptom="policy/clip_fraction is exactly 0 in every epoch, while the KL per update grows with "
         "--num-ppo-epochs.",

@@ -47,6 +47,8 @@ class Batch:
     values: Tensor = field(init=False)  # (B, T) of the value model
     advantages: Tensor = field(init=False)  # (B, T), or (B,) where a response has one
     returns: Tensor = field(init=False)  # (B, T)
+    # the ratio is taken to the sampler's log-probabilities, not to the policy's
+    ratio_to_sampler: bool = field(init=False, default=False)
     # by epoch and micro-batch: index (b,), new_logprobs and new_values (b, t); None: not traced
     trace: list[list[tuple[Tensor, Tensor, Tensor | None]]] | None = field(init=False, default=None)
 
@@ -94,6 +96,11 @@ class Batch:
         return torch.cat((self.query, self.response), dim=1)
 
     @property
+    def ratio_to(self) -> Tensor:
+        """Log-probabilities (B, T) that the ratio is taken to; the KL is always the policy's."""
+        return self.sampled_logprobs if self.ratio_to_sampler else self.logprobs
+
+    @property
     def loss_actions(self) -> Tensor:
         """(B, T) the actions that the policy loss counts."""
         return self.actions & self.in_loss
@@ -116,7 +123,7 @@ class Batch:
         t = int(self.states[rows].any(0).sum())
 
         def cut(name: str, value: Any) -> Any:
-            if name == "trace":  # the same list in every part
+            if name in ("trace", "ratio_to_sampler"):  # the same in every part
                 return value
             if name == "records":
                 return [value[i] for i in numbers.tolist()]

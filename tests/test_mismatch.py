@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import train_grpo
 import train_ppo
 from kernels import processor
 from nanorlhf.checkpoint import load_gpt
@@ -14,10 +15,12 @@ from nanorlhf.model import GPT
 from nanorlhf.ppo import importance_weights
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import checks, sampler
+from nanorlhf.training.grpo import ALGORITHMS
 from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import GPU, TINY, interrupt_at, read_metrics, weights
 from tests.miniature_rlcf import Spy
+from tests.test_train_grpo import grpo_args
 from tests.test_train_ppo import miniature, spy_on  # noqa: F401  its policy sometimes samples EOS
 
 needs_int8 = pytest.mark.skipif(not processor.has_int8_products(), reason="this processor has no VNNI")
@@ -86,6 +89,54 @@ def test_the_weights_multiply_the_advantages_of_the_loss(ppo, monkeypatch):
     assert row["policy/tis_weight"] == pytest.approx(ratio.clamp(max=0.603).mean().item(), rel=1e-5)
     assert row["policy/tis_clipped"] == pytest.approx((ratio > 0.603).float().mean().item())
     assert 0 < row["policy/tis_clipped"] < 1
+
+
+@pytest.mark.parametrize("correction", ["none", "tis", "sampler_logprobs"])
+def test_a_policy_that_is_its_reference_pays_no_kl_whatever_samples(ppo, monkeypatch, correction):
+    """Exactly: the reward of each token is the score's, and the logged KL is 0, with top-p 0.7 and before any step."""
+    rollouts, advantages = spy_on(monkeypatch, "rollout_metrics"), spy_on(monkeypatch, "gae")
+    losses = spy_on(monkeypatch, "policy_loss")
+    settings = SamplerSettings(top_p=0.7, correction=correction)
+    train_ppo.main(replace(ppo, sampler=settings, total_episodes=8, kl_coef=10.0))
+    (((batch, scores, *_), _),), (((rewards, *_), _),) = rollouts.calls, advantages.calls
+    expected = torch.zeros_like(rewards)
+    expected[torch.arange(len(batch)), batch.score_index] = scores
+    assert torch.equal(rewards, expected) and (batch.sampled_logprobs - batch.logprobs).abs().max() > 0.1
+    (row,) = read_metrics(ppo.out)
+    assert row["objective/kl"] == row["objective/kl_k3"] == row["objective/non_score_reward"] == 0
+    assert row["objective/kl_exact"] == pytest.approx(0, abs=1e-5)
+    assert row["objective/entropy"] == pytest.approx(-batch.logprobs.sum(1).mean().item())
+    ((_, old, *_), _), *_ = losses.calls  # the ratio is the one that was asked for
+    taken_to = batch.sampled_logprobs if correction == "sampler_logprobs" else batch.logprobs
+    rows = {tuple(row) for row in taken_to[:, : old.size(1)].tolist()}
+    assert {tuple(row) for row in old.tolist()} == rows and batch.logprobs is not batch.sampled_logprobs
+    assert (row["policy/first_ratio_error"] < 1e-4) == (correction != "sampler_logprobs")
+
+
+@pytest.mark.parametrize("correction", ["none", "sampler_logprobs"])
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "rloo", "reinforce++", "online_dpo"])
+def test_advantages_without_a_value_model_are_not_of_the_samplers_kl(ppo, monkeypatch, algorithm, correction):
+    """The same, where the KL is in the reward or in the loss of train_grpo.py."""
+    seen, divided = [], []
+
+    def advantages(scores, kl, *others):
+        seen.append(kl)
+        return usual.advantages(scores, kl, *others)
+
+    def policy_loss(new_logprobs, old, *others):
+        divided.append(old)
+        return usual.policy_loss(new_logprobs, old, *others)
+
+    usual = ALGORITHMS[algorithm]
+    monkeypatch.setitem(ALGORITHMS, algorithm, replace(usual, advantages=advantages, policy_loss=policy_loss))
+    rollouts = Spy(monkeypatch, "rollout_metrics", train_grpo.statistics)
+    args = grpo_args(ppo, algorithm=algorithm, samples_per_query=2, num_epochs=1, total_episodes=8)
+    train_grpo.main(replace(args, sampler=SamplerSettings(top_p=0.7, correction=correction)))
+    ((batch, *_), _), (row,) = rollouts.calls[0], read_metrics(ppo.out)
+    assert len(seen) == 1 and not seen[0].any() and row["objective/kl"] == row["objective/kl_k3"] == 0
+    taken_to = batch.sampled_logprobs if correction == "sampler_logprobs" else batch.logprobs
+    rows = {tuple(row) for row in taken_to[:, : divided[0].size(1)].tolist()}
+    assert {tuple(row) for row in divided[0].tolist()} == rows
 
 
 def test_top_p_weights_are_the_share_of_the_distribution_that_was_kept(ppo, monkeypatch):

@@ -15,7 +15,7 @@ def first_kl(record: Record) -> Finding | None:
     for row in record.having(*ESTIMATES, "response_length"):
         largest = max(ESTIMATES, key=lambda name: abs(row[name]))
         most = limit("first_kl" if record.is_float32 else "first_kl_bfloat16") * row["response_length"]
-        if row["step"] == 0 and abs(row[largest]) > most and not record.ratio_is_to_the_sampler:
+        if row["step"] == 0 and abs(row[largest]) > most:
             shown = ", ".join(f"{name} {row[name]:.3g}" for name in ESTIMATES)
             return Finding(
                 name="first-kl",
@@ -86,7 +86,7 @@ def kl_estimators(record: Record) -> Finding | None:
     rows = [row for row in record.having(*ESTIMATES) if row["objective/kl_exact"] > 0]
     exact = sum(row["objective/kl_exact"] for row in rows)
     nats = exact * record.number("batch_size", 1)  # of all responses; the variance of their k1 is about twice that
-    if not nats > 0 or record.sampler == "other" or record.ratio_is_to_the_sampler or kl_negative(record) is not None:
+    if not nats > 0 or record.sampler == "other" or kl_negative(record) is not None:
         return None
     chance = sum_error(nats)
     k1, k3 = (sum(row[name] for row in rows) / exact for name in ESTIMATES[:2])

@@ -81,7 +81,7 @@ def sampled_entropy(record: Record) -> Finding | None:
     expected = sum(row["policy/entropy"] * row["response_length"] for row in rows)
     sampled = sum(row["objective/entropy"] for row in rows)
     nats = record.number("batch_size", 1) * expected
-    if record.sampler == "other" or record.ratio_is_to_the_sampler or not nats > 0:
+    if record.sampler == "other" or not nats > 0:
         return None
     chance = sum_error(nats)
     if limit("entropy_low") - chance < sampled / expected < limit("entropy_high") + chance:

@@ -142,7 +142,7 @@ def first_epoch(trace: Traced) -> Finding | None:
 
 
 def first_reference(trace: Traced) -> Finding | None:
-    if trace.update != 0 or trace.record.ratio_is_to_the_sampler:
+    if trace.update != 0:
         return None
     kl = trace.kl.abs()[trace["actions"]]
     name = "first_kl" if trace.record.is_float32 else "first_kl_bfloat16"

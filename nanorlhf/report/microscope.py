@@ -27,7 +27,7 @@ from nanorlhf.ppo import ClipRange, cispo_loss, ratio_bounds, response_mean
 from nanorlhf.training.grpo import ALGORITHMS, overlong_penalty, policy_loss_of
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.sampler import TIS_CLIP
-from nanorlhf.training.trace import Tensors, read_traces
+from nanorlhf.training.trace import Tensors, ratio_to, read_traces
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = Path(__file__).with_name("microscope.html")
@@ -250,7 +250,8 @@ def epoch_lines(epoch: int, algorithm: str, settings: dict[str, Any], script: st
     section, e, ppo = f"Epoch {epoch + 1}", f".{epoch}", "nanorlhf/ppo.py"
     is_cispo, has_response_ratio = algorithm == "cispo", algorithm == "gspo"
     has_kl_loss = algorithm in ALGORITHMS and ALGORITHMS[algorithm].has_kl_loss
-    ratio = "{ratio" + e + "}"
+    ratio, old = "{ratio" + e + "}", ratio_to(settings["sampler.correction"])
+    at_first = "; 1 in the first step" if old == "logprobs" else ", compared with the sampler"
     is_pair = isinstance(settings.get("clip_range"), tuple | list)
     below, above = ("{clip_below}", "{clip_above}") if is_pair else ("{clip_range}", "{clip_range}")
     surrogate = "{advantages} * " + ratio
@@ -264,13 +265,13 @@ def epoch_lines(epoch: int, algorithm: str, settings: dict[str, Any], script: st
             script, "new_logprobs, entropy = response_logprobs(",
         ),
         Line(
-            f"ratio{e}", "ratio", section, "exp of the mean log ratio of the response's tokens; 1 in the first step",
+            f"ratio{e}", "ratio", section, "exp of the mean log ratio of the response's tokens" + at_first,
             ppo, "new, old = response_mean(new_logprobs, actions), response_mean(logprobs, actions)",
             ("exp({mean_log_ratio" + e + "})",),
         ) if has_response_ratio else Line(
-            f"ratio{e}", "ratio", section, "how much likelier the token has become; 1 in the first step",
+            f"ratio{e}", "ratio", section, "how much likelier the token has become" + at_first,
             ppo, "ratio = torch.where(actions, new_logprobs - logprobs, 0.0).exp()",
-            ("exp({new_logprobs" + e + "} - {logprobs})",),
+            ("exp({new_logprobs" + e + "} - {" + old + "})",),
         ),
     ]  # fmt: skip
     step = ": ▲ the step makes the token likelier, ▼ less likely, · leaves it"
@@ -351,7 +352,9 @@ class Cells:
     words: dict[str, list[list[str]]]
 
 
-def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str, clip_range: ClipRange) -> Cells:
+def cells_of(
+    tensors: Tensors, constants: dict[str, Any], algorithm: str, clip_range: ClipRange, correction: str
+) -> Cells:
     """All cells of the traced responses; constants: of the update."""
     doubles = {name: x.double() for name, x in tensors.items() if x.is_floating_point()}
     actions, states = tensors["actions"], tensors["states"]
@@ -365,7 +368,7 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str, clip_r
     for name in ("actions", "states"):
         put(name, tensors[name].double(), torch.ones_like(actions))
 
-    logprobs, ref_logprobs = doubles["logprobs"], doubles["ref_logprobs"]
+    logprobs, ref_logprobs, old = doubles["logprobs"], doubles["ref_logprobs"], doubles[ratio_to(correction)]
     for name in ("logprobs", "ref_logprobs", "sampled_logprobs", "token_rewards", "advantages"):
         put(name, doubles[name], actions)
     put("kl", logprobs - ref_logprobs, actions)
@@ -394,11 +397,11 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str, clip_r
         # no step of the epoch read a response that is all NaN and that the loss leaves out
         read = tensors["in_loss"].any(1, keepdim=True) | ~new_logprobs.isnan().all(1, keepdim=True)  # (n, 1)
         put(f"new_logprobs.{epoch}", new_logprobs, actions & read)
-        log_ratio, of_ratio = new_logprobs - logprobs, actions & read
+        log_ratio, of_ratio = new_logprobs - old, actions & read
         if algorithm == "gspo":
             log_ratio, of_ratio = response_mean(log_ratio, loss_actions), loss_actions
         ratio = put(f"ratio.{epoch}", log_ratio.exp(), of_ratio)
-        losses, is_active = policy_loss(new_logprobs, logprobs, advantages, loss_actions, clip_range)
+        losses, is_active = policy_loss(new_logprobs, old, advantages, loss_actions, clip_range)
         put(f"policy_loss.{epoch}", losses, loss_actions)
         kl_push = constants["kl_coef"] * (1 - (ref_logprobs - new_logprobs).exp()) if has_kl_loss else 0.0
         if policy_loss is cispo_loss:
@@ -466,7 +469,7 @@ def short(x: float) -> float | str:
 
 
 def response_constants(
-    tensors: Tensors, response_kl: Tensor, algorithm: str, kl_coef: float, k: int
+    tensors: Tensors, response_kl: Tensor, algorithm: str, kl_coef: float, k: int, correction: str
 ) -> list[dict[str, Any]]:
     """Of each response: its score, where it ends, and the statistics of its query's group; response_kl: (n,)."""
     found = []
@@ -477,7 +480,8 @@ def response_constants(
     elif algorithm == "dapo":
         response_rewards = doubles + overlong_penalty(tensors["actions"])
     loss_actions = tensors["actions"] & tensors["in_loss"]
-    log_ratios = [(new - tensors["logprobs"]).double() for new in tensors["new_logprobs"]]  # (n, T) of each epoch
+    old = tensors[ratio_to(correction)]
+    log_ratios = [(new - old).double() for new in tensors["new_logprobs"]]  # (n, T) of each epoch
     for i, group in enumerate((tensors["index"] // k).tolist()):
         of_response = {"score": short(doubles[i].item()), "eos_index": int(tensors["eos_index"][i])}
         if algorithm != "ppo":
@@ -522,12 +526,12 @@ def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any])
         constants["clip_below"], constants["clip_above"] = constants.pop("clip_range")
     statistics = [f"{name}_{statistic}" for name in ("advantage", "return", "reward") for statistic in ("mean", "var")]
     constants |= {name: about[name] for name in ("kl_coef", *statistics) if name in about}
-    constants["tis_clip"] = TIS_CLIP
-    cells = cells_of(tensors, constants, algorithm, clip_range)
+    constants["tis_clip"], correction = TIS_CLIP, settings["sampler.correction"]
+    cells = cells_of(tensors, constants, algorithm, clip_range, correction)
     k = settings.get("samples_per_query", 1)
     response_kl = torch.where(tensors["actions"], cells.numbers["kl"], 0.0).sum(1)  # (n,)
     sizes = torch.where(tensors["actions"], cells.numbers["advantages"].abs(), 0.0).amax(1)  # (n,)
-    of_responses = response_constants(tensors, response_kl, algorithm, about["kl_coef"], k)
+    of_responses = response_constants(tensors, response_kl, algorithm, about["kl_coef"], k, correction)
     num_clipped = [sum("active" in w for key, rows in cells.words.items() if key.startswith("clip.") for w in rows[i])
                    for i in range(len(of_responses))]  # fmt: skip
     responses = []

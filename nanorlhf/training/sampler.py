@@ -118,11 +118,11 @@ class Sampler:
         )
 
     def correct(self, batch: Batch) -> tuple[Tensor | float, dict[str, float]]:
-        """Account for a sampler that differs from the policy, once both have said their log-probabilities.
+        """Account for a sampler that differs from the policy, once the batch has both log-probabilities.
 
         --sampler.correction tis: returns the weights (B, T) of the advantages; else 1
-        --sampler.correction sampler_logprobs: the batch's old log-probabilities become the sampler's
-        The metrics say how far apart the two are. Raises InputError for an engine that has other parameters.
+        --sampler.correction sampler_logprobs: the batch's ratio is taken to the sampler
+        The metrics report how far apart the two are. Raises InputError for an engine that has other parameters.
         """
         settings = self.settings
         gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.actions).item()
@@ -138,7 +138,5 @@ class Sampler:
                 f"check that it has loaded {self.engine_path}, and divides by the temperature (vLLM: --logprobs-mode "
                 "processed_logprobs)."
             )
-        if settings.correction == "sampler_logprobs":
-            # the sampler's log-probabilities include tokens that were cut later: mask them
-            batch.logprobs = torch.where(batch.actions, batch.sampled_logprobs, 0.0)
+        batch.ratio_to_sampler = settings.correction == "sampler_logprobs"
         return weights if settings.correction == "tis" else 1.0, metrics

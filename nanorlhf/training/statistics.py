@@ -63,7 +63,7 @@ class UpdateStatistics:
             mb.trace[-1].append((mb.index, new_logprobs.detach(), None if new_values is None else new_values.detach()))
         counted = mb.loss_actions
         self.add("policy/entropy", entropy[counted].sum() / count)
-        new, old = new_logprobs, mb.logprobs
+        new, old = new_logprobs, mb.ratio_to
         if self.has_response_ratio:
             new, old = (response_mean(x, counted)[:, :1] for x in (new, old))  # (b, 1)
             counted = counted[:, :1]

@@ -171,13 +171,14 @@ class Trace:
 
     def choose(self, tensors: Tensors, batch: Batch) -> list[int]:
         """Rows worth a look, then the first ones: largest |advantage| and KL, most clipped, one without EOS."""
-        actions, logprobs = tensors["actions"], tensors["logprobs"]
+        actions = tensors["actions"]
         kl = response_kl(batch)  # (B,)
         sizes = torch.where(actions, tensors["advantages"].abs(), 0.0).amax(1)  # (B,)
         clip_range = self.args.clip_range  # type: ignore[attr-defined]  # both scripts have it
         policy_loss = policy_loss_of(getattr(self.args, "algorithm", "ppo"))
         counted = actions & tensors["in_loss"]
-        _, is_clipped = policy_loss(tensors["new_logprobs"], logprobs, tensors["advantages"], counted, clip_range)
+        old = tensors[ratio_to(self.args.sampler.correction)]
+        _, is_clipped = policy_loss(tensors["new_logprobs"], old, tensors["advantages"], counted, clip_range)
         clipped = is_clipped.sum((0, 2))  # (B,)
         cut = (~tensors["has_eos"]).nonzero().flatten()[:1].tolist()
         wanted = [sizes.argmax().item(), clipped.argmax().item(), *cut, kl.argmax().item(), *range(len(batch))]
@@ -222,6 +223,11 @@ class Trace:
                 pad_id=self.tokenizer.pad_id, uniforms=uniforms, stop_ids=self.tokenizer.stop_ids,
             )  # fmt: skip
         return sampled
+
+
+def ratio_to(correction: str) -> str:
+    """The tensor of a trace that the ratio is taken to, with --sampler.correction `correction`."""
+    return "sampled_logprobs" if correction == "sampler_logprobs" else "logprobs"
 
 
 def unwhitened_rewards(tensors: Tensors, kl_coef: float) -> Tensor:

@@ -99,6 +99,12 @@ def test_one_changed_number_is_found(name):
     assert ppo(SICK[name]) == [name]
 
 
+@pytest.mark.parametrize("correction", ["none", "tis", "sampler_logprobs"])
+def test_a_first_kl_is_found_with_any_sampler_and_correction(correction):
+    """The KL is between policy and reference, whatever sampled."""
+    assert ppo(SICK["first-kl"], **sampler(top_p=0.5, correction=correction)) == ["first-kl"]
+
+
 def test_k3_of_the_other_direction_is_found():
     assert ppo(lambda row: {"objective/kl_k3": 4 * row["objective/kl_exact"]}) == ["kl-estimators"]
 
@@ -119,7 +125,6 @@ def test_samples_less_likely_than_the_policy_makes_them_are_found():
         ("clip-often", {"algorithm": "gspo"}),
         ("first-ratio", {"dtype": "bfloat16"}),
         ("first-ratio", sampler(dtype="int8", correction="sampler_logprobs")),
-        ("first-kl", sampler(dtype="int8", correction="sampler_logprobs")),
         ("kl-exploding", {"kl_coef": 0.0}),
         ("clip-never", {"clip_range": 10.0}),
         ("policy-rests", {"num_ppo_epochs": 1}),

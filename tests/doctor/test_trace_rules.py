@@ -125,6 +125,8 @@ def test_rewards_of_tokens_that_come_one_token_late_are_found():
 
 def test_a_reference_that_differs_in_the_first_update_is_found():
     assert names(trace_of(of_ppo(3), update=0)) == ["first-kl"] and names(trace_of(of_ppo(3), update=3)) == []
+    to_sampler = {"sampler.correction": "sampler_logprobs", "sampler.top_p": 0.7}
+    assert names(trace_of(of_ppo(3), update=0, **to_sampler)) == ["first-kl"]
 
 
 def test_a_score_that_is_read_elsewhere_than_the_value_is_found_in_the_first_update():

@@ -33,23 +33,26 @@ from tests.test_train_ppo import policy_that_stops
 DEMO = microscope.ROOT / "docs" / "microscope" / "demo.html"
 FUNCTIONS = {"exp": math.exp, "sqrt": math.sqrt, "max": max, "min": min, "clip": lambda x, a, b: min(max(x, a), b)}
 TIS = SamplerSettings(correction="tis", dtype="bfloat16")
+TO_SAMPLER = SamplerSettings(correction="sampler_logprobs", dtype="bfloat16")
 VARIANTS = {
     "ppo": {},
-    "ppo last token": {"score_at": "last_token", "whiten_rewards": True, "value_clip_range": None},
+    "ppo last token": {
+        "score_at": "last_token", "whiten_rewards": True, "value_clip_range": None, "sampler": replace(TO_SAMPLER, top_p=0.7),
+    },
     "ppo per token": {"reward": "PER_TOKEN", "whiten_rewards": True},
     "ppo tis": {"whiten_advantages": False, "sampler": TIS, "clip_range": 0.01},
     "grpo": {},
     "grpo tis": {"sampler": TIS},
     "dr_grpo": {},
     "rloo": {},
-    "gspo": {"clip_range": (0.003, 0.004)},
+    "gspo": {"clip_range": (0.003, 0.004), "sampler": TO_SAMPLER},
     "dapo": {"kl_coef": 0.0, "missing_eos_score": None},
     "cispo": {"kl_coef": 0.0, "clip_range": (0.05, 0.1)},
     "online_dpo": {"num_epochs": 1},
     "reinforce++": {},
     "reinforce++ per token": {"reward": "PER_TOKEN"},
     "reinforce++ discounted": {"gamma": 0.9, "sampler": TIS},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
