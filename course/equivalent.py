@@ -48,7 +48,8 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         function="nanorlhf.generate:draw",
         changes=(
             "cumulative = probabilities.cumsum(1, dtype=torch.float64)",
-            "return torch.minimum(token, last).clamp(max=probabilities.size(1) - 1)",
+            "token = token.clamp(max=probabilities.size(1) - 1)",
+            "best = probabilities.argmax(1, keepdim=True)",
         ),
         why=TWO_DIMENSIONS,
     ),

@@ -86,9 +86,11 @@ EXERCISES: tuple[Exercise, ...] = (
         name="sampling",
         functions=("nanorlhf.generate:draw",),
         read="where generate in nanorlhf/generate.py calls draw",
-        hint="torch.searchsorted on the cumulative sum; an id of probability 0 must not be found.",
+        hint="torch.searchsorted on the cumulative sum. An id of probability 0 must not be found, also where the product "
+        "of number and sum rounds up to the sum.",
         tests=(
             "tests/test_generate.py::test_an_id_of_probability_zero_is_never_drawn",
+            "tests/test_generate.py::test_an_id_of_probability_zero_is_never_drawn_where_a_product_rounds_up",
             "tests/test_generate.py::test_draws_equal_a_walk_along_the_running_sum",
             "tests/test_generate.py::test_draws_are_made_in_float64",
             "tests/test_generate.py::test_a_draw_from_nan_is_an_id_of_the_vocabulary",

@@ -27,12 +27,12 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     is NaN, any id.
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)  # (B, V)
-    total = cumulative[:, -1:].contiguous()
-    token = torch.searchsorted(cumulative, uniforms * total, right=True)
-    last = torch.searchsorted(cumulative, total)  # the last id of positive probability
-    # the product may round up to the sum; out of range only if a probability is NaN, and then
-    # `generate` raises
-    return torch.minimum(token, last).clamp(max=probabilities.size(-1) - 1)
+    token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
+    token = token.clamp(max=probabilities.size(-1) - 1)  # V if the product rounds up to the sum
+    # A GPU doesn't add up from left to right, so an id of probability 0 may change the last bit of
+    # the sum, and be found.
+    best = probabilities.argmax(-1, keepdim=True)
+    return torch.where(probabilities.gather(1, token) > 0, token, best)
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:

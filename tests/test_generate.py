@@ -256,6 +256,19 @@ def test_an_id_of_probability_zero_is_never_drawn_where_a_product_rounds_up(tiny
     assert draw(probabilities, uniforms[:, None]).tolist() == [[1]] * 4
 
 
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_none_of_many_draws_is_of_probability_zero(device):
+    """A GPU adds up in another order; half of all ids have probability 0, the first and the last ones too."""
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(3000, 100, generator=generator) ** 20
+    probabilities[torch.rand(3000, 100, generator=generator) < 0.5] = 0
+    probabilities[:, :3] = probabilities[:, -3:] = 0
+    uniforms = torch.rand(3000, 1, dtype=torch.float64, generator=generator)
+    uniforms[:1000], uniforms[1000:2000] = 0, 1 - 2**-53
+    token = draw(probabilities.to(device), uniforms.to(device)).cpu()
+    assert (probabilities.gather(1, token) > 0).all()
+
+
 def test_draws_equal_a_walk_along_the_running_sum():
     """Of probabilities that don't sum to 1; all numbers are multiples of 1/64, so every sum is exact."""
     probabilities = torch.tensor([[1, 0, 2, 1], [8, 0, 0, 0], [0, 1, 0, 1], [2, 2, 2, 2], [0, 0, 0, 3]]) / 8
