@@ -86,8 +86,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="sampling",
         functions=("nanorlhf.generate:draw",),
         read="where generate in nanorlhf/generate.py calls draw",
-        hint="torch.searchsorted on the cumulative sum. An id of probability 0 must not be found, also where the product "
-        "of number and sum rounds up to the sum.",
+        hint="torch.searchsorted on the cumulative sum. An id of probability 0 must not be found, also where the "
+        "product of number and sum rounds up to the sum.",
         tests=(
             "tests/test_generate.py::test_an_id_of_probability_zero_is_never_drawn",
             "tests/test_generate.py::test_an_id_of_probability_zero_is_never_drawn_where_a_product_rounds_up",

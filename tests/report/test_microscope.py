@@ -37,7 +37,8 @@ TO_SAMPLER = SamplerSettings(correction="sampler_logprobs", dtype="bfloat16")
 VARIANTS = {
     "ppo": {},
     "ppo last token": {
-        "score_at": "last_token", "whiten_rewards": True, "value_clip_range": None, "sampler": replace(TO_SAMPLER, top_p=0.7),
+        "score_at": "last_token", "whiten_rewards": True, "value_clip_range": None,
+        "sampler": replace(TO_SAMPLER, top_p=0.7),
     },
     "ppo per token": {"reward": "PER_TOKEN", "whiten_rewards": True},
     "ppo tis": {"whiten_advantages": False, "sampler": TIS, "clip_range": 0.01},
