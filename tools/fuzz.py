@@ -217,6 +217,12 @@ ENTRIES = {
         "--max-response-length 300",
         "data sft ppo rm encoder rankings.jsonl ranked",
     ),
+    "eval sums": script(
+        evaluation,
+        f"sums --data sums/long --policies sft sft ppo ppo {EVAL} --num-samples 4 --rewards {{root}}/data/sums.py:solved "
+        "--max-response-length 300",
+        "sums sft ppo",
+    ),
     "compare_runs": module(
         compare_runs,
         "--runs ppo ppo rm rm sft sft --evals evaluated --out out/compared",
@@ -301,7 +307,14 @@ ENTRIES = {
 
 # --------------------------------------------------------------------------------------------------------- 2. the world
 def make_world() -> None:
-    """All that the commands read, in the working directory."""
+    """Write all that the commands read into the working directory."""
+    make_models()
+    make_sources()
+    again("eval tiny", "out/eval", "evaluated")
+
+
+def make_models() -> None:
+    """Write what the commands that train, sample and evaluate read."""
     tiny.main(tiny.Args(out=Path("data"), num_demonstrations=12, num_comparisons=12, num_validation=4, vocab_size=320))
     for split in ("train", "validation"):
         rows = [row for _, row in iter_jsonl(f"data/sft.{split}.jsonl")]
@@ -322,18 +335,31 @@ def make_world() -> None:
 
     programs.main(programs.Args(out=Path("made"), language="python", num_problems=4, num_bench=(4, 2, 2)))
     os.rename("made/bench", "code")
+    again("train_discriminator", "out/run", "disc")
+    write_benchmarks()
+    site.main(site.Args(out=Path("site"), num_questions=12))
+    sums.main(sums.Args(out=Path("sums"), num_demonstrations=8, num_queries=8, num_comparisons=8, num_validation=4))
+    questions = [
+        {"query": f"q{i}", "answers": ["a", "b", "c", "d", "e"], "weights": [5, 4, 3, 2, 1.0]} for i in range(4)
+    ]
+    write_jsonl("questions.jsonl", questions)
+    Path("rule.py").write_text("def score(query, answer):\n    return len(answer)\n")
+    again("rank", "out/r.jsonl", "rankings.jsonl")
+    again("self_rank", "out/data", "ranked")
+    write_jsonl("verdicts.jsonl", [{"query": "q", "ours": "a", "theirs": "b", "preferred": "ours"}])
+
+
+def make_sources() -> None:
+    """Write what the converters read."""
     os.rename("made/sources", "sources")
     Path("sources/metadata").mkdir()
     Path("sources/metadata/p00001.csv").write_text("submission_id,status\ns1,Accepted\ns2,Wrong Answer\n")
     programs.main(programs.Args(out=Path("made2"), language="java", num_problems=2, num_bench=(1, 1, 1)))
     os.rename("made2/sources", "java")
-    again("train_discriminator", "out/run", "disc")
-
     write_tldr()
     turns = "".join(f"\n\nHuman: question {i}\n\nAssistant: answer {i}" for i in range(9))
     rows = [{"chosen": turns + f" yes {i}", "rejected": turns + f" no {i}"} for i in range(4)]
     Path("hh.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
-    write_benchmarks()
     write_chats()
     Path("dialogues_text.txt").write_text("Hi . __eou__ How are you ? __eou__ Fine , thanks . __eou__\n" * 8)
     Path("cornell").mkdir()
@@ -345,7 +371,6 @@ def make_world() -> None:
     paragraphs = [{"context": "In Rome. In Paris.", "qas": [asked]}]
     articles = [{"title": f"Rome {i}", "paragraphs": paragraphs} for i in range(6)]
     Path("squad.json").write_text(json.dumps({"version": "v2.0", "data": articles}))
-    site.main(site.Args(out=Path("site"), num_questions=12))
     posts = [row for _, row in stackoverflow.read_posts(Path("site/Posts.xml"))]
     write_csv(Path("Posts.csv"), posts)
     problem = {
@@ -358,15 +383,6 @@ def make_world() -> None:
     write_jsonl("samples.jsonl", [{"query": f"q{i}", "policies": answers} for i in range(3)])
     about = {"query": "q0", "policy": "sft", "index": 0, "response": "one", "useful": True}
     write_jsonl("labels.jsonl", [about])
-    questions = [
-        {"query": f"q{i}", "answers": ["a", "b", "c", "d", "e"], "weights": [5, 4, 3, 2, 1.0]} for i in range(4)
-    ]
-    write_jsonl("questions.jsonl", questions)
-    Path("rule.py").write_text("def score(query, answer):\n    return len(answer)\n")
-    again("rank", "out/r.jsonl", "rankings.jsonl")
-    again("self_rank", "out/data", "ranked")
-    write_jsonl("verdicts.jsonl", [{"query": "q", "ours": "a", "theirs": "b", "preferred": "ours"}])
-    again("eval tiny", "out/eval", "evaluated")
 
 
 def write_benchmarks() -> None:
