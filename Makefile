@@ -22,8 +22,8 @@
 # make axe            axe-core, by npm, for the tests that read pages in a browser; without it they skip
 # make accessibility  every page of that site judged by axe-core in Chromium, at two widths and in both themes
 # make package        a wheel and an sdist in dist/, and the wheel's commands tried in an environment of their own
-# make gpu            on a CUDA device: the tests that need one and the benchmark, in at most eight minutes; runs/gpu/gpu.md
-# make test           style, types and the tests, on two cores; WORKERS=8 on eight
+# make gpu            on a CUDA device: the tests that need one, every script in miniature, the benchmark; at most eight minutes; runs/gpu/gpu.md
+# make test           style, types and the tests of a CPU, on two cores; WORKERS=8 on eight
 # make check          a minute of that, chosen by what was changed since the last commit
 # All set up .venv first, with the packages that they need; `make .venv` is what training needs. `make` prints this list.
 # SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, HARMLESS=, FILMS=, REASON=, LAB=, MISMATCH=, COMPARE=, WORLDS=, SCALING=, SUMS=, SUMS_STUDY=) where they write.

@@ -78,6 +78,8 @@ def tiny_gpt() -> GPT:
     return model.eval()
 
 
+TEST_DEVICE = os.environ.get("NANORLHF_TEST_DEVICE")
+"""cuda: the tests marked gpu run, as in `make gpu`; cpu: all commands of test_on_a_device.py run on the CPU"""
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="`make gpu` runs it, on a CUDA device")
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])
 """a parameter `device` of tests whose body a CPU runs too"""

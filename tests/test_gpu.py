@@ -1,6 +1,8 @@
 """`make gpu` on a CPU: parts that pass, fail, hang and write half of what they should."""
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TEST_DEVICE
 from tools import gpu
 from tools.gpu import Args, Part, main, outcomes
 
@@ -128,4 +131,25 @@ def test_without_a_device_one_sentence_and_its_own_exit_code(monkeypatch, capsys
 def test_the_parts_name_files_that_are_there_and_fit_into_the_time():
     files = [word for part in gpu.PARTS for word in part.command if word.startswith("tests/") or word == "bench.py"]
     assert files and all((ROOT / file).exists() for file in files)
-    assert sum(part.limit for part in gpu.PARTS[:6]) < Args().seconds <= 8 * 60  # the last two take what is left
+    assert sum(part.limit for part in gpu.PARTS[:5]) < Args().seconds <= 8 * 60  # the others take what is left
+
+
+def test_the_parts_have_every_file_with_a_test_of_a_gpu():
+    takes_one = re.compile(r"^from tests.conftest import .*\bGPU\b", re.MULTILINE)
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if takes_one.search(path.read_text())}
+    named = {ROOT / word for part in gpu.PARTS for word in part.command if word.startswith("tests/")}
+    assert len(marked) > 5 and marked <= named
+
+
+def test_a_part_sees_the_device_that_the_tests_of_a_cpu_hide(tmp_path):
+    if TEST_DEVICE is None:
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and not torch.cuda.is_available()
+    shown = python("shown", 60, "import os; assert os.environ['NANORLHF_TEST_DEVICE'] == 'cuda'")
+    assert main(Args(out=tmp_path), (shown,)) == 0
+
+
+def test_a_dry_run_prints_the_parts_and_runs_nothing(tmp_path, capsys):
+    gpu.command(Args(out=tmp_path / "out", dry_run=True))
+    printed = capsys.readouterr().out
+    assert all(f"{part.name}, at most {part.limit:.0f} s\n" in printed for part in gpu.PARTS)
+    assert "-m gpu tests/test_on_a_device.py\n" in printed and not (tmp_path / "out").exists()

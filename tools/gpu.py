@@ -1,6 +1,7 @@
-"""One short visit to a CUDA device: the tests that need one, then the benchmark, most important first.
+"""One short visit to a CUDA device: the tests that need one, every script in miniature, then the benchmark.
 
     python -m tools.gpu --out runs/gpu          # make gpu
+    python -m tools.gpu --dry-run               # prints the parts and their commands, without a device too
 
 Each part is a process group of its own with a time limit; one that fails or hangs is ended and the next begins. After
 each part gpu.json and gpu.md in --out hold all that is known so far: outcomes test by test, and a benchmark's rows.
@@ -10,6 +11,7 @@ Exits with 0 if every part passed, 1 if not, 3 if there is no CUDA device.
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -34,6 +36,8 @@ class Args:
     """directory of gpu.json, gpu.md and each part's log"""
     seconds: float = 480.0
     """all of it ends within"""
+    dry_run: bool = False
+    """print the parts, their time limits and commands, and run nothing"""
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,13 @@ PARTS = (
     tests("tests: kernels", 110, *(f"tests/kernels/test_{name}.py" for name in ("logprobs", "kl", "gae"))),
     tests(
         "tests: generation, a PPO update, NCCL and FSDP2", 90, "-m", "gpu",
-        *(f"tests/test_{name}.py" for name in ("cuda_graph", "generate", "train_ppo", "mismatch", "distributed")),
+        *(
+            f"tests/test_{name}.py"
+            for name in ("cuda_graph", "generate", "train_ppo", "mismatch", "distributed", "compile")
+        ),
     ),
+    # --dist worksteal: each worker makes CUDA ready once, which takes longer than a command
+    tests("tests: every script in miniature", 120, "--dist", "worksteal", "-m", "gpu", "tests/test_on_a_device.py"),
     Part(
         "each kernel at the sizes of the compilers' table",
         (sys.executable, "-m", "tools.compile_kernels", "--measure", "{out}/measured.csv"), 75,
@@ -100,9 +109,11 @@ def run(part: Part, limit: float, log: Path, rows: Path) -> dict[str, Any]:
     command = [word.replace("{json}", str(rows)).replace("{out}", str(log.parent)) for word in part.command]
     print(f"{part.name}: at most {limit:.0f} s", flush=True)
     start = time.monotonic()
+    environment = os.environ | {"NANORLHF_TEST_DEVICE": "cuda"}  # else the tests hide it
     with log.open("w") as file:
         process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent,
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
+            preexec_fn=die_with_parent,
         )  # fmt: skip
         try:
             code = process.wait(limit)
@@ -183,6 +194,10 @@ def table(report: dict[str, Any]) -> str:
 
 
 def command(args: Args) -> None:
+    if args.dry_run:
+        for part in PARTS:
+            print(f"{part.name}, at most {part.limit:.0f} s\n    {shlex.join(part.command)}")
+        return
     if not torch.cuda.is_available():
         print("make gpu: this PyTorch sees no CUDA device, so nothing was run.", file=sys.stderr)
         sys.exit(NO_DEVICE)
