@@ -28,6 +28,7 @@ if child:
     open(sys.argv[1], "w").write(f"{os.getpid()} {child}")
 time.sleep(600)
 """
+VARIABLE = "NANORLHF_TEST_DEVICE"
 BENCH = f"import json, sys; json.dump({{'rows': [{ROW!r}]}}, open(sys.argv[1], 'w'))"
 
 
@@ -141,10 +142,23 @@ def test_the_parts_have_every_file_with_a_test_of_a_gpu():
     assert len(marked) > 5 and marked <= named
 
 
+@pytest.mark.slow
+def test_the_tests_of_a_cpu_skip_the_others_and_print_nothing_after_their_result():
+    """Triton's bindings printed what pytest had frozen as leaked."""
+    command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "tests/kernels/test_gae.py"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", VARIABLE)}
+    done = subprocess.run(
+        [*command, "-k", "real_sizes"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    name = "tests/kernels/test_gae.py::test_a_device_equals_the_loop_at_real_sizes"
+    assert outcomes(done.stdout) == {f"{name}[cpu]": "passed", f"{name}[cuda]": "skipped"}
+    assert "`make gpu` runs it" in done.stdout.splitlines()[-2] and done.stderr == ""
+
+
 def test_a_part_sees_the_device_that_the_tests_of_a_cpu_hide(tmp_path):
     if TEST_DEVICE is None:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and not torch.cuda.is_available()
-    shown = python("shown", 60, "import os; assert os.environ['NANORLHF_TEST_DEVICE'] == 'cuda'")
+    shown = python("shown", 60, f"import os; assert os.environ['{VARIABLE}'] == 'cuda'")
     assert main(Args(out=tmp_path), (shown,)) == 0
 
 
