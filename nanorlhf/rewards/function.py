@@ -61,7 +61,11 @@ class RewardFunction:
         self.function: Callable = getattr(module, name)
         self.name = f"--reward {where}"
         self.path = where.rpartition(":")[0]
-        self.line = getattr(getattr(inspect.unwrap(self.function), "__code__", None), "co_firstlineno", None)
+        self.file = str(module.__file__)  # absolute, as in a traceback
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        self.line: int | None = None
+        if code is not None and code.co_filename == self.file:  # it is not imported from another file
+            self.line = code.co_firstlineno
         try:
             parameters = dict(inspect.signature(self.function).parameters)
         except ValueError:  # some builtins have none
@@ -126,7 +130,7 @@ class RewardFunction:
                 values = asyncio.run(values)
             values = plain(values)
         except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
-            raise InputError(f"{self.name}: {raised(error, self.path)}.") from error
+            raise InputError(f"{self.name}: {raised(error, self.path, self.file)}.") from error
         return self.checked(values, given)
 
     def positional(self, given: Responses) -> tuple[list[str], ...]:
@@ -223,13 +227,6 @@ def is_function(where: str) -> bool:
     return ".py:" in where or where.endswith(".py")
 
 
-def function_file(where: str) -> Path:
-    """Return the path of a function's file; data/ is also looked for beside this package, as recipes name ours."""
-    path = Path(where.rpartition(":")[0])
-    files = [path, *(folder / path for folder in OURS)] if path.parts[:1] == ("data",) else [path]
-    return next((file for file in files if file.is_file()), path)
-
-
 def load_function(flag: str, where: str) -> Callable:
     """The function that `FILE.py:FUNCTION` names; raises InputError, naming the flag."""
     return getattr(load_module(flag, where), where.rpartition(":")[2])
@@ -237,10 +234,11 @@ def load_function(flag: str, where: str) -> Callable:
 
 def score_of(flag: str, where: str, function: Callable, query: str, response: str) -> float:
     """What such a function says of one response. Raises InputError where it raises, and for no finite number."""
+    path = where.rpartition(":")[0]
     try:
         value = plain(function(query, response))
     except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
-        raise InputError(f"{flag} {where}: {raised(error, where.rpartition(':')[0])}.") from error
+        raise InputError(f"{flag} {where}: {raised(error, path, str(file_of(path)))}.") from error
     if not is_finite(value):
         raise InputError(f"{flag} {where} must give a finite number, not {shown(value)}.")
     return float(value)
@@ -248,25 +246,38 @@ def score_of(flag: str, where: str, function: Callable, query: str, response: st
 
 def load_module(flag: str, where: str) -> ModuleType:
     """The module of `FILE.py:FUNCTION`, which has the function. Raises InputError, naming the flag."""
-    name, path = where.rpartition(":")[2], str(function_file(where))
-    if not name or not path.endswith(".py") or not Path(path).is_file():
+    path, _, name = where.rpartition(":")
+    file = file_of(path)
+    if not name or file.suffix != ".py" or not file.is_file():
         raise InputError(f"{flag} {where}: write it as FILE.py:FUNCTION, with a file that exists.")
-    spec = importlib.util.spec_from_file_location("user_function", path)
+    spec = importlib.util.spec_from_file_location("user_function", file)
     assert spec is not None and spec.loader is not None  # the file exists and ends in .py
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
-        raise InputError(f"{flag} {where}: {raised(error, path)}.") from error
+        raise InputError(f"{flag} {where}: {raised(error, path, str(file))}.") from error
     if not callable(getattr(module, name, None)):
         raise InputError(f"{flag} {where}: {path} defines no function {name}.")
     return module
 
 
-def raised(error: BaseException, path: str) -> str:
-    """What a user's file raised, with the last line of the file that led there."""
-    lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == path]
-    line = f":{lines[-1]}" if lines else ""
+def file_of(path: str) -> Path:
+    """Return the absolute path of a file that a setting names; recipes name ours data/NAME.py, wherever a run starts."""
+    folders = [Path(), *OURS] if path.startswith("data/") else [Path()]
+    files = [(folder / path).absolute() for folder in folders]
+    return next((file for file in files if file.is_file()), files[0])
+
+
+def raised(error: BaseException, path: str, file: str) -> str:
+    """What the user's file at `path` raised, with the last line of the file that led there; `file` is its full path."""
+    steps = [(step.filename, step.lineno) for step in traceback.extract_tb(error.__traceback__)]
+    steps = [step for step in steps if step[0] != __file__ and not step[0].startswith("<frozen ")]
+    if isinstance(error, SyntaxError) and error.filename == file:  # no step leads into a file that doesn't compile
+        steps.append((file, error.lineno))
+    if steps and file not in dict(steps):  # the function is imported from another file
+        path = file = steps[0][0]
+    line = f":{dict(steps)[file]}" if file in dict(steps) else ""
     try:
         text = f"{error!s:.200}"
     except Exception:  # the user's class

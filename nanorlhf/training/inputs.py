@@ -15,7 +15,7 @@ from typing import Any
 from nanorlhf.pretrained.encoder import encoder_directory, files_of_encoder
 from nanorlhf.pretrained.weight_files import files_of_model
 from nanorlhf.rewards.combined import items, parse
-from nanorlhf.rewards.function import OURS, function_file, is_function
+from nanorlhf.rewards.function import OURS, file_of, is_function
 from nanorlhf.rewards.judge import DECIDES_SCORES, read_settings
 from nanorlhf.tokenizer import files_of_tokenizer
 from nanorlhf.training.resume import Inputs, sha256
@@ -77,7 +77,7 @@ def named(setting: str, prefix: str, where: str | Path, files: Sequence[Path]) -
 
 def function(setting: str, prefix: str, where: str) -> Iterator[Part]:
     """Yield the file of FILE.py:FUNCTION; ours change with the version, which may go on."""
-    file = function_file(where)
+    file = file_of(where.rpartition(":")[0])
     if file.resolve().parent not in [folder / "data" for folder in OURS]:
         yield setting, f"{prefix}function {where.rpartition(':')[2]}", file
 

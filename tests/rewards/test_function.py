@@ -233,3 +233,52 @@ def test_rewards_per_token_stand_at_their_tokens_and_what_does_not_apply_is_mark
     scores = Rule(f"{path}:score", Letters(), 1).score(batch_of())
     assert scores.token_rewards.tolist() == [[10.0, 20.0, 30.0, 980.0], [0.0] * 4]
     assert scores.scores.tolist() == [0.0, 0.0] and scores.applies.tolist() == [True, False]
+
+
+# ------------------------------------------------------------------------------------------- errors of a user's file
+@pytest.mark.parametrize(
+    "name", ["rule.py", "./rule.py", "rules/../rule.py", "link.py", "rules/deep.py", "{here}/rule.py"]
+)
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("return [1 / 0]", ":3 raises ZeroDivisionError: division by zero"),
+        ("return [json.loads('no')]", ":3 raises JSONDecodeError: "),
+        ("return [of_helper()]", ":3 raises KeyError: 'no'"),
+        ("os.chdir('rules'); return [1 / 0]", ":3 raises ZeroDivisionError"),
+        ("return [)", ":3 raises SyntaxError: "),
+    ],
+)
+def test_an_exception_names_the_last_line_of_the_users_file(tmp_path, monkeypatch, name, line, sentence):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "helper_of_rule.py").write_text("\n\n\n\ndef of_helper(): return {}['no']\n")
+    text = f"import json, os; from helper_of_rule import of_helper\ndef score(q, r):\n    {line}\n"
+    for file in ("rule.py", "rules/deep.py"):
+        (tmp_path / file).write_text(text)
+    (tmp_path / "link.py").symlink_to("rule.py")
+    name = name.format(here=tmp_path)
+    with pytest.raises(InputError) as caught:
+        Rule(f"{name}:score", Letters(), 8).call(GIVEN)
+    assert f": {name}{sentence}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("\nimport no_such_module\n", "rule.py:2 raises ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import broken_helper\n", "rule.py:1 raises SyntaxError: "),
+        ("from other_file import score\n", "{here}/other_file.py:2 raises ZeroDivisionError"),
+        ("score = divmod\n", "rule.py raises TypeError: "),
+    ],
+)
+def test_an_exception_at_import_or_in_an_imported_function_names_a_line_too(tmp_path, monkeypatch, text, sentence):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_helper.py").write_text("\n\n)")
+    (tmp_path / "other_file.py").write_text("def score(q, r):\n    return [1 / 0]\n")
+    (tmp_path / "rule.py").write_text(text)
+    with pytest.raises(InputError) as caught:
+        Rule("rule.py:score", Letters(), 8).call(GIVEN)
+    assert f": {sentence.format(here=tmp_path)}" in str(caught.value)
