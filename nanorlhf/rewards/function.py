@@ -14,14 +14,18 @@ import asyncio
 import importlib.util
 import inspect
 import math
+import os
+import signal
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 from nanorlhf.errors import InputError
 
@@ -30,6 +34,7 @@ OF_ROWS = ("query", "response", "chat", "meta")  # fields of a row that are no c
 OF_TRL = ("prompts", "completions", "completion_ids")
 BY_NAME = ("records", "response_ids")
 OURS = Path(__file__).resolve().parents[1:3]  # data/ is in the first in an installed copy, in the second in the tree
+ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)
 MAX_ROWS = 1000  # in which the columns of a function with **columns are looked for
 
 
@@ -222,6 +227,34 @@ def completion_of(response: str, record: dict) -> str | list[dict]:
 
 
 # ----------------------------------------------------------------------------------------------------- FILE.py:FUNCTION
+@contextmanager
+def kept_alive() -> Iterator[None]:
+    """Make what would end this process raise SystemExit instead, so that it is reported as the user's error.
+
+    `os._exit(0)` in a reward would end a run with status 0 and without a word. Processes that the user's code forks may
+    end as they like. C code may still end the process, but not a worker's unnoticed.
+    """
+    pid, leave, abort, kill = os.getpid(), os._exit, os.abort, os.kill
+
+    def no_exit(status: int) -> None:
+        if os.getpid() != pid:
+            leave(status)
+        raise SystemExit(f"os._exit({status})")
+
+    def no_abort() -> None:
+        if os.getpid() != pid:
+            abort()
+        raise SystemExit("os.abort()")
+
+    def no_kill(whom: int, number: int) -> None:
+        if os.getpid() == pid and whom in (0, pid) and number in ENDING:
+            raise SystemExit(f"os.kill({whom}, {number:d})")
+        kill(whom, number)
+
+    with mock.patch.multiple(os, _exit=no_exit, abort=no_abort, kill=no_kill):
+        yield
+
+
 def is_function(where: str) -> bool:
     """Whether a setting has the form FILE.py:FUNCTION, or was meant to."""
     return ".py:" in where or where.endswith(".py")
@@ -236,7 +269,8 @@ def score_of(flag: str, where: str, function: Callable, query: str, response: st
     """What such a function says of one response. Raises InputError where it raises, and for no finite number."""
     path = where.rpartition(":")[0]
     try:
-        value = plain(function(query, response))
+        with kept_alive():
+            value = plain(function(query, response))
     except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
         raise InputError(f"{flag} {where}: {raised(error, path, str(file_of(path)))}.") from error
     if not is_finite(value):
@@ -254,7 +288,8 @@ def load_module(flag: str, where: str) -> ModuleType:
     assert spec is not None and spec.loader is not None  # the file exists and ends in .py
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with kept_alive():
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
         raise InputError(f"{flag} {where}: {raised(error, path, str(file))}.") from error
     if not callable(getattr(module, name, None)):

@@ -10,7 +10,7 @@ from nanorlhf.batch import Batch
 from nanorlhf.dataset import Demonstration, response_ids
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import Scores
-from nanorlhf.rewards.function import Responses, RewardFunction, Value
+from nanorlhf.rewards.function import Responses, RewardFunction, Value, kept_alive
 from nanorlhf.rewards.workers import Workers
 from nanorlhf.tokenizer import Tokenizer
 
@@ -33,8 +33,13 @@ class Rule:
         self.workers: Workers | None = None
         if workers or self.function.time_limit is not None:
             self.workers = Workers(self.function, workers or 1, show=distributed.rank() == 0)
-        self.call = self.workers or self.function
         self.timeout_rate = 0.0
+
+    def call(self, responses: Responses) -> list[Value]:
+        if self.workers is not None:
+            return self.workers(responses)
+        with kept_alive():
+            return self.function(responses)
 
     def try_out(self, rows: Sequence[Demonstration]) -> bool:
         """Call the function on the references of a few rows; returns whether it gives rewards per token.

@@ -1,12 +1,14 @@
 """A user's function: what it is given, what it may return, and the sentence for what it may not."""
 
 import json
+import os
+import re
 
 import numpy as np
 import pytest
 
 from nanorlhf.errors import InputError
-from nanorlhf.rewards.function import Responses, RewardFunction
+from nanorlhf.rewards.function import Responses, RewardFunction, load_function, score_of
 from nanorlhf.rewards.rule import Rule
 from tests.rewards.letters import EOS, RECORDS, Letters, batch_of
 
@@ -282,3 +284,35 @@ def test_an_exception_at_import_or_in_an_imported_function_names_a_line_too(tmp_
     with pytest.raises(InputError) as caught:
         Rule("rule.py:score", Letters(), 8).call(GIVEN)
     assert f": {sentence.format(here=tmp_path)}" in str(caught.value)
+
+
+EXITS = {
+    "os._exit(0)": "os._exit(0)", "leave(0)": "os._exit(0)", "os.abort()": "os.abort()", "quit()": "None",
+    "sys.exit(0)": "0", "os.kill(os.getpid(), 9)": f"os.kill({os.getpid()}, 9)", "os.kill(0, 15)": "os.kill(0, 15)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", EXITS)
+def test_a_function_that_ends_the_process_is_a_sentence(tmp_path, line):
+    """Whether it is called as a reward, as a gold function, or at import."""
+    path = tmp_path / "rule.py"
+    imports = "import os, sys; from os import _exit as leave"
+    path.write_text(f"{imports}\ndef score(q, r):\n    {line}\n")
+    sentence = re.escape(f"rule.py:3 raises SystemExit: {EXITS[line]}.")
+    with pytest.raises(InputError, match=f"^--reward .*{sentence}"):
+        Rule(f"{path}:score", Letters(), 8).call(GIVEN)
+    with pytest.raises(InputError, match=f"^--gold .*{sentence}"):
+        score_of("--gold", f"{path}:score", load_function("--gold", f"{path}:score"), "q", "r")
+    path.write_text(f"{imports}\n\n{line}\n")
+    with pytest.raises(InputError, match=f"^--reward .*{sentence}"):
+        Rule(f"{path}:score", Letters(), 8)
+    assert os._exit.__module__ == os.kill.__module__ == "posix"  # again
+
+
+def test_a_process_that_a_function_forks_may_end_as_it_likes(tmp_path):
+    path = tmp_path / "rule.py"
+    path.write_text(
+        "import os\ndef score(q, r):\n    if not (pid := os.fork()): os._exit(7)\n"
+        "    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])] * len(q)\n"
+    )
+    assert Rule(f"{path}:score", Letters(), 8).call(GIVEN) == [7.0] * len(GIVEN)
