@@ -1,8 +1,10 @@
 """What must hold for any language model in RL: padding, neighbours and caches change nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanorlhf import dataset, ppo
 from nanorlhf import generate as generating
@@ -11,10 +13,12 @@ from nanorlhf.batch import Batch
 from nanorlhf.doctor.cases import Cases, distributions_alone, far, logprobs_alone, outputs_alone
 from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.world import Architecture, T, small_config, small_policy
-from nanorlhf.model import GPT
+from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 
 TEMPERATURE = 0.6
+STEP = 1e-2
+"""of a parameter, by which differences are taken"""
 ARCHITECTURES: tuple[Architecture, ...] = ("gpt2", "gpt_neox")
 
 
@@ -56,6 +60,48 @@ def padding(cases: Cases) -> Iterator[Finding]:
                     page="docs/troubleshooting.md#ratio-and-sampling",
                 )
                 break
+
+
+def model_slopes(cases: Cases) -> Iterator[Finding]:
+    """The gradient of each parameter is how log-probabilities and scores change with it, by differences."""
+    pad_id = cases.world.tokenizer.pad_id
+    queries, responses = texts(cases)
+    query, response = left_pad(queries, pad_id), right_pad(responses, pad_id)
+    actions, ids = response != pad_id, torch.cat((query, response), dim=1)
+    weights = torch.randn(actions.shape, generator=torch.Generator().manual_seed(0))
+
+    def logprobs(policy: GPT) -> Tensor:
+        return (weights * readings.response_logprobs(policy, ids, ids != pad_id, actions, TEMPERATURE)[0]).sum()
+
+    def values(model: ScalarModel) -> Tensor:
+        return (weights * readings.response_values(model, ids, ids != pad_id, actions)).sum()
+
+    models: list[tuple[str, Any, Callable]] = [(f"{name} policy", p, logprobs) for name, p in small_models(cases)]
+    models.append(("scalar model", cases.reward_model(), values))
+    for name, model, output in models:
+        parameters = dict(model.named_parameters())
+        found = torch.autograd.grad(output(model), [*parameters.values()], allow_unused=True)
+        generator, wrong = torch.Generator().manual_seed(1), []
+        for (path, parameter), gradient in zip(parameters.items(), found, strict=True):
+            direction = torch.randn(parameter.shape, generator=generator)
+            direction *= STEP / direction.norm()
+            outputs = []
+            with torch.no_grad():
+                for step in (direction, -2 * direction, direction):  # there, back, and to the start
+                    parameter.add_(step)
+                    outputs.append(output(model).item())
+            difference = (outputs[0] - outputs[1]) / 2
+            slope = 0.0 if gradient is None else (gradient * direction).sum().item()
+            wrong += [path] * (abs(difference - slope) > 0.05 * abs(difference) + 1e-3 * STEP * weights.numel())
+        if wrong:
+            yield Finding(
+                name="model-gradient",
+                seen=f"Outputs of a {name} change with {wrong[0]} otherwise than its gradient says; {len(wrong)} of "
+                f"{len(parameters)} parameters are like this.",
+                means="Something between this parameter and the output is detached, or a backward pass is wrong.",
+                where="nanorlhf/model.py, nanorlhf/logprobs.py and kernels/",
+                page="docs/troubleshooting.md#the-update",
+            )
 
 
 def determinism(cases: Cases) -> Iterator[Finding]:
@@ -240,4 +286,4 @@ def seam(cases: Cases) -> Iterator[Finding]:
             return
 
 
-CHECKS = (padding, determinism, sampling, pad_token, reward_bias, masks, nan_after_the_end, seam)
+CHECKS = (padding, model_slopes, determinism, sampling, pad_token, reward_bias, masks, nan_after_the_end, seam)

@@ -1,16 +1,20 @@
-"""What must hold for a run as a whole: seeds, resuming, and several processes."""
+"""What must hold for a run as a whole: its data, random numbers, optimizer, checkpoints, seeds and processes."""
 
+import json
+import math
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from nanorlhf.checkpoint import load_gpt, load_scalar
-from nanorlhf.doctor.cases import CannotCheckError, Cases, far
+from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far
 from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.rollout_checks import LONGER, usual
 from nanorlhf.doctor.watch import Watched, script
@@ -20,6 +24,15 @@ OF_COMMAND = (
     *("micro_batch_size", "num_ppo_epochs", "lr", "temperature", "gold", "device", "trace"),
 )
 """settings that differ from the recipe's: flags of the run in two processes"""
+
+
+TWO_EPOCHS: dict[str, dict[str, Any]] = {
+    "train_ppo": LONGER,
+    "train_grpo": {"samples_per_query": 2, "total_episodes": 6 * B, "num_epochs": 1, "save_every": 2},
+    "train_rlcf": {"total_episodes": 3 * B, "num_ppo_epochs": 1, "lr": 1e-2, "save_every": 1},
+    **dict.fromkeys(("train_sft", "train_rm", "train_dpo"), {"num_epochs": 2.0, "warmup_steps": 2, "save_every": 2}),
+}
+"""runs that read the 24 rows of the world twice"""
 
 
 def seeds(cases: Cases) -> Iterator[Finding]:
@@ -47,21 +60,28 @@ def seeds(cases: Cases) -> Iterator[Finding]:
 
 def resuming(cases: Cases) -> Iterator[Finding]:
     """A run that is interrupted and resumed ends where it would have ended."""
-    first = usual(cases)
-    num_steps = len(first.parameters)
-    out = cases.world.root / "runs" / "interrupted"
-    cases.run("train_ppo", stop_at=num_steps - 1, out=out, **LONGER)
-    resumed = cases.run("train_ppo", out=out, resume=True, **LONGER)
-    pairs = zip(saved_weights(first.out), saved_weights(resumed.out), strict=True)
-    if any(far(a, b, 1e-5) for a, b in pairs):
-        yield Finding(
-            name="resuming",
-            seen="A run that was interrupted before its last step and resumed ends with other weights.",
-            means="Something is saved and not loaded, or not saved: the optimizer's moments, a generator, a "
-            "coefficient.",
-            where="the script's `run.track`, nanorlhf/training/run.py and nanorlhf/training/resume.py",
-            page="docs/troubleshooting.md#a-run-as-a-whole",
-        )
+    for name, settings in TWO_EPOCHS.items():
+        first = cases.run(name, **settings)
+        out = cases.world.root / "runs" / f"interrupted-{name}"
+        cases.run(name, stop_at=len(first.parameters) - 1, out=out, **settings)
+        resumed = cases.run(name, out=out, resume=True, **settings)
+        pairs = zip(saved_tensors(first.out), saved_tensors(resumed.out), strict=True)
+        if any(far(a, b, 1e-5) for a, b in pairs):
+            yield Finding(
+                name="resuming",
+                seen=f"A run of {name}.py that was interrupted before its last step and resumed ends with other "
+                "weights.",
+                means="Something is saved and not loaded, or not saved: the optimizer's moments, a generator, a "
+                "coefficient.",
+                where=f"`run.track` in {name}.py, nanorlhf/training/run.py and nanorlhf/training/resume.py",
+                page="docs/troubleshooting.md#a-run-as-a-whole",
+            )
+
+
+def saved_tensors(out: Path) -> list[Tensor]:
+    """Of the model in a run's directory, and of a value model below it."""
+    files = [path / "model.safetensors" for path in (out, out / "value_model") if path.exists()]
+    return [tensor for file in files for _, tensor in sorted(load_file(file).items())]
 
 
 def saved_weights(out: Path) -> list[Tensor]:
@@ -108,4 +128,278 @@ def processes(cases: Cases) -> Iterator[Finding]:
         )
 
 
-CHECKS = (seeds, resuming, processes)
+# ------------------------------------------------------------------------------------------ data and random numbers
+def orders(cases: Cases) -> Iterator[Finding]:
+    """An epoch has each row once, in an order of its own."""
+    num_rows = len((cases.world.data / "sft.train.jsonl").read_text().splitlines())  # as many as in the other files
+    for name, settings in TWO_EPOCHS.items():
+        run = cases.run(name, **settings)
+        # the rows themselves where a stage hands them on, else the numbers of those that it asked for
+        seen: list[Any] = [tuple(row.query) for batch in run.batches for row in batch]
+        seen = seen or [i for some in run.indices for i in some]
+        if len(seen) < 2 * num_rows:
+            raise CannotCheckError(f"{name}.py does not ask `batch_indices` for its rows")
+        first, second = seen[:num_rows], seen[num_rows : 2 * num_rows]
+        found = None
+        if len(set(first)) < num_rows or len(set(second)) < num_rows:
+            missing = max(num_rows - len(set(epoch)) for epoch in (first, second))
+            found = f"{missing} of {num_rows} rows are missing in an epoch of {name}.py, and others come twice"
+        elif first == second:
+            found = f"The second epoch of {name}.py has its {num_rows} rows in the order of the first"
+        if found is not None:
+            yield Finding(
+                name="order",
+                seen=f"{found}.",
+                means="The order of an epoch depends on the seed and on the number of the epoch, and every row comes "
+                "once in each.",
+                where=f"nanorlhf/dataset.py (batch_indices) and the call of it in {name}.py",
+                page="docs/troubleshooting.md#a-run-as-a-whole",
+            )
+
+
+def random_numbers(cases: Cases) -> Iterator[Finding]:
+    """Each row of each update has random numbers of its own.
+
+    A policy that does not change answers one query again and again: the same answers are the same numbers.
+    """
+    data = cases.world.root / "one_query"
+    if not data.exists():
+        shutil.copytree(cases.world.data, data)
+        for kind in ("sft", "code"):
+            first = (data / f"{kind}.train.jsonl").read_text().splitlines(keepends=True)[0]
+            (data / f"{kind}.train.jsonl").write_text(B * first)
+    settings: dict[str, dict[str, Any]] = {
+        "train_ppo": {"num_ppo_epochs": 1}, "train_grpo": {"num_epochs": 1},
+        "train_rlcf": {"num_ppo_epochs": 1, "localise": False},
+    }  # fmt: skip
+    for name, others in settings.items():
+        changes: dict[str, Any] = {"data": data, "lr": 0.0, "total_episodes": 3 * B} | others
+        long, short = cases.run(name, **changes), cases.run(name, **changes | {"total_episodes": B, "seed": 2})
+        # one micro-batch per update, its rows in the order of their lengths
+        answers, other = ([sorted(micro_batch.ids) for micro_batch in run.micro_batches] for run in (long, short))
+        if (len(answers), len(other)) != (3, 1):
+            raise CannotCheckError(f"{name}.py does not read its rollout by `response_logprobs`")
+        found = None
+        again = [(i, j) for j in range(len(answers)) for i in range(j) if answers[i] == answers[j]]
+        num_alike = len(answers[0]) - len(set(answers[0]))
+        if again:
+            found = f"updates {again[0][0]} and {again[0][1]} have the same answers"
+        elif num_alike > len(answers[0]) / 2:
+            found = f"{num_alike} of the {len(answers[0])} answers of an update are copies of others"
+        elif other[0] == answers[0]:
+            found = "two seeds have the same answers"
+        if found is not None:
+            yield Finding(
+                name="random-numbers",
+                seen=f"Where an unchanged policy of {name}.py is asked one query again and again, {found}.",
+                means="Random numbers are used twice: drawn once for all updates, from a generator that is seeded "
+                "again, or for several rows. Rollouts then are no new samples of the policy.",
+                where=f"the generator and the uniforms in {name}.py",
+                page="docs/troubleshooting.md#ratio-and-sampling",
+            )
+
+
+# -------------------------------------------------------------------------------------------------------- the optimizer
+def optimizer(cases: Cases) -> Iterator[Finding]:
+    """Each step is AdamW's, whose moments go back to the first step of the run, and at the rate of the schedule."""
+    for name, changes in TWO_EPOCHS.items():
+        run, settings = cases.run(name, **changes), cases.settings(name, **changes)
+        kind = run.optimizers[0][0] if run.optimizers else "no optimizer"
+        if kind != "AdamW":
+            raise CannotCheckError(f"{name}.py steps by {kind}, and not by AdamW")
+        found = wrong_counts(run) or wrong_settings(run, settings) or wrong_step(run)
+        if found is not None:
+            yield Finding(
+                name="optimizer",
+                seen=f"{found} ({name}.py).",
+                means="The optimizer is made anew or reset, so its moments and their bias correction begin again; it "
+                "has other settings than the flags say; or its step is another one.",
+                where=f"the optimizer in {name}.py, and nanorlhf/training/optimizer.py",
+                page="docs/troubleshooting.md#the-update",
+            )
+        rates = [group[0]["lr"] for _, group in run.optimizers]
+        expected = expected_rates(settings, len(rates), sum("lr" in row for row in run.metrics))
+        wrong = [i for i, (rate, right) in enumerate(zip(rates, expected, strict=True)) if abs(rate - right) > 1e-9]
+        if wrong:
+            i = wrong[0]
+            yield Finding(
+                name="schedule",
+                seen=f"Step {i} of {len(rates)} of {name}.py has the learning rate {rates[i]:.3g}, where --schedule "
+                f"{settings.schedule} with --warmup-steps {getattr(settings, 'warmup_steps', 0)} gives "
+                f"{expected[i]:.3g}.",
+                means="The schedule counts other steps than the optimizer takes: twice as many, those of an epoch, or "
+                "from another number on.",
+                where=f"nanorlhf/training/optimizer.py (lr_factor) and the call of it in {name}.py",
+                page="docs/troubleshooting.md#the-update",
+            )
+
+
+def wrong_counts(run: Watched) -> str | None:
+    """Adam counts a step of a parameter where it has a gradient."""
+    for step, (_, groups) in enumerate(run.optimizers):
+        for number, group in enumerate(groups):
+            taken = sum(gradients[number] is not None for gradients in run.gradients[:step])
+            if group["step"] != taken:
+                return f"Before step {step} Adam has counted {group['step']} steps of a parameter that has had {taken}"
+    return None
+
+
+def wrong_settings(run: Watched, settings: Any) -> str | None:
+    adam = settings.adam
+    for _, groups in run.optimizers:
+        for group in groups:
+            found = {"betas": tuple(group["betas"]), "eps": group["eps"], "weight_decay": group["weight_decay"]}
+            expected = {"betas": tuple(adam.betas), "eps": adam.eps, "weight_decay": adam.weight_decay}
+            for name, value in found.items():
+                if value != expected[name] and not (name == "weight_decay" and value == 0):
+                    return f"The optimizer's {name} is {value}, and --adam.{name.replace('_', '-')} {expected[name]}"
+    return None
+
+
+def wrong_step(run: Watched) -> str | None:
+    """AdamW in float64, from the gradients of all steps so far, against what became of the parameters."""
+    after = [*run.parameters[1:], [parameter.detach() for parameter in run.live]]
+    moments: dict[int, tuple[Tensor, Tensor, int]] = {}
+    for step, (before, gradients, (_, groups)) in enumerate(
+        zip(run.parameters, run.gradients, run.optimizers, strict=True)
+    ):
+        gap = largest = 0.0
+        for number, (p, gradient, group) in enumerate(zip(before, gradients, groups, strict=True)):
+            if gradient is None:
+                continue
+            g, (b1, b2) = gradient.double(), group["betas"]
+            m, v, t = moments.get(number, (torch.zeros_like(g), torch.zeros_like(g), 0))
+            m, v, t = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g, t + 1
+            moments[number] = m, v, t
+            move = m / (1 - b1**t) / ((v / (1 - b2**t)).sqrt() + group["eps"]) + group["weight_decay"] * p.double()
+            moved = after[step][number].double() - p.double()
+            gap = max(gap, (moved + group["lr"] * move).abs().max().item())
+            largest = max(largest, (group["lr"] * move).abs().max().item())
+        if gap > 1e-2 * largest + 1e-6:
+            return f"Step {step} moves a parameter by {gap:.2g} more or less than AdamW does"
+    return None
+
+
+def expected_rates(settings: Any, num_steps: int, n: int) -> list[float]:
+    """The learning rate of each optimizer step, of which each of n updates has equally many."""
+    warm, rates = getattr(settings, "warmup_steps", 0), []
+    for i in range(n):
+        progress = (i - warm) / (n - warm)
+        factor = {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2, "constant": 1.0}
+        rates.append(settings.lr * ((i + 1) / warm if i < warm else factor[settings.schedule]))
+    return [rate for rate in rates for _ in range(num_steps // n)]
+
+
+# ------------------------------------------------------------------------------------------------------- what is saved
+def checkpoints(cases: Cases) -> Iterator[Finding]:
+    """What a run saves computes what it has trained, also where its updates are merged into the weights."""
+    yield from frozen_weights(cases)
+    yield from updates_alone(cases)
+    lora = {"tune": "lora", "lr": 0.1}
+    runs: list[tuple[str, dict[str, Any]]] = [
+        *(("train_sft", {"tune": tune, "lr": 0.1, "lora_rank": 1}) for tune in ("lora", "adapter", "bitfit")),
+        *((name, settings) for name, settings in TWO_EPOCHS.items()),
+        *((name, lora) for name in ("train_rm", "train_dpo")),
+        ("train_ppo", lora | LONGER),
+        ("train_grpo", lora | {"num_epochs": 1}),
+        ("train_rlcf", lora | {"num_ppo_epochs": 1}),
+    ]
+    for name, settings in runs:
+        run = cases.run(name, **settings)
+        tune = settings.get("tune", "full")
+        if run.out not in run.saved:
+            raise CannotCheckError(f"{name}.py does not save by `write_checkpoint`")
+        for directory in (run.out, run.out / "value_model"):
+            live = run.saved.get(directory)
+            if live is None:
+                continue
+            load = load_scalar if hasattr(live, "score") else load_gpt
+            gap = difference(live, load(str(directory)))
+            if not {*map(id, live.parameters())} & {*map(id, run.live)}:
+                gap = math.inf  # another model than the one that the optimizer has
+            if not gap < 1e-3:
+                yield Finding(
+                    name="checkpoint",
+                    seen=f"What {name}.py --tune {tune} saves computes outputs up to {gap:.2g} off those of the model "
+                    "that it has trained.",
+                    means="Updates are merged with another scale, twice or into the live weights, or something that is "
+                    "trained is not saved.",
+                    where="nanorlhf/peft.py (merge) and nanorlhf/training/run.py (write_checkpoint)",
+                    page="docs/troubleshooting.md#a-run-as-a-whole",
+                )
+                return
+
+
+@torch.no_grad()
+def difference(a: Any, b: Any) -> float:
+    """How far the outputs of two models for the same ids lie apart, relative to the largest."""
+    ids = torch.randint(a.config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
+    x, y = a(ids), b(ids)
+    if not hasattr(a, "score"):
+        x, y = x @ a.lm_head.weight.T, y @ b.lm_head.weight.T
+    gap = ((x - y).abs().max() / x.abs().max()).item()
+    return gap if math.isfinite(gap) else math.inf
+
+
+def frozen_weights(cases: Cases) -> Iterator[Finding]:
+    """LoRA of rank 1 changes the rows of q and of v by matrices of rank 1, and nothing else."""
+    run = cases.run("train_sft", tune="lora", lr=0.1, lora_rank=1)
+    before, after = (dict(load_gpt(str(path)).named_parameters()) for path in (cases.world.root / "sft", run.out))
+    q, k, _ = load_gpt(str(run.out)).config.qkv_rows
+    found = None
+    for name, start in before.items():
+        change = (after[name] - start).detach().double()
+        pieces = change.split((q, k, len(change) - q - k)) if name.endswith(".qkv.weight") else (None, change, None)
+        frozen, updated = pieces[1], [piece for piece in pieces[::2] if piece is not None]
+        if frozen.abs().max() > 1e-5:
+            found = f"changes {name}, which it should leave frozen"
+        for piece in updated:
+            singular = torch.linalg.svdvals(piece)
+            if singular[1] > 1e-3 * singular[0] + 1e-6:
+                found = f"with --lora-rank 1 changes {name} by a matrix of a higher rank"
+            elif singular[0] < 1e-6:
+                found = f"does not change {name}"
+    if found is not None:
+        yield Finding(
+            name="frozen-weights",
+            seen=f"train_sft.py --tune lora {found}.",
+            means="The updates were merged before training, so that whole matrices are trained; or what should be "
+            "frozen has a gradient.",
+            where="nanorlhf/peft.py (tune, add_updates)",
+            page="docs/troubleshooting.md#the-update",
+        )
+
+
+def updates_alone(cases: Cases) -> Iterator[Finding]:
+    """What LoRA saves for peft, added to the checkpoint that it started from, is the checkpoint that it saves."""
+    run = cases.run("train_sft", tune="lora", lr=0.1, lora_rank=1)
+    adapter = run.out / "adapter"
+    if not (adapter / "adapter_model.safetensors").exists():
+        raise CannotCheckError("LoRA's updates are not saved alone, in adapter/")
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    base, whole = (load_file(path / "model.safetensors") for path in (cases.world.root / "sft", run.out))
+    gap = 0.0
+    for name, down in tensors.items():
+        if "lora_A" not in name:
+            continue
+        module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        pattern = ".".join(module.split(".")[-2:])
+        rank, alpha = settings["rank_pattern"].get(pattern, settings["r"]), settings["lora_alpha"]
+        alpha = settings["alpha_pattern"].get(pattern, alpha)
+        update = alpha / rank * tensors[name.replace("lora_A", "lora_B")] @ down
+        update = update.T if settings["fan_in_fan_out"] else update
+        weight = f"{module}.weight"
+        gap = max(gap, (base[weight] + update - whole[weight]).abs().max().item())
+    if not gap < 1e-4:
+        yield Finding(
+            name="checkpoint",
+            seen=f"LoRA's updates in adapter/, added to the checkpoint of --model as peft does, are up to {gap:.2g} "
+            "off the merged weights.",
+            means="They are saved with another scale, rank or layout than they are trained with.",
+            where="nanorlhf/peft.py (save_updates)",
+            page="docs/troubleshooting.md#a-run-as-a-whole",
+        )
+
+
+CHECKS = (seeds, resuming, processes, orders, random_numbers, optimizer, checkpoints)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from nanorlhf import dpo
-from nanorlhf.checkpoint import load_gpt, load_scalar
+from nanorlhf.checkpoint import load_gpt, load_scalar, scalar_from_gpt
 from nanorlhf.dataset import batch_indices, load_comparisons, load_demonstrations
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone
 from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.formulas import imitation_loss, preference_loss, score_loss
 from nanorlhf.doctor.rollout_checks import usual
 from nanorlhf.doctor.update_checks import paired
 from nanorlhf.doctor.watch import Watched, replaced, script, silent
@@ -39,6 +40,59 @@ def imitation(cases: Cases) -> Iterator[Finding]:
                 means="A label is missing or counted twice: without EOS among them the policy never learns to stop.",
                 where="train_sft.py (demonstration_loss, num_labels)",
                 page="docs/troubleshooting.md#masks-and-endings",
+            )
+
+
+def supervised_gradients(cases: Cases) -> Iterator[Finding]:
+    """The gradient of each loss is that of its formula, on texts that are read alone.
+
+    Of the second step, as before the first one all margins of DPO are 0.
+    """
+    pairs = ("sigmoid", "ipo", "robust", "hinge", "kto", "orpo", "simpo")
+    runs: list[tuple[str, dict[str, Any]]] = [
+        *(("train_sft", {"loss_on": loss_on}) for loss_on in ("response", "all")),
+        *(("train_rm", {"loss": loss}) for loss in ("contrastive", "regression")),
+        *(("train_dpo", {"loss": loss}) for loss in pairs),
+    ]
+    for name, settings in runs:
+        changes: dict[str, Any] = {"max_grad_norm": None, "decay_vectors": True} | settings
+        if name == "train_dpo":
+            if not hasattr(dpo, "Labels"):
+                raise CannotCheckError("nanorlhf/dpo.py has no `Labels`")
+            changes |= {"beta": 0.5, "labels": dpo.Labels(smoothing=0.2 if settings["loss"] == "robust" else 0.0)}
+        run = cases.run(name, stop_at=2, **changes)
+        what = f"{name}.py --{next(iter(settings)).replace('_', '-')} {next(iter(settings.values()))}"
+        if len(run.batches) < 2 or len(run.parameters) < 2:
+            raise CannotCheckError(f"{name}.py does not hand its rows to `backward`")
+        model: Any = load_gpt(str(cases.world.root / "sft"))
+        reference = load_gpt(str(cases.world.root / "sft"))
+        if name == "train_rm":
+            model = scalar_from_gpt(model)
+        elif name == "train_dpo":
+            for policy in (model, reference):
+                policy.forbid(cases.world.tokenizer.pad_id, cases.world.tokenizer.vocab_size)
+        parameters = [*model.parameters()]
+        if [p.shape for p in parameters] != [p.shape for p in run.parameters[1]]:
+            raise CannotCheckError(f"the optimizer of {name}.py has other parameters than the model")
+        with torch.no_grad():
+            for parameter, value in zip(parameters, run.parameters[1], strict=True):
+                parameter.copy_(value)
+        if name == "train_dpo":
+            loss = preference_loss(model, reference, run.batches[1], cases.settings(name, **changes))
+        elif name == "train_rm":
+            loss = score_loss(model, run.batches[1], settings["loss"])
+        else:
+            loss = imitation_loss(model, run.batches[1], settings["loss_on"])
+        expected = list(torch.autograd.grad(loss, parameters, allow_unused=True))
+        if any(far(a, b, 1e-2) for a, b in paired(run.gradients[1], expected)):
+            yield Finding(
+                name="supervised-gradient",
+                seen=f"The gradient of the second step of {what} is not that of its formula, on the same rows read one "
+                "by one.",
+                means="A term of the loss is detached, missing or counted twice, has another sign or scale, or the "
+                "reference is not the initial policy.",
+                where=f"{name}.py, the loss",
+                page="docs/troubleshooting.md#other-stages",
             )
 
 
@@ -191,4 +245,4 @@ def held_out(cases: Cases) -> Iterator[Finding]:
         )
 
 
-CHECKS = (imitation, reward_model, pair_sums, reference_point, cut_programs, held_out)
+CHECKS = (imitation, supervised_gradients, reward_model, pair_sums, reference_point, cut_programs, held_out)

@@ -1,7 +1,7 @@
 """What must hold for the update of any policy-gradient method: ratios, clips, counts, and the gradient itself."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,9 +13,9 @@ from nanorlhf.checkpoint import save
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, rereading, unpadded
 from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.rollout_checks import PPO, usual
-from nanorlhf.doctor.watch import Watched, replaced
+from nanorlhf.doctor.watch import Slopes, Watched, replaced
 from nanorlhf.doctor.world import small_config
-from nanorlhf.model import GPT
+from nanorlhf.model import GPT, ScalarModel
 
 NO_KL, ONE_STEP = {"kl_coef": 0.0}, {"num_epochs": 1}
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -134,15 +134,85 @@ def slopes(cases: Cases) -> Iterator[Finding]:
             )
 
 
+def gradients(cases: Cases) -> Iterator[Finding]:
+    """The gradient of the parameters is that of the loss's slopes, through texts that are read alone.
+
+    So whatever the loss is, it reaches all of the policy and all of the value model. Of the first two steps: the
+    gradient of one is no part of the other.
+    """
+    runs = {
+        "train_ppo.py": (usual(cases), cases.reward_model()),
+        "train_grpo.py": (cases.run("train_grpo", algorithm="grpo"), None),
+        "train_rlcf.py": (cases.run("train_rlcf"), None),  # its value model is new
+    }
+    for name, (run, value_model) in runs.items():
+        policy, temperature = cases.policy(), cases.settings(name.removesuffix(".py")).temperature
+        models: list[tuple[str, Any, list[Slopes], float]] = [("policy", policy, run.micro_batches, temperature)]
+        models += [] if value_model is None else [("value model", value_model, run.value_micro_batches, 1.0)]
+        for step in range(2):
+            part = slice(run.read_before[step - 1] if step else 0, run.read_before[step])
+            theirs, before = run.gradients[step], run.parameters[step]
+            for what, model, read, heat in models:
+                if not all(x.slopes is not None and x.is_all for x in read[part]) or not read[part]:
+                    raise CannotCheckError(
+                        f"the loss of {name} reads the {what} otherwise than by nanorlhf/logprobs.py"
+                    )
+                parameters = [*model.parameters()]
+                found, theirs = theirs[: len(parameters)], theirs[len(parameters) :]
+                values, before = before[: len(parameters)], before[len(parameters) :]
+                if [x.shape for x in values] != [x.shape for x in parameters]:
+                    raise CannotCheckError(f"the optimizer of {name} has other parameters than the {what}'s")
+                with torch.no_grad():
+                    for parameter, value in zip(parameters, values, strict=True):
+                        parameter.copy_(value)
+                expected = gradient_of(model, read[part], run.micro_batches[part], heat)
+                if any(far(x, y, 1e-2) for x, y in paired(found, expected)):
+                    yield Finding(
+                        name="gradients",
+                        seen=f"The gradient of the {what} in step {step} of {name} is not that of its outputs, each by "
+                        "as much as the loss asks for.",
+                        means="A part of the model is detached, such as all but its head; the gradient of the step "
+                        "before is still in it; it is scaled, or clipped before all micro-batches are in; or a "
+                        "backward pass is wrong.",
+                        where=f"{name}, from `zero_grad` to the step, nanorlhf/logprobs.py and kernels/",
+                        page="docs/troubleshooting.md#the-update",
+                    )
+                    return
+
+
+def gradient_of(
+    model: GPT | ScalarModel, read: list[Slopes], of_policy: list[Slopes], temperature: float = 1.0
+) -> list[Tensor | None]:
+    """The sum of slopes times what the model says of each text alone, as a gradient of each parameter.
+
+    of_policy: the same micro-batches as the policy reads them, which know how long a response is.
+    """
+    total = torch.zeros(())
+    for some, others in zip(read, of_policy, strict=True):
+        assert some.slopes is not None
+        for ids, mask, slopes, actions in zip(some.ids, some.actions, some.slopes, others.actions, strict=True):
+            first, t = len(ids) - int(actions.sum()) - 1, int(mask.sum())
+            outputs = model(torch.tensor([ids]))[0, first : first + t]  # from the position before the response on
+            if isinstance(model, GPT):
+                logprobs = (model.logits(outputs) / temperature).log_softmax(-1)
+                outputs = logprobs[torch.arange(t), torch.tensor(ids[-t:])]
+            total = total + (slopes[:t] * outputs).sum()
+    return list(torch.autograd.grad(total, [*model.parameters()], allow_unused=True))
+
+
 def micro_batches(cases: Cases) -> Iterator[Finding]:
     """The size of a micro-batch changes no gradient."""
-    scripts: dict[str, tuple[str, dict[str, Any]]] = {"train_ppo.py": ("train_ppo", {"num_ppo_epochs": 1})}
+    scripts: dict[str, tuple[str, dict[str, Any]]] = {
+        "train_sft.py": ("train_sft", {}),
+        "train_sft.py --max-grad-norm 0.1": ("train_sft", {"max_grad_norm": 0.1}),
+        "train_rm.py": ("train_rm", {}),
+        "train_dpo.py": ("train_dpo", {}),
+        "train_dpo.py --loss orpo": ("train_dpo", {"loss": "orpo"}),
+        "train_ppo.py": ("train_ppo", {"num_ppo_epochs": 1}),
+    }
     for algorithm, settings in ALGORITHMS.items():
         changed = {"algorithm": algorithm, "num_epochs": 1} | settings
         scripts[f"train_grpo.py --algorithm {algorithm}"] = ("train_grpo", changed)
-    for name in ("train_sft", "train_rm", "train_dpo"):
-        scripts[f"{name}.py"] = (name, {})
-    scripts["train_dpo.py --loss orpo"] = ("train_dpo", {"loss": "orpo"})
     for name, (module, changes) in scripts.items():
         whole, parts = (cases.run(module, micro_batch_size=size, **changes) for size in (B, 3))
         if not whole.gradients or not parts.gradients:
@@ -160,7 +230,7 @@ def micro_batches(cases: Cases) -> Iterator[Finding]:
             )
 
 
-def paired(a: list[Tensor | None], b: list[Tensor | None]) -> Iterator[tuple[Tensor, Tensor]]:
+def paired(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Iterator[tuple[Tensor, Tensor]]:
     """Gradients of the same parameters, divided by the largest of all: a gradient that is rounding alone is 0."""
     numbers = [x.abs().max().item() for x in (*a, *b) if x is not None]
     largest = max(numbers, default=1.0) or 1.0
@@ -442,6 +512,6 @@ def head_gradient(run: Watched, vocab_size: int) -> Tensor:
 
 
 CHECKS = (
-    *(first_ratio, slopes, micro_batches, two_models, clipping, ratio_statistics),
+    *(first_ratio, slopes, gradients, micro_batches, two_models, clipping, ratio_statistics),
     *(baselines, seven_responses),
 )

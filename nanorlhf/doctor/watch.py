@@ -37,6 +37,7 @@ class Slopes:
     actions: Tensor  # (b, t)
     logprobs: Tensor  # (b, t)
     slopes: Tensor | None = None  # (b, t); None: no gradient came
+    is_all: bool = True  # no gradient came by another way, such as that of an entropy bonus
 
 
 @dataclass
@@ -46,7 +47,15 @@ class Watched:
     out: Path
     gradients: list[list[Tensor | None]] = field(default_factory=list)  # of each optimizer step
     parameters: list[list[Tensor]] = field(default_factory=list)  # before each optimizer step
-    micro_batches: list[Slopes] = field(default_factory=list)
+    optimizers: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
+    """before each optimizer step: the optimizer's class, and per parameter its group's settings and Adam's `step`"""
+    live: list[Tensor] = field(default_factory=list)  # the parameters of the last optimizer, as they are now
+    micro_batches: list[Slopes] = field(default_factory=list)  # of the policy
+    value_micro_batches: list[Slopes] = field(default_factory=list)
+    read_before: list[int] = field(default_factory=list)  # micro-batches before each optimizer step ends
+    batches: list[list[Any]] = field(default_factory=list)  # rows of each step of a supervised stage
+    indices: list[list[int]] = field(default_factory=list)  # of the rows that each batch asked for
+    saved: dict[Path, Any] = field(default_factory=dict)  # directory -> the model that was written there last
 
     @property
     def metrics(self) -> list[dict[str, float]]:
@@ -96,7 +105,17 @@ def watch(
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if stop_at is not None and len(kept.gradients) == stop_at:
             raise Stopped
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        groups = optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        settings = [
+            {name: value for name, value in group.items() if name != "params"}
+            | {"step": int(optimizer.state[parameter]["step"]) if parameter in optimizer.state else 0}
+            for group in groups
+            for parameter in group["params"]
+        ]
+        kept.optimizers.append((type(optimizer).__name__, settings))
+        kept.live = parameters
+        kept.read_before.append(len(kept.micro_batches))
         kept.parameters.append([p.detach().clone() for p in parameters])
         kept.gradients.append([None if p.grad is None else p.grad.detach().clone() for p in parameters])
 
@@ -118,24 +137,58 @@ def silent() -> Iterator[None]:
 
 @contextlib.contextmanager
 def listening(name: str, kept: Watched) -> Iterator[None]:
-    """Keep what the script asks `response_logprobs` for, with the slope of the loss in each number."""
+    """Keep what the script reads of its models, with the slope of the loss in each number, its rows, and what it saves.
+
+    A script that lacks one of these functions has nothing kept of it.
+    """
     module = script(name)
-    if not hasattr(module, "response_logprobs"):
-        yield
-        return
-    function = module.response_logprobs
 
-    def listened(model: Any, query_response: Tensor, real: Tensor, actions: Tensor, *others: Any, **named: Any) -> Any:
-        result = function(model, query_response, real, actions, *others, **named)
-        found = result[0]
-        if found.requires_grad:
-            ids = [tuple(row[mask].tolist()) for row, mask in zip(query_response, real, strict=True)]
-            micro_batch = Slopes(ids, actions.clone(), found.detach().clone())
-            kept.micro_batches.append(micro_batch)
-            found.register_hook(lambda slope: setattr(micro_batch, "slopes", slope.detach().clone()))
-        return result
+    def reading(function: Callable, micro_batches: list[Slopes]) -> Callable:
+        def read(model: Any, query_response: Tensor, real: Tensor, mask: Tensor, *others: Any, **named: Any) -> Any:
+            result = function(model, query_response, real, mask, *others, **named)
+            found = result[0] if isinstance(result, tuple) else result
+            if found.requires_grad:
+                ids = [tuple(row[some].tolist()) for row, some in zip(query_response, real, strict=True)]
+                micro_batch = Slopes(ids, mask.clone(), found.detach().clone())
+                micro_batches.append(micro_batch)
+                found.register_hook(lambda slope: setattr(micro_batch, "slopes", slope.detach().clone()))
+                for other in result[1:] if isinstance(result, tuple) else ():
+                    if other.requires_grad:
+                        other.register_hook(lambda slope: setattr(micro_batch, "is_all", False))
+            return result
 
-    with patch.object(module, "response_logprobs", listened):
+        return read
+
+    def batch_indices(function: Callable) -> Callable:
+        def asked(*args: Any, **named: Any) -> Any:
+            kept.indices.append(list(function(*args, **named)))
+            return kept.indices[-1]
+
+        return asked
+
+    def backward(function: Callable) -> Callable:
+        def summed(model: Any, batch: Any, *others: Any, **named: Any) -> Any:
+            kept.batches.append(list(batch))
+            return function(model, batch, *others, **named)
+
+        return summed
+
+    def write_checkpoint(function: Callable) -> Callable:
+        def written(model: Any, directory: Path, *others: Any, **named: Any) -> Any:
+            kept.saved[Path(directory)] = model
+            return function(model, directory, *others, **named)
+
+        return written
+
+    changes = {
+        "response_logprobs": lambda function: reading(function, kept.micro_batches),
+        "response_values": lambda function: reading(function, kept.value_micro_batches),
+        "batch_indices": batch_indices, "backward": backward, "write_checkpoint": write_checkpoint,
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for function, change in changes.items():
+            if hasattr(module, function):
+                stack.enter_context(replaced(module, function, change))
         yield
 
 

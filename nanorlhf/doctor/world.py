@@ -111,6 +111,8 @@ def make_world(root: Path) -> World:
             {"query": query, "chosen": answers[i], "rejected": answers[(i + 1) % 24]} for i, query in enumerate(texts)
         ]
         write_jsonl(data / f"comparisons.{split}.jsonl", pairs)
+        votes = [row | {"score": len(row["response"]) % 7 - 3.0} for row in rows]
+        write_jsonl(data / f"scored.{split}.jsonl", votes)
         write_jsonl(data / f"code.{split}.jsonl", [row | PYTHON | {"response": "x + 1"} for row in rows])
     # two rows more than ids: no token may come from them
     policy = small_policy(small_config(tokenizer.vocab_size + 2), tokenizer.eos_id)
