@@ -46,7 +46,10 @@ class Run:
             raise InputError("nanorlhf.doctor run: name the directory of a run.")
         from nanorlhf.doctor import run  # imports PyTorch, and code that the other form may find broken
 
-        return report(run.examine(self.directories))
+        status = report(run.examine(self.directories))
+        for sentence in run.unchecked(self.directories):
+            print(f"not checked: {sentence}")
+        return status
 
 
 @dataclass(frozen=True, kw_only=True)

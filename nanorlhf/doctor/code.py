@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.finding import Finding, nearest_first
 from nanorlhf.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ PARTS = (("model_checks", "rollout_checks", "run_checks"), ("update_checks", "st
 
 
 def examine(scripts: Path) -> tuple[list[Finding], list[str]]:
-    """What is wrong with the scripts in a directory, and what could not be checked, a sentence each.
+    """What is wrong with the scripts in a directory, nearest to the input first, and what could not be checked.
 
     Files and folders that the directory lacks are ours. Raises InputError for a directory without any of them.
     """
@@ -54,7 +54,7 @@ def examine(scripts: Path) -> tuple[list[Finding], list[str]]:
             found = json.loads(out.splitlines()[-1])
             findings += [Finding(**finding) for finding in found["findings"]]
             unchecked += found["unchecked"]
-    return one_of_each(findings), list(dict.fromkeys(unchecked))
+    return one_of_each(nearest_first(findings)), list(dict.fromkeys(unchecked))
 
 
 def one_of_each(findings: Sequence[Finding]) -> list[Finding]:

@@ -3,7 +3,7 @@
 import math
 
 from nanorlhf.doctor import kl_rules, ratio_rules, response_rules, reward_rules, supervised_rules
-from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.finding import Finding, nearest_first
 from nanorlhf.doctor.record import Record
 
 NOT_FINITE = ("loss", "validation_loss", "policy/loss", "value/loss", "objective/kl", "objective/score")
@@ -39,7 +39,10 @@ def skipped_steps(record: Record) -> Finding | None:
 
 
 def examine_metrics(record: Record) -> list[Finding]:
-    """A rule is silent where a run lacks its metrics. Raises InputError for a setting that is no number."""
+    """Return what is found, the nearest to the input first; a rule is silent where a run lacks its metrics.
+
+    Raises InputError for a setting that is no number.
+    """
     rules = (
         *(not_finite, skipped_steps),
         *ratio_rules.RULES,
@@ -48,4 +51,4 @@ def examine_metrics(record: Record) -> list[Finding]:
         *reward_rules.RULES,
         *supervised_rules.RULES,
     )
-    return [finding for rule in rules if (finding := rule(record)) is not None]
+    return nearest_first([finding for rule in rules if (finding := rule(record)) is not None])

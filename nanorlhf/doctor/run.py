@@ -1,15 +1,21 @@
 """Read what runs have written, finished or not, and say what is wrong with them.
 
-Of each run metrics.jsonl and args.json, and where they are summary.json, samples.jsonl, tokenizer.json and trace/. The
-run of PPO's reward model is found at the path in args.json, among the given runs, or beside the run.
+Of each run metrics.jsonl and args.json, and where they are summary.json, samples.jsonl, tokenizer.json, trace/ and
+state/. The run of PPO's reward model is found at the path in args.json, among the given runs, or beside the run.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import field
-from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.finding import Finding, nearest_first
 from nanorlhf.doctor.metric_rules import examine_metrics
 from nanorlhf.doctor.record import Record, mean
 from nanorlhf.doctor.reward_rules import start_score
@@ -17,13 +23,19 @@ from nanorlhf.doctor.thresholds import limit
 from nanorlhf.doctor.trace_rules import examine_traces, traced
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_object
+from nanorlhf.peft import LORA_RANK, tune
+from nanorlhf.pretrained.weight_files import load_pickle
+from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
+from nanorlhf.training.resume import states
 from nanorlhf.training.run_directory import flat_settings, read_metrics, whole_rows
 from nanorlhf.training.trace import read_trace
 
+LARGEST_CHECKPOINT = 10**9  # bytes; a larger one is not read again
+
 
 def examine(runs: Sequence[Path]) -> list[Finding]:
-    """What is wrong with each run, whose name stands first where there are several.
+    """Return what is wrong with the runs, the nearest to the input first; each names its run if there are several.
 
     Raises InputError for a directory that holds no run, and for damaged files.
     """
@@ -32,7 +44,7 @@ def examine(runs: Sequence[Path]) -> list[Finding]:
         for finding in examine_run(run, runs):
             name = f"{run}: " if len(runs) > 1 else ""
             findings.append(replace(finding, seen=name + finding.seen))
-    return findings
+    return nearest_first(findings)
 
 
 def examine_run(run: Path, runs: Sequence[Path]) -> list[Finding]:
@@ -50,8 +62,25 @@ def examine_run(run: Path, runs: Sequence[Path]) -> list[Finding]:
     tokenizer = load_tokenizer(run) if (run / "tokenizer.json").exists() else None
     text = None if tokenizer is None else long_samples(run, record, tokenizer)
     findings += [] if text is None else [text]
+    findings += examine_states(run, record)
     known = {finding.name for finding in findings}
     return findings + [finding for finding in read_and_examine_traces(run, tokenizer) if finding.name not in known]
+
+
+def unchecked(runs: Sequence[Path]) -> list[str]:
+    """Return what could not be checked of the runs, a sentence each."""
+    sentences = []
+    for run in runs:
+        paths = sorted((run / "trace").glob("update-*.safetensors"))
+        if paths and any(read_trace(path)[0]["response"].numel() for path in paths):
+            continue
+        if not paths and not any("objective/kl" in row for row in read_metrics(run)):
+            continue  # a stage without rollouts
+        why = (
+            "the trace holds no tokens" if paths else "there is no trace (--trace 4 of train_ppo.py and train_grpo.py)"
+        )
+        sentences.append(f"{run}: masks, rewards, returns and advantages of single responses, because {why}")
+    return sentences
 
 
 def read_record(run: Path) -> Record:
@@ -98,11 +127,123 @@ def long_samples(run: Path, record: Record, tokenizer: Tokenizer) -> Finding | N
 
 def read_and_examine_traces(run: Path, tokenizer: Tokenizer | None) -> list[Finding]:
     traces = []
+    queries: dict[int, dict[int, str]] = {}  # update -> number in the rollout -> query
     for path in sorted((run / "trace").glob("update-*.safetensors")):
         tensors, about = read_trace(path)
         record = Record(settings=flat_settings(about["settings"]), rows=[], summary={})
         traces.append(traced(tensors, about, record, tokenizer))
+        queries[about["update"]] = dict(zip(tensors["index"].tolist(), about["queries"], strict=True))
+    repeated = repeated_order(queries)
     try:
-        return examine_traces(traces)
+        return examine_traces(traces) + ([] if repeated is None else [repeated])
     except InputError as error:
         raise InputError(f"{run}/trace: about: settings: {error}") from error
+
+
+def repeated_order(queries: dict[int, dict[int, str]]) -> Finding | None:
+    """Two updates do not ask the same queries in the same places, where there are many."""
+    num_queries = len({query for asked in queries.values() for query in asked.values()})
+    for first, second in itertools.combinations(queries, 2):
+        shared = queries[first].keys() & queries[second].keys()
+        asked = {queries[first][row] for row in shared}
+        alike = all(queries[first][row] == queries[second][row] for row in shared)
+        if alike and len(asked) >= 4 and num_queries >= 32:  # by chance once in a million
+            return Finding(
+                name="order",
+                seen=f"Updates {first} and {second} ask the same queries in the same places: {len(asked)} different "
+                f"ones, of {num_queries} in the trace.",
+                means="All epochs have one order, or one batch comes again and again.",
+                where="nanorlhf/dataset.py (batch_indices) and the call of it in the training script",
+                page="docs/troubleshooting.md#a-run-as-a-whole",
+            )
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------ saved states
+def examine_states(run: Path, record: Record) -> list[Finding]:
+    """What the states in state/, which --resume loads, say of the optimizer, the generator and the checkpoint."""
+    kept = [load_pickle(path / "state.pt", mmap=True) for path in states(run) if (path / "state.pt").exists()]
+    kept = [state for state in kept if isinstance(state, dict)]
+    if not kept:
+        return []
+    found = [adam_steps(record, kept[0]), generator_rests(kept), saved_otherwise(run, record, kept[0])]
+    return [finding for finding in found if finding is not None]
+
+
+def adam_steps(record: Record, state: dict[str, Any]) -> Finding | None:
+    """Adam has counted as many steps as the run has taken."""
+    steps: Any = state.get("steps")
+    try:
+        counts = [int(moments["step"]) for moments in steps["optimizer"]["state"].values()]
+        taken, skipped = int(state["step"]), int(steps["skipped"])
+    except (TypeError, KeyError, AttributeError):  # another optimizer
+        return None
+    is_rollout = any("objective/kl" in row for row in record.rows)
+    if any(row.get("groups/dropped", 0.0) > 0 for row in record.rows):
+        return None  # minibatches without a response take no step
+    expected = taken * (record.steps_per_update if is_rollout else 1) - skipped
+    if not counts or max(counts) >= 0.9 * expected:
+        return None
+    return Finding(
+        name="optimizer",
+        seen=f"After {taken} {'updates' if is_rollout else 'steps'} Adam has counted {max(counts)} of {expected:g} "
+        "optimizer steps.",
+        means="The optimizer was made anew within the loop, or --resume did not restore it: its moments and their bias "
+        "correction began again.",
+        where="the optimizer in the training script, and its `run.track`",
+        page="docs/troubleshooting.md#the-update",
+    )
+
+
+def generator_rests(kept: Sequence[dict[str, Any]]) -> Finding | None:
+    """Between two states random numbers were drawn."""
+    generators = [(state["step"], state["generator"]) for state in kept if isinstance(state.get("generator"), Tensor)]
+    for (later, new), (earlier, old) in itertools.pairwise(generators):
+        if later != earlier and torch.equal(new, old):
+            return Finding(
+                name="random-numbers",
+                seen=f"The generator of the responses is in the same state after {earlier} and after {later} updates.",
+                means="It is seeded again in every update, or is not the one that is drawn from: rollouts are no new "
+                "samples of the policy.",
+                where="the generator and the uniforms in the training script",
+                page="docs/troubleshooting.md#ratio-and-sampling",
+            )
+    return None
+
+
+@torch.no_grad()
+def saved_otherwise(run: Path, record: Record, state: dict[str, Any]) -> Finding | None:
+    """The checkpoint of a finished run computes what the weights in its last state do."""
+    file = run / "model.safetensors"
+    weights = state.get("policy", state.get("model"))
+    is_small = file.exists() and file.stat().st_size < LARGEST_CHECKPOINT
+    if not record.summary or not isinstance(weights, dict) or not is_small:
+        return None
+    is_scalar = "score.weight" in weights
+    try:
+        models: list[Any] = [(load_scalar if is_scalar else load_gpt)(str(run)) for _ in range(2)]
+        saved, live = models
+        if record.settings.get("tune") == "lora":
+            tune(live, "lora", int(record.number("lora_rank", LORA_RANK)), tuple(record.settings["lora_targets"]))
+        live.load_state_dict(weights)
+    except (RuntimeError, KeyError):  # of another program
+        return None
+    if isinstance(saved.config, T5Config):
+        return None
+    ids = torch.randint(saved.config.vocab_size, (1, min(16, saved.config.n_ctx)), generator=torch.Generator())
+    x, y = live(ids), saved(ids)
+    if is_scalar:  # its mean was set to 0 after the last state
+        x, y = x - x.mean(), y - y.mean()
+    else:
+        x, y = x @ live.lm_head.weight.T, y @ saved.lm_head.weight.T
+    gap = ((x - y).abs().max() / x.abs().max()).item()
+    if gap < 1e-3:
+        return None
+    return Finding(
+        name="checkpoint",
+        seen=f"The saved model computes outputs up to {gap:.2g} off those of the weights in {run / 'state'}, relative "
+        "to the largest.",
+        means="Updates are merged with another scale or twice, or something that is trained is not saved.",
+        where="nanorlhf/peft.py (merge) and nanorlhf/training/run.py (write_checkpoint)",
+        page="docs/troubleshooting.md#a-run-as-a-whole",
+    )

@@ -391,7 +391,8 @@ def groups_alike(traces: Sequence[Traced]) -> Finding | None:
 
 
 def examine_traces(traces: Sequence[Traced]) -> list[Finding]:
-    """The first finding of each rule, which says of which update it is."""
+    """The first finding of each rule, which says of which update it is; a trace without tokens has none."""
+    traces = [trace for trace in traces if trace["response"].numel()]
     findings = []
     for rule in RULES:
         found = [(trace.update, finding) for trace in traces if (finding := rule(trace)) is not None]

@@ -86,7 +86,8 @@ def verdict(outcome: Outcome, findings: Sequence[Finding] | None, unread: str = 
     if findings:
         is_over = any(finding.name == "over-optimised" for finding in findings)
         kind = worse(kind, "bad" if is_over else "warn")
-        sentences += [f"Its run: {finding.seen} {finding.means} ({finding.name})" for finding in findings]
+        first, *others = [f"{finding.seen} {finding.means} ({finding.name})" for finding in findings]
+        sentences += [f"Its run: {first}", *(["These may follow:"] if others else []), *others]
     elif findings is not None:
         sentences.append("Nothing looks wrong." if kind == "good" else "The metrics of its run show no fault.")
     return kind, " ".join(filter(None, [*sentences, unread]))

@@ -36,6 +36,7 @@ from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import save, to_disk
 from nanorlhf.cli import check_ranges
 from nanorlhf.dataset import write_jsonl
+from nanorlhf.doctor.finding import paragraphs
 from nanorlhf.doctor.metric_rules import examine_metrics
 from nanorlhf.doctor.record import Record
 from nanorlhf.errors import InputError
@@ -324,8 +325,8 @@ class Run:
         except Exception as error:  # whatever it is: advice must not end a run that is finished
             self.print(f"the doctor can't read {self.out}: {type(error).__name__}: {error}")
             return
-        for finding in findings:
-            self.print(f"\n{finding}")
+        if findings:
+            self.print(f"\n{paragraphs(findings)}")
 
 
 def snapshot(value: Any) -> Any:

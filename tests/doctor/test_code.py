@@ -1,6 +1,7 @@
 """`doctor code` finds nothing in our code, and each of the course's bugs in code that has it."""
 
 import importlib
+import re
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,10 +16,11 @@ from course.edit import replaced
 from nanorlhf.doctor import code, family_checks, model_checks, rollout_checks, run_checks, stage_checks, update_checks
 from nanorlhf.doctor.__main__ import Args, Code, main
 from nanorlhf.doctor.cases import CannotCheckError, Cases, rereading
-from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.finding import ORDER, Finding, nearest_first, report
 from nanorlhf.doctor.world import World, make_world
 from nanorlhf.errors import InputError
 from nanorlhf.pretrained.families import FAMILIES
+from tests.doctor.planted import PLANTED, Planted
 from tools.changes import CHANGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,10 +119,10 @@ def test_our_own_code_has_no_finding(name, healthy):
 
 
 @pytest.fixture
-def plant(monkeypatch) -> Iterator[Callable[[Bug], None]]:
+def plant(monkeypatch) -> Iterator[Callable[[Bug | Planted], None]]:
     """Put a bug into a function of this process, wherever it has been imported."""
 
-    def put_in(bug: Bug) -> None:
+    def put_in(bug: Bug | Planted) -> None:
         module_name, _, name = bug.where.partition(":")
         path = ROOT / path_of(module_name)
         source = replaced(path.read_text(encoding="utf-8"), name, bug.old, bug.new, bug.number)
@@ -154,6 +156,15 @@ IN_PROCESS = [bug for bug in BUGS if FOUND_BY.get(bug.name) not in (None, "proce
 def test_a_bug_of_the_course_is_found(bug, plant, world):
     plant(bug)
     assert [*CHECKS[FOUND_BY[bug.name]](Cases(world))]
+
+
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
+def test_a_bug_that_a_run_survives_is_found(bug, plant, world, monkeypatch):
+    script = bug.where.partition(":")[0]
+    script = script if script in run_checks.TWO_EPOCHS else "train_sft"  # elsewhere: in every script
+    monkeypatch.setattr(run_checks, "TWO_EPOCHS", {script: run_checks.TWO_EPOCHS[script]})
+    plant(bug)
+    assert next(CHECKS[bug.check](Cases(world)))
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.wrong.name)
@@ -245,3 +256,23 @@ def test_the_exit_status_says_whether_something_was_found(findings, monkeypatch,
     assert stopped.value.code == len(findings)
     said = "x: A y. B. Look at z. See docs/doctor.md." if findings else "nothing found"
     assert out == f"not checked: processes: --processes needs Linux {said}"
+
+
+def test_the_finding_nearest_to_the_input_comes_first_and_the_others_may_follow(capsys):
+    far, near, between = (replace(FINDING, name=name) for name in ("score-flat", "padding", "returns"))
+    found = nearest_first([far, near, between])
+    assert found == [near, between, far]
+    assert report(found) == 1
+    words = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if line]
+    assert words == ["padding", "these may follow", "returns", "score-flat"]
+
+
+def test_a_single_finding_has_nothing_that_follows(capsys):
+    report([replace(FINDING, name="padding")])
+    assert "follow" not in capsys.readouterr().out
+
+
+def test_every_finding_has_a_place_in_the_order():
+    sources = (ROOT / "nanorlhf/doctor").glob("*.py")
+    named = {name for path in sources for name in re.findall(r'\bname="([a-z0-9-]+)"', path.read_text())}
+    assert named == set(ORDER) and len(ORDER) == len(named)

@@ -1,16 +1,20 @@
 """From the files of runs to findings: what is read, what is refused, what training prints at its end."""
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import train_ppo
 from nanorlhf.doctor.__main__ import Args, Run, main
-from nanorlhf.doctor.run import examine
+from nanorlhf.doctor.run import examine, repeated_order, unchecked
 from nanorlhf.errors import InputError
 from nanorlhf.training import run as training_run
+from nanorlhf.training.trace import PER_ROW, read_trace, save_trace
 from tests.doctor.healthy import PPO_SETTINGS, RM_SETTINGS, ppo_rows, rm_rows, write_run
 
 
@@ -120,6 +124,89 @@ def traced_run(miniature, tmp_path_factory) -> Path:
 
 def test_a_traced_run_is_healthy_but_for_the_eos_that_it_has_not_learned(traced_run):
     assert names(traced_run) in ([], ["eos-rate"])
+
+
+def test_a_run_without_a_trace_is_said_to_be_half_checked(traced_run, tmp_path, capsys):
+    run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows())
+    sft = write_run(tmp_path / "rm", RM_SETTINGS, rm_rows())  # which has no rollouts
+    assert unchecked([traced_run, sft]) == []
+    with pytest.raises(SystemExit):
+        main(Args(command=Run(directories=(run,))))
+    said = f"not checked: {run}: masks, rewards, returns and advantages of single responses, because there is no trace"
+    assert capsys.readouterr().out.splitlines()[-1].startswith(said)
+
+
+@pytest.mark.parametrize("n, T", [(0, 5), (4, 0)])
+def test_a_trace_without_tokens_is_said_to_be_unchecked(traced_run, tmp_path, n, T):
+    tensors, about = read_trace(sorted((traced_run / "trace").iterdir())[0])
+    for name, x in tensors.items():
+        shape = list(x[:, :n].shape if name.startswith("new_") else x[:n].shape)
+        if name not in (*PER_ROW, "query"):
+            shape[-1] = T
+        tensors[name] = x.new_zeros(shape)
+    about |= {name: about[name][:n] for name in ("queries", "texts")}
+    about["answers"] = about["answers"][: len(tensors["fixed_logprobs"])]
+    run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows())
+    save_trace(run / "trace/update-00000000.safetensors", tensors, about)
+    assert names(run) == []
+    assert unchecked([run])[0].endswith("because the trace holds no tokens")
+
+
+# ---------------------------------------------------------------------------------------------------- its saved states
+@pytest.fixture(scope="module")
+def saved_run(miniature, tmp_path_factory) -> Path:
+    """A finished run of three updates of two steps, with its last two states."""
+    out = tmp_path_factory.mktemp("saved") / "ppo"
+    train_ppo.main(replace(miniature.ppo, out=out, save_every=1, num_ppo_epochs=2, tune="lora", lr=0.01))
+    return out
+
+
+@pytest.fixture
+def trained(saved_run, tmp_path) -> Path:
+    """A copy of it, to be changed."""
+    return shutil.copytree(saved_run, tmp_path / "ppo")
+
+
+def changed_state(run: Path, change: Callable[[dict], None]) -> list[str]:
+    """Findings of the run with its last state changed."""
+    path = sorted((run / "state").glob("step-*"))[-1] / "state.pt"
+    state = torch.load(path, weights_only=False)
+    change(state)
+    torch.save(state, path)
+    return [name for name in names(run) if name != "eos-rate"]
+
+
+def of_a_new_optimizer(state: dict) -> None:
+    for moments in state["steps"]["optimizer"]["state"].values():
+        moments["step"] = torch.tensor(2.0)
+
+
+def with_other_updates(state: dict) -> None:
+    for name, tensor in state["policy"].items():
+        if ".ups." in name:
+            tensor *= 2
+
+
+def test_states_of_a_right_run_have_no_finding(trained):
+    assert changed_state(trained, lambda state: None) == []
+
+
+@pytest.mark.parametrize("name, change", [("optimizer", of_a_new_optimizer), ("checkpoint", with_other_updates)])
+def test_a_state_that_does_not_fit_the_run_is_found(name, change, trained):
+    assert changed_state(trained, change) == [name]
+
+
+def test_a_generator_that_is_seeded_again_in_each_update_is_found(trained):
+    first, last = (path / "state.pt" for path in sorted((trained / "state").glob("step-*")))
+    seeded = torch.load(first, weights_only=False)["generator"]
+    assert changed_state(trained, lambda state: state.update(generator=seeded)) == ["random-numbers"]
+
+
+def test_updates_that_ask_the_same_queries_in_the_same_places_are_found():
+    orders = {0: {row: f"query {row}" for row in range(32)}, 7: {row: f"query {row + 1}" for row in range(8)}}
+    assert repeated_order(orders) is None
+    found = repeated_order(orders | {9: {row: f"query {row}" for row in (3, 4, 5, 9)}})
+    assert found is not None and found.seen.startswith("Updates 0 and 9 ask the same queries")
 
 
 def test_samples_longer_than_the_counted_responses_are_found(traced_run, tmp_path):
