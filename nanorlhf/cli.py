@@ -141,7 +141,7 @@ def command_line(main: Callable[[S], object], recipes: dict[str, tuple[str, S]])
             known = ", ".join(recipes)
             raise InputError(f"{program}: unknown recipe {recipe!r}: choose one of {known}.")
         _, settings = recipes[recipe]
-        parsed = _parse(type(settings), arguments, f"{program} {recipe}", settings)
+        parsed = parse_flags(type(settings), arguments, f"{program} {recipe}", settings)
         args = with_dtype(parsed)
         check_ranges(args)  # before --processes
         processes = 1 if getattr(args, "plan", False) else getattr(args, "processes", 1)
@@ -170,7 +170,7 @@ def with_dtype(args: S) -> S:
 def run_module(main: Callable[[S], object], args_class: type[S]) -> None:
     """Run a module without recipes: `python -m data.tldr --flags`."""
     with _one_sentence():
-        main(_parse(args_class, sys.argv[1:], _program(main)))
+        main(parse_flags(args_class, sys.argv[1:], _program(main)))
 
 
 def _program(main: Callable[..., object]) -> str:
@@ -182,7 +182,10 @@ def _program(main: Callable[..., object]) -> str:
     return f"python -m {spec.name.removesuffix('.__main__')}" if spec is not None else sys.argv[0]
 
 
-def _parse(args_class: type[S], arguments: list[str], program: str, default: S | None = None) -> S:
+def parse_flags(
+    args_class: type[S], arguments: list[str], program: str, default: S | None = None
+) -> S:
+    """Return the settings that flags give; raises InputError for unknown ones and bad values."""
     options: dict[str, Any] = {} if default is None else {"default": default}
     for flag, argument in itertools.pairwise(["", *arguments]):
         if flag.startswith("--") and argument == "":  # as a path, it is the working directory

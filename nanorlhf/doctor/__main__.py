@@ -2,6 +2,7 @@
 
 python -m nanorlhf.doctor code                   does what must hold for any policy-gradient code still hold?
 python -m nanorlhf.doctor code --scripts DIR     of scripts, and a package, that you have changed elsewhere
+python -m nanorlhf.doctor code -- --my-flag 0.1  with a flag of yours, which the training runs get that have it
 python -m nanorlhf.doctor run runs/tiny/ppo      what do a run's metrics, settings, samples and traces say?
 
 The exit status is 0 where nothing was found, 1 where something was, and 2 for bad input.
@@ -26,9 +27,11 @@ class Code:
 
     scripts: Path = code.ROOT
     """directory of changed scripts, and of a changed nanorlhf/ or kernels/; what it lacks is taken from here"""
+    flags: tyro.conf.Positional[tuple[str, ...]] = ()
+    """after `--`: flags of the training scripts, such as one that you have added; each script gets those that it has"""
 
     def run(self) -> int:
-        findings, unchecked = code.examine(self.scripts)
+        findings, unchecked = code.examine(self.scripts, self.flags)
         for sentence in unchecked:
             print(f"not checked: {sentence}")
         return report(findings)

@@ -1,8 +1,8 @@
 """The runs that the doctor looks at: settings of the scripts in its small world, each run made once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,12 +10,17 @@ import torch
 from torch import Tensor
 
 from nanorlhf.checkpoint import load_gpt, load_scalar
+from nanorlhf.cli import check_ranges, parse_flags
 from nanorlhf.doctor.watch import Watched, replaced, script, watch
 from nanorlhf.doctor.world import T, World
+from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 
 B = 16
 """responses per update"""
+SCRIPTS = ("train_sft", "train_rm", "train_dpo", "train_ppo", "train_grpo", "train_rlcf")
+OF_THE_WORLD = ("--data", "--out", "--sft", "--model", "--device", "--resume", "--overwrite", "--plan", "--trace")
+"""flags that no user sets, because the world has its own"""
 
 
 class CannotCheckError(Exception):
@@ -28,6 +33,10 @@ class Cases:
 
     world: World
     runs: dict[str, Watched] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    """words of the command line that the training scripts get, as far as they have such a flag"""
+    words: dict[str, list[str]] = field(default_factory=dict)
+    """script -> those of the flags that it takes"""
 
     def run(
         self,
@@ -44,7 +53,7 @@ class Cases:
         return self.runs[key]
 
     def settings(self, name: str, **changes: Any) -> Any:
-        """The settings of a script in this world."""
+        """The settings of a script in this world, then the user's flags, then `changes`."""
         root = self.world.root
         common: dict[str, Any] = {"data": self.world.data, "device": "cpu", "max_query_length": 40, "seed": 1}
         sft, rollout = {"sft": str(root / "sft")}, {"response_length": T, "total_episodes": B, "batch_size": B}
@@ -58,11 +67,34 @@ class Cases:
             "train_rm": pairs | sft | {"num_normalisation": None},
             "train_dpo": pairs | sft,
         }
-        recipe = next(iter(script(name).RECIPES.values()))[1]
-        settings = common | of_script[name] | changes
-        if unknown := settings.keys() - vars(recipe).keys():
+        recipe = recipe_of(name)
+        settings = common | of_script[name]
+        if unknown := (settings | changes).keys() - vars(recipe).keys():
             raise CannotCheckError(f"{name}.py has no setting {sorted(unknown)[0]}")
-        return replace(recipe, **settings)
+        return replace(self.with_flags(name, replace(recipe, **settings)), **changes)
+
+    def flags_of(self, name: str) -> list[str]:
+        """The words of those flags that a script takes."""
+        if name not in self.words:
+            groups = grouped(self.flags)
+            self.words[name] = [word for _, words in groups if refusal(name, words) is None for word in words]
+        return self.words[name]
+
+    def with_flags(self, name: str, settings: Any) -> Any:
+        words = self.flags_of(name)
+        return parse_flags(type(settings), words, f"{name}.py", settings) if words else settings
+
+    def check_flags(self) -> None:
+        """Raise InputError for a flag that no training script takes, and for one that the doctor sets itself."""
+        for flag, words in grouped(self.flags):
+            if flag in OF_THE_WORLD:
+                raise InputError(f"nanorlhf.doctor code: {flag} is not examined: the doctor sets it itself.")
+            having = [name for name in SCRIPTS if flag in flag_names(recipe_of(name))]
+            if not having:
+                raise InputError(f"nanorlhf.doctor code: no training script has the flag {flag}.")
+            refusals = [refusal(name, words) for name in having]
+            if None not in refusals:
+                raise InputError(str(refusals[0]))
 
     def policy(self) -> GPT:
         """The policy from which the scripts start, and their reference."""
@@ -71,6 +103,44 @@ class Cases:
 
     def reward_model(self) -> ScalarModel:
         return load_scalar(str(self.world.root / "rm"))
+
+
+def recipe_of(name: str) -> Any:
+    """The settings of a script's first recipe."""
+    return next(iter(script(name).RECIPES.values()))[1]
+
+
+def flag_names(settings: Any, prefix: str = "--") -> set[str]:
+    """The flags of a dataclass, those of its groups such as --sampler.top-p, and --no-x."""
+    found = set()
+    for name, value in vars(settings).items():
+        flag = f"{prefix}{name.replace('_', '-')}"
+        found |= {flag, f"{prefix}no-{name.replace('_', '-')}"}
+        if is_dataclass(value):
+            found |= flag_names(value, f"{flag}.")
+    return found
+
+
+def refusal(name: str, words: list[str]) -> str | None:
+    """Why a script does not take a flag and its value; None if it does."""
+    try:
+        check_ranges(parse_flags(type(recipe_of(name)), words, f"{name}.py", recipe_of(name)))
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def grouped(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Each flag, without `=value` and with dashes, and its words. Raises InputError for a word before the first."""
+    groups: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("--"):
+            groups.append((word.partition("=")[0].replace("_", "-"), [word]))
+        elif groups:
+            groups[-1][1].append(word)
+        else:
+            raise InputError(f"nanorlhf.doctor code: {word!r:.80} is no flag: begin with -- --flag.")
+    return groups
 
 
 def rereading(

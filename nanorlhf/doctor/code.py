@@ -25,10 +25,11 @@ PARTS = (("model_checks", "rollout_checks", "run_checks"), ("update_checks", "st
 """modules of checks; each part has a process"""
 
 
-def examine(scripts: Path) -> tuple[list[Finding], list[str]]:
+def examine(scripts: Path, flags: Sequence[str] = ()) -> tuple[list[Finding], list[str]]:
     """What is wrong with the scripts in a directory, nearest to the input first, and what could not be checked.
 
-    Files and folders that the directory lacks are ours. Raises InputError for a directory without any of them.
+    Files and folders that the directory lacks are ours. flags: of the training runs, for scripts that have them.
+    Raises InputError for a directory without any of them, and for flags that no script takes.
     """
     if not (ROOT / "train_ppo.py").is_file():
         raise InputError(f"nanorlhf.doctor code checks a clone of the repository, and {ROOT} is none: run it in one.")
@@ -44,7 +45,8 @@ def examine(scripts: Path) -> tuple[list[Finding], list[str]]:
             overlay(scripts, tree)
             shutil.rmtree(tree / "nanorlhf/doctor")  # the doctor is ours
             shutil.copytree(ROOT / "nanorlhf/doctor", tree / "nanorlhf/doctor")
-        started = [start(ROOT if is_here else tree, tree / f"world-{i}", part) for i, part in enumerate(PARTS)]
+        root = ROOT if is_here else tree
+        started = [start(root, tree / f"world-{i}", part, flags) for i, part in enumerate(PARTS)]
         findings, unchecked = [], []
         for process in started:
             out, errors = process.communicate()
@@ -52,6 +54,8 @@ def examine(scripts: Path) -> tuple[list[Finding], list[str]]:
                 findings.append(broken(errors))
                 continue
             found = json.loads(out.splitlines()[-1])
+            if "error" in found:
+                raise InputError(found["error"])
             findings += [Finding(**finding) for finding in found["findings"]]
             unchecked += found["unchecked"]
     return one_of_each(nearest_first(findings)), list(dict.fromkeys(unchecked))
@@ -79,13 +83,13 @@ def overlay(source: Path, tree: Path) -> None:
                 shutil.copyfile(path, tree / path.name)
 
 
-def start(tree: Path, world: Path, modules: Sequence[str]) -> subprocess.Popen[str]:
+def start(tree: Path, world: Path, modules: Sequence[str], flags: Sequence[str]) -> subprocess.Popen[str]:
     """A process of one thread that runs the checks of these modules in the tree."""
     environment = os.environ | {
         "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1",
         "TQDM_DISABLE": "1", "NANORLHF_KERNELS": "default",
     }  # fmt: skip
-    command = [sys.executable, "-m", "nanorlhf.doctor.code", str(world), *modules]
+    command = [sys.executable, "-m", "nanorlhf.doctor.code", str(world), *modules, "--", *flags]
     return subprocess.Popen(
         command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -103,8 +107,8 @@ def broken(errors: str) -> Finding:
     )
 
 
-def check(world: Path, modules: Sequence[str]) -> tuple[list[Finding], list[str]]:
-    """Run the checks of the modules, each to its end, in a new world."""
+def check(world: Path, modules: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[Finding], list[str]]:
+    """Run the checks of the modules, each to its end, in a new world. Raises InputError for flags of no script."""
     import importlib
 
     import torch
@@ -113,7 +117,8 @@ def check(world: Path, modules: Sequence[str]) -> tuple[list[Finding], list[str]
     from nanorlhf.doctor.world import make_world
 
     torch.set_num_threads(1)
-    cases = Cases(make_world(world))
+    cases = Cases(make_world(world), flags=tuple(flags))
+    cases.check_flags()
     findings: list[Finding] = []
     unchecked: list[str] = []
     for module in modules:
@@ -145,5 +150,9 @@ def crash(name: str, error: Exception) -> Finding:
 
 
 if __name__ == "__main__":
-    _findings, _unchecked = check(Path(sys.argv[1]), sys.argv[2:])
-    print(json.dumps({"findings": [asdict(finding) for finding in _findings], "unchecked": _unchecked}))
+    _end = sys.argv.index("--")
+    try:
+        _findings, _unchecked = check(Path(sys.argv[1]), sys.argv[2:_end], sys.argv[_end + 1 :])
+        print(json.dumps({"findings": [asdict(finding) for finding in _findings], "unchecked": _unchecked}))
+    except InputError as _error:
+        print(json.dumps({"error": str(_error)}))

@@ -100,6 +100,7 @@ def processes(cases: Cases) -> Iterator[Finding]:
     flags = {name: getattr(settings, name) for name in OF_COMMAND} | {"out": out, "processes": 2}
     command = [sys.executable, str(script("train_ppo").__file__), "tiny"]
     command += [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    command += cases.flags_of("train_ppo")
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         yield Finding(

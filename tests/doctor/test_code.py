@@ -1,6 +1,7 @@
 """`doctor code` finds nothing in our code, and each of the course's bugs in code that has it."""
 
 import importlib
+import json
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -249,7 +250,7 @@ def test_a_directory_without_scripts_is_refused(name, tmp_path):
 
 @pytest.mark.parametrize("findings", [[], [FINDING]])
 def test_the_exit_status_says_whether_something_was_found(findings, monkeypatch, capsys):
-    monkeypatch.setattr(code, "examine", lambda scripts: (findings, ["processes: --processes needs Linux"]))
+    monkeypatch.setattr(code, "examine", lambda scripts, flags: (findings, ["processes: --processes needs Linux"]))
     with pytest.raises(SystemExit) as stopped:
         main(Args(command=Code()))
     out = " ".join(capsys.readouterr().out.split())
@@ -276,3 +277,57 @@ def test_every_finding_has_a_place_in_the_order():
     sources = (ROOT / "nanorlhf/doctor").glob("*.py")
     named = {name for path in sources for name in re.findall(r'\bname="([a-z0-9-]+)"', path.read_text())}
     assert named == set(ORDER) and len(ORDER) == len(named)
+
+
+# ------------------------------------------------------------------------------------------------------ a user's flags
+def test_a_script_gets_those_flags_that_it_has_and_a_check_sets_its_own(world):
+    cases = Cases(world, flags=("--kl-coef", "0.3", "--adam.eps=1e-6", "--loss", "ipo", "--whiten-rewards"))
+    cases.check_flags()
+    ppo = cases.settings("train_ppo")
+    assert (ppo.kl_coef, ppo.adam.eps, ppo.whiten_rewards) == (0.3, 1e-6, True)
+    assert cases.settings("train_ppo", kl_coef=0.5).kl_coef == 0.5
+    assert cases.settings("train_dpo").loss == "ipo" and cases.settings("train_sft").adam.eps == 1e-6
+    assert cases.flags_of("train_rlcf") == ["--kl-coef", "0.3", "--adam.eps=1e-6"]
+
+
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (("--reward-scale", "2"), "no training script has the flag --reward-scale."),
+        (("2",), "'2' is no flag"),
+        (("--out", "runs"), "--out is not examined: the doctor sets it itself."),
+        (("--kl-coef", "much"), "train_ppo.py: "),
+        (("--kl-coef", "-1"), "--kl-coef -1.0: it must be at least 0"),
+        (("--kl-coef",), "train_ppo.py: "),
+    ],
+)
+def test_a_flag_that_no_script_takes_is_refused_in_a_sentence(flags, sentence, world):
+    with pytest.raises(InputError, match=re.escape(sentence)) as refused:
+        Cases(world, flags=flags).check_flags()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_branch_behind_a_flag_of_the_users_is_examined(world, monkeypatch):
+    source = (ROOT / "train_ppo.py").read_text()
+    for old, new in (
+        ("    lam: cli.Fraction = 0.95\n", "    lam: cli.Fraction = 0.95\n    twice: bool = False\n"),
+        ("rewards = -beta.value * kl\n", "rewards = -beta.value * kl * (2 if args.twice else 1)\n"),
+    ):
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    changed = types.ModuleType("train_ppo")
+    changed.__file__ = str(ROOT / "train_ppo.py")
+    monkeypatch.setitem(importlib.sys.modules, "train_ppo", changed)
+    exec(compile(source, changed.__file__, "exec"), changed.__dict__)  # noqa: S102
+    assert [*map(str, CHECKS["kl_penalty"](Cases(world)))] == []
+    cases = Cases(world, flags=("--twice",))
+    cases.check_flags()
+    assert [finding.name for finding in CHECKS["kl_penalty"](cases)] == ["kl-penalty"]
+
+
+def test_what_a_process_of_the_doctor_refuses_is_said(monkeypatch):
+    refused = json.dumps({"error": "no training script has the flag --nowhere."})
+    process = types.SimpleNamespace(communicate=lambda: (f"{refused}\n", ""), returncode=0)
+    monkeypatch.setattr(code, "start", lambda tree, world, modules, flags: process)
+    with pytest.raises(InputError, match="no training script has the flag --nowhere"):
+        code.examine(ROOT, ("--nowhere",))
