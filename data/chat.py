@@ -3,12 +3,18 @@
     python -m data.chat --source mine.jsonl --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out runs/chat/data
     python -m data.chat --source HuggingFaceH4/ultrafeedback_binarized --files 'data/*_prefs-*' --out runs/chat/data
 
-A record is a demonstration or a pair; a message is {"role": "system", "user" or "assistant", "content": text}:
+A record is a demonstration or a pair; a message is {"role": "system", "user", "assistant" or "tool", "content": text}:
 
     {"messages": [...]}                                         -> sft.{train,validation}.jsonl
+    {"conversations": [{"from", "value"}, ...]}                 ShareGPT's, also with `chosen` and `rejected`
     {"prompt": [...], "completion": [...]}                      the same, split in two
     {"prompt": [...], "chosen": [...], "rejected": [...]}       -> comparisons.{train,validation}.jsonl
     {"chosen": [...], "rejected": [...]}                        full conversations; what they share is the prompt
+
+What else a message has (tool_calls, reasoning_content, name) and the columns `tools` or `functions`, `documents` and
+`chat_template_kwargs` go to the template, as in transformers; a column `system` is the first message. A conversation
+is left out where the template doesn't write its tools, their calls and results, or the thoughts of the reply, and
+where the reply has "weight": 0 or "train": false.
 
 A string instead of a list is one message: of the user in a prompt, otherwise of the assistant. The chosen reply of a
 pair is a demonstration too, because people preferred it.
@@ -23,7 +29,7 @@ turn. Conversations that can't be used are left out, and the reasons printed: am
 in a message, which in a query would become that token, and a reply that the template changes.
 
 meta has the messages of the query and the record's other fields that are a text, a number or a boolean, such as
-`answer`: a reward function may ask for them (docs/rewards.md).
+`answer`: a reward function may ask for them (docs/rewards.md). Columns of another kind are counted and not kept.
 
 The path of a file names its split; test becomes validation, and meta tells them apart. Without such a name, and with
 --resplit, a seeded hash of the first user message draws the split: equal first messages share a split.
@@ -36,12 +42,13 @@ import resource
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
@@ -54,12 +61,22 @@ from data.prepare import LeftOut
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.files import MAX_LINE, read_text
+from nanorlhf.files import MAX_LINE, parse_json, read_text
 from nanorlhf.tokenizer import PAD, Tokenizer, load_tokenizer
 
-LAYOUT = ("messages", "prompt", "completion", "chosen", "rejected")
+LAYOUT = ("messages", "prompt", "completion", "chosen", "rejected", "conversations")
+FOR_TEMPLATE = ("tools", "functions", "documents", "chat_template_kwargs")
 COLUMNS = {1: ("response",), 2: ("chosen", "rejected")}  # by number of replies
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant")  # that every template writes
+SHAREGPT = {  # from: role
+    **dict.fromkeys(("human", "user"), "user"), **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot"), "assistant"),
+    **dict.fromkeys(("observation", "tool", "function_response"), "tool"), "system": "system",
+    "function_call": "function_call",
+}  # fmt: skip
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+THINK = re.compile(r"</?think(?:ing)?>")
+T = TypeVar("T")
+Render = Callable[..., str]  # of a `Template` with the settings of a record
 PROBE = "\ue000\ue001"  # a placeholder for a reply, to see what the template writes around it
 # A template is a stranger's program. Published ones have at most 30,000 characters, and need a millisecond and a
 # megabyte per conversation.
@@ -105,24 +122,96 @@ def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
         location = f"{where}: {name}[{number}]"
         if not isinstance(message, dict):
             raise InputError(f"{location} must be a message with role and content, not {type(message).__name__}.")
-        content = message.get("content", "")
+        message = {key: value for key, value in message.items() if value is not None}  # parquet fills gaps with null
+        if function_call := message.pop("function_call", None):  # OpenAI's first layout of a tool call
+            message.setdefault("tool_calls", [{"type": "function", "function": function_call}])
+        if "tool_calls" in message:
+            message["tool_calls"] = json_field(message, "tool_calls", list, location)
+        has_more = any(message.get(name) for name in ("tool_calls", *THOUGHTS))
+        if has_more:
+            message.setdefault("content", "")
+        content = message.get("content")
         if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
             content = "".join(field(part, "text", str, location) for part in content)
-        elif content is None or isinstance(content, list):
-            raise LeftOut("a message that is not text, such as a tool call or an image")
+        elif isinstance(content, list) or (content is None and "content" in found[number]):
+            raise LeftOut("a message that is not text, such as an image")
         else:
             content = field(message, "content", str, location)
         speaker = field(message, "role", str, location)
-        if speaker not in ROLES:
-            raise LeftOut("a message of another role than system, user and assistant")
-        if speaker != "system" and not content.strip():
+        speaker = "tool" if speaker == "function" else speaker  # OpenAI's first layout too
+        if speaker not in ("system", "tool") and not content.strip() and not has_more:
             raise LeftOut("an empty message")
-        messages.append({"role": speaker, "content": content})
+        messages.append(message | {"role": speaker, "content": content})
     return messages
+
+
+def json_field(record: dict, name: str, kind: type[T], where: str) -> T:
+    """`record[name]`, which may be JSON in a text, checked to be a `kind`."""
+    value = record[name]
+    if isinstance(value, str):
+        value = parse_json(value.encode(), f"{where}: the field {name!r}", is_line=True)
+    return field({name: value}, name, kind, where)
+
+
+def from_sharegpt(message: Any, where: str) -> Any:
+    """ShareGPT's {"from", "value"} as a message; others stay. A function_call's value is the JSON of the call."""
+    if not isinstance(message, dict) or "from" not in message:
+        return message
+    speaker, value = (field(message, name, str, where) for name in ("from", "value"))
+    others = {name: other for name, other in message.items() if name not in ("from", "value")}
+    role = SHAREGPT.get(speaker, speaker)
+    if role != "function_call":
+        return {"role": role, "content": value} | others
+    calls = parse_json(value.encode(), f"{where}: the field 'value'", is_line=True)
+    calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
+    return {"role": "assistant", "content": "", "tool_calls": calls} | others
+
+
+def plain_record(record: dict, where: str) -> dict:
+    """A record with the conversation in our columns: ShareGPT's, and a system message of its own."""
+    record = dict(record)
+    turns = record.pop("conversations", None)
+    if turns is not None and record.get("messages") is None:
+        field({"conversations": turns}, "conversations", list, where)
+        messages = [from_sharegpt(turn, f"{where}: conversations[{i}]") for i, turn in enumerate(turns)]
+        is_pair = record.get("chosen") is not None and record.get("rejected") is not None
+        record["prompt" if is_pair else "messages"] = messages
+    for name in ("chosen", "rejected"):
+        if isinstance(record.get(name), dict):
+            record[name] = [from_sharegpt(record[name], f"{where}: {name}")]
+    return record
+
+
+def template_settings(record: dict, where: str) -> dict[str, Any]:
+    """What a record has for the chat template beside messages."""
+    found: dict[str, Any] = {}
+    for name in FOR_TEMPLATE:
+        if record.get(name) not in (None, ""):
+            found[name] = json_field(record, name, dict if name == "chat_template_kwargs" else list, where)
+    if "functions" in found:
+        functions = [{"type": "function", "function": function} for function in found.pop("functions")]
+        found.setdefault("tools", functions)
+    settings = found.pop("chat_template_kwargs", {})
+    if taken := {"messages", "tools", "documents", "add_generation_prompt"} & settings.keys():
+        raise InputError(f"{where}: chat_template_kwargs must not set {min(taken)}.")
+    return settings | {name: value for name, value in found.items() if value}
 
 
 def conversations(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
     """A record's messages, and the two replies of a pair, each a list of messages; none for a demonstration."""
+    record = plain_record(record, where)
+    messages, replies = messages_and_replies(record, where)
+    if record.get("system"):
+        system = {"role": "system", "content": field(record, "system", str, where)}
+        if messages[:1] != [system]:
+            if messages[:1] and messages[0]["role"] == "system":
+                raise LeftOut("a system message and another one in the column system")
+            messages = [system, *messages]
+    return messages, replies
+
+
+def messages_and_replies(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
+    """The same of a record in our columns, without its column `system`."""
     given = {name for name, value in record.items() if value is not None}  # parquet fills gaps with null
     if {"chosen", "rejected"} <= given:
         return split_pair(record, where)
@@ -242,14 +331,18 @@ class Template:
         except Exception as error:  # a stranger's program can raise anything
             raise self.broken(error) from error
 
-    def __call__(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
-        """The text of a conversation. Raises LeftOut if the template refuses it."""
+    def __call__(self, messages: list[dict], add_generation_prompt: bool = False, **settings: Any) -> str:
+        """The text of a conversation. Raises LeftOut if the template refuses it.
+
+        settings: tools, documents, and what a template of this kind may ask for
+        """
         pieces, size = [], 0
         start = time.process_time()
         try:
             with bounded():
-                settings = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
-                for piece in self.template.generate(messages=messages, **settings, **self.tokens):
+                given = {"tools": None, "documents": None} | self.tokens | settings
+                given |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+                for piece in self.template.generate(**given):
                     pieces.append(piece)
                     size += len(piece)
                     if size > MAX_RENDERED:
@@ -285,7 +378,7 @@ class Frame:
     after: str  # text after the reply
 
 
-def frame_of(messages: list[dict], template: Template, special: re.Pattern) -> Frame:
+def frame_of(messages: list[dict], template: Render, special: re.Pattern) -> Frame:
     """The frame of a reply to messages. Raises LeftOut if no end-of-turn token follows it."""
     before, _, after = template([*messages, {"role": "assistant", "content": PROBE}]).rpartition(PROBE)
     end = re.match(rf"(\s*)({special.pattern})", after)
@@ -304,10 +397,10 @@ def frame_of(messages: list[dict], template: Template, special: re.Pattern) -> F
 
 
 def fitting_frame(
-    messages: list[dict], template: Template, special: re.Pattern, tokenizer: Tokenizer, limit: int
+    messages: list[dict], template: Render, special: re.Pattern, tokenizer: Tokenizer, limit: int
 ) -> Frame:
     """The frame of the longest history whose query fits in `limit` tokens."""
-    system = [message for message in messages[:1] if message["role"] == "system"]
+    system = [message for message in messages[:1] if message["role"] in ("system", "developer")]
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users:
         raise LeftOut("no user message before the reply")
@@ -323,13 +416,69 @@ def fitting_frame(
     return found[start]
 
 
-def response_in(frame: Frame, reply: dict, template: Template) -> str:
-    """A reply as the template writes it, without the end-of-turn token."""
+def response_in(frame: Frame, reply: dict, template: Render, special: re.Pattern) -> str:
+    """A reply as the template writes it, without the end-of-turn token. Raises LeftOut if a part of it is lost."""
     text = template([*frame.messages, reply])
-    given = text[len(frame.before) : len(text) - len(frame.after)]
-    if text != frame.before + given + frame.after or given.strip() != reply["content"].strip():
+    written = text[len(frame.query) : len(text) - len(frame.after)]
+    if text != frame.query + written + frame.after:
         raise LeftOut("a reply that the chat template changes")
-    return frame.before[len(frame.query) :] + given + frame.blank
+    thoughts = [reply[name] for name in THOUGHTS if reply.get(name)]
+    calls = reply.get("tool_calls") or []
+    if thoughts or calls or THINK.search(reply["content"]):
+        if not all(map(partial(is_in, written), THINK.split(reply["content"]))):
+            raise LeftOut("a reply that the chat template changes")
+        if not all(map(partial(is_in, written), leaves(thoughts))):
+            raise LeftOut("thoughts that the chat template doesn't write")
+        if not all(map(partial(is_in, written), called(calls))):
+            raise LeftOut("a tool call that the chat template doesn't write")
+        if special.search(written):  # a response has none: its text is never read as a special token
+            raise LeftOut("a reply in which the chat template writes special tokens")
+    elif written[len(frame.before) - len(frame.query) :].strip() != reply["content"].strip():
+        raise LeftOut("a reply that the chat template changes")
+    return written + frame.blank
+
+
+def check_written(frame: Frame, settings: dict, template: Template) -> None:
+    """Raise LeftOut if the template doesn't write the tools, documents, calls or results before a reply.
+
+    It may leave out earlier thoughts: templates of models that think do so.
+    """
+    for name in ("tools", "documents"):
+        others = {other: value for other, value in settings.items() if other != name}
+        if name in settings and template(frame.messages, **others) == template(frame.messages, **settings):
+            raise LeftOut(f"{name} that the chat template doesn't write")
+    for message in frame.messages:
+        if not all(map(partial(is_in, frame.query), called(message.get("tool_calls") or []))):
+            raise LeftOut("a tool call that the chat template doesn't write")
+        if message["role"] not in ROLES and not is_in(frame.query, message["content"]):
+            raise LeftOut(f"a message of the role {message['role']:.40}, which the chat template doesn't write")
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The keys, texts and numbers in a JSON value."""
+    if isinstance(value, dict):
+        yield from value
+        value = [*value.values()]
+    if isinstance(value, list):
+        for inner in value:
+            yield from leaves(inner)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield value
+
+
+def called(calls: list) -> Iterator[Any]:
+    """The names and the arguments in tool calls."""
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, dict) else call
+        if isinstance(function, dict):
+            function = [function.get("name"), function.get("arguments")]
+        yield from leaves(function)
+
+
+def is_in(text: str, value: Any) -> bool:
+    """Whether a text has a value, as it is or as in JSON."""
+    bare = str(value).strip()
+    return any(form in text for form in (bare, json.dumps(bare)[1:-1], json.dumps(bare, ensure_ascii=False)[1:-1]))
 
 
 def with_end(tokenizer: Tokenizer, end: str) -> Tokenizer:
@@ -357,12 +506,15 @@ class Writer:
         self.special = re.compile("|".join(marks))
         self.end: str | None = None  # the end-of-turn token
 
-    def write(self, messages: list[dict], replies: list[dict]) -> tuple[Frame, list[str]]:
-        """The frame of replies to messages, and the text of each reply. Raises LeftOut."""
-        if any(self.special.search(message["content"]) for message in messages + replies):
+    def write(self, messages: list[dict], replies: list[dict], **settings: Any) -> tuple[Frame, list[str]]:
+        """The frame of replies to messages, and the text of each reply. settings: of the template. Raises LeftOut."""
+        texts = (text for text in leaves([messages, replies, settings]) if isinstance(text, str))
+        if any(map(self.special.search, texts)):
             raise LeftOut("a message with the name of a special token")
-        frame = fitting_frame(messages, self.template, self.special, self.tokenizer, self.max_query_length)
-        responses = [response_in(frame, reply, self.template) for reply in replies]
+        render = partial(self.template, **settings)
+        frame = fitting_frame(messages, render, self.special, self.tokenizer, self.max_query_length)
+        check_written(frame, settings, self.template)
+        responses = [response_in(frame, reply, render, self.special) for reply in replies]
         if self.end is None:
             self.end, self.tokenizer = frame.end, with_end(self.tokenizer, frame.end)
             self.template = Template(self.tokenizer, self.where)
@@ -385,9 +537,17 @@ def examples(record: dict, where: str, turns: str) -> list[tuple[list[dict], lis
     return [(messages[:i], [messages[i]]) for i in (ends if turns == "all" else ends[-1:])]
 
 
+def check_trained(reply: dict) -> None:
+    """Raise LeftOut if a reply says that nothing, or not all of it, is to be learned."""
+    if reply.get("train") is False or reply.get("weight") == 0:
+        raise LeftOut("a reply with the weight 0 or train false")
+    if reply.get("weight", 1) != 1:
+        raise LeftOut("a reply with a weight other than 0 and 1")
+
+
 def other_fields(record: dict) -> dict[str, str | int | float | bool]:
     """What a record says beside its conversation, where it is one text, number or boolean."""
-    others = {name: value for name, value in record.items() if name not in LAYOUT}
+    others = {name: value for name, value in record.items() if name not in LAYOUT + FOR_TEMPLATE}
     return {
         name: value
         for name, value in others.items()
@@ -400,19 +560,22 @@ def main(args: Args) -> None:
     writer = Writer(args.tokenizer, args.template, args.max_query_length)
     left_out: Counter[str] = Counter()
     num_cut = 0
+    not_kept: Counter[str] = Counter()  # columns
 
     with prepare.converted_files(args.out, args.source, writer.tokenizer, left_out) as write:
         for path, relative_path in prepare.source_files(args):
             published = prepare.split_in_path(relative_path)
             for where, record in prepare.read_records(path):
                 try:
-                    found = examples(record, where, args.turns)
+                    found, settings = examples(record, where, args.turns), template_settings(record, where)
                 except LeftOut as reason:
                     left_out[str(reason)] += 1
                     continue
                 for messages, replies in found:
                     try:
-                        frame, responses = writer.write(messages, replies)
+                        for reply in replies:
+                            check_trained(reply)
+                        frame, responses = writer.write(messages, replies, **settings)
                         if len(responses) == 2 and responses[0].strip() == responses[1].strip():
                             raise LeftOut("two identical responses")
                     except LeftOut as reason:
@@ -423,12 +586,19 @@ def main(args: Args) -> None:
                     split = "train" if prepare.split_of(published, opening, args) == "train" else "validation"
                     texts = dict(zip(COLUMNS[len(replies)], responses, strict=True))
                     own = {"batch": path.name.split(".")[0], "split": published, "num_messages": len(frame.messages)}
-                    meta = other_fields(record) | own | {"messages": frame.messages}
+                    kept = other_fields(record)
+                    meta = kept | own | {"messages": frame.messages}
+                    known = {*LAYOUT, *FOR_TEMPLATE, *kept}
                     row = {"query": frame.query, "chat": True} | texts | {"meta": meta}
                     sft_too = len(replies) == 2 and args.sft_from_pairs
                     if write(split, row, "--max-response-length", args.max_response_length, sft_too):
                         num_cut += frame.messages != messages
+                        not_kept.update(
+                            name for name, value in record.items() if value is not None and name not in known
+                        )
     writer.tokenizer.save(args.out)  # with the new EOS, for train_sft.py --tokenizer
+    for name, count in not_kept.items():
+        print(f"the column {name} of {count} rows is not in meta: it is no text, number or boolean")
     print(f"{num_cut} queries lost old turns; a reply ends in {writer.end}")
 
 

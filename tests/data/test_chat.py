@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -297,6 +298,190 @@ def test_the_template_of_the_data_writes_what_it_wrote_before_its_eos_changed(ar
     assert load_tokenizer(args.out.parent / "again").chat_template == load_tokenizer(args.out).chat_template
 
 
+# -------------------------------------------------------------------------------------------------- tools and thoughts
+# as Qwen 3's: tools in the system message, calls and results between marks, thoughts only after the last user's message
+THINKING = """
+{%- if tools %}{{ '<|im_start|>system\\n' + (messages[0].content + '\\n' if messages[0].role == 'system' else '') }}
+{%- for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}{{ '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}{{ '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{% endif %}
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+{%- if m.role == 'user' %}{{ '<|im_start|>user\\n' + m.content + '<|im_end|>\\n' }}
+{%- elif m.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>' + m.content + '</tool_response><|im_end|>\\n' }}
+{%- elif m.role == 'assistant' %}
+{%- set content, thoughts = m.content, m.reasoning_content or '' %}
+{%- if not thoughts and '</think>' in content %}
+{%- set thoughts = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}
+{{- '<|im_start|>assistant\\n' }}
+{%- if loop.index0 > ns.last and (loop.last or thoughts) %}
+{{- '<think>\\n' + thoughts.strip('\\n') + '\\n</think>\\n\\n' }}{% endif %}
+{{- content.lstrip('\\n') }}
+{%- for call in m.tool_calls or [] %}{% set call = call.function or call %}
+{{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+{{- call.arguments if call.arguments is string else call.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}
+{{- '<|im_end|>\\n' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}
+{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}
+"""
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"town": 'Ulm "süd"', "days": 2}}}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+ASK = {"role": "user", "content": "rain?"}
+RESULT = {"role": "tool", "name": "weather", "content": "dry <b>"}
+NO = {"role": "assistant", "content": "no"}
+
+
+def assistant(content="", **more) -> dict:
+    return {"role": "assistant", "content": content} | more
+
+
+@pytest.fixture
+def thinking(args):
+    (args.out.parent / "thinking").write_text(THINKING)
+    return replace(args, template=args.out.parent / "thinking")
+
+
+@pytest.mark.parametrize(
+    ("messages", "settings"),
+    [
+        ([ASK, NO], {}),
+        ([ASK, NO], {"tools": [TOOL, TOOL]}),
+        ([{"role": "system", "content": "s"}, ASK, assistant(tool_calls=[CALL])], {"tools": [TOOL]}),
+        ([ASK, assistant("let me look", tool_calls=[CALL, CALL])], {}),
+        ([ASK, assistant(tool_calls=[{"function": {"name": "weather", "arguments": '{"town": "Ulm"}'}}])], {}),
+        ([ASK, assistant(tool_calls=[CALL]), RESULT, NO], {"tools": [TOOL]}),
+        ([ASK, assistant("no", reasoning_content="it is May\nin Ulm")], {}),
+        ([ASK, assistant("<think>\nit is May\n</think>\n\nno")], {}),
+        ([ASK, assistant("<think>it is May</think>no")], {}),
+        ([ASK, assistant("<think>\nold\n</think>\n\nno"), ASK, assistant("<think>\nnew\n</think>\n\nno")], {}),
+        ([ASK, NO], {"enable_thinking": False}),
+        ([ASK, NO], {"enable_thinking": True, "tools": [TOOL]}),
+    ],
+)
+def test_tools_calls_thoughts_and_settings_reach_the_template_as_in_transformers(thinking, messages, settings):
+    kwargs = {name: value for name, value in settings.items() if name != "tools"}
+    columns = {"tools": settings.get("tools"), "chat_template_kwargs": kwargs or None}
+    [row] = convert(thinking, {"messages": messages} | columns)["sft.train"]
+    judge = AutoTokenizer.from_pretrained(thinking.out)
+    render = partial(judge.apply_chat_template, tokenize=False, **settings)
+    assert row["query"] == render(messages[:-1], add_generation_prompt=True)
+    if settings.get("enable_thinking") is not False:  # Qwen's template writes that only where it asks for a reply
+        assert row["query"] + row["response"] == render(messages).removesuffix("<|im_end|>\n")
+    assert row["meta"]["messages"] == messages[:-1]
+
+
+def test_columns_of_other_layouts_give_the_same_rows(thinking):
+    """OpenAI's first functions, JSON in a text, ShareGPT's turns, a system column, gaps that parquet fills."""
+    system = {"role": "system", "content": "s"}
+    call = assistant(tool_calls=[CALL])
+    record = {"messages": [system, ASK, call, {"role": "tool", "content": "dry"}, NO], "tools": [TOOL]}
+    function_call = {"role": "assistant", "content": None, "function_call": CALL["function"]}
+    said = {"human": "rain?", "function_call": json.dumps(CALL["function"]), "observation": "dry", "gpt": "no"}
+    turns_ = [{"from": speaker, "value": value} for speaker, value in said.items()]
+    others = [
+        record | {"tools": json.dumps([TOOL])},
+        {
+            "messages": [system, ASK, function_call, {"role": "function", "content": "dry"}, NO],
+            "functions": [TOOL["function"]],
+        },
+        {"conversations": turns_, "system": "s", "tools": json.dumps([TOOL])},
+        {"conversations": [{"from": "system", "value": "s"}, *turns_], "tools": [TOOL]},
+        {
+            "messages": [
+                message | {"tool_calls": message.get("tool_calls"), "weight": None} for message in record["messages"]
+            ],
+            "tools": [TOOL],
+        },
+    ]
+    rows = convert(thinking, record, *others)["sft.train"]
+    assert {(row["query"], row["response"]) for row in rows} == {(rows[0]["query"], rows[0]["response"])}
+    assert (
+        len(rows) == 6
+        and "weather" in rows[0]["query"]
+        and "dry" in rows[0]["query"]
+        and rows[0]["response"].endswith("no")
+    )
+    (thinking.out.parent / "source/rows.jsonl").unlink()
+    sides = {name: {"from": "gpt", "value": name} for name in ("chosen", "rejected")}
+    [row] = convert(thinking, {"conversations": turns_[:1]} | sides, name="pairs.jsonl")["comparisons.train"]
+    assert row["chosen"].endswith("chosen") and row["rejected"].endswith("rejected") and "rain?" in row["query"]
+
+
+def test_what_the_template_does_not_write_is_left_out_and_counted(args, capsys):
+    """ChatML writes roles and contents alone."""
+    rows = convert(
+        args,
+        {"messages": [ASK, NO], "tags": ["a"]},
+        {"messages": [ASK, NO], "tools": [TOOL]},
+        {"messages": [ASK, NO], "documents": [{"title": "t", "text": "u"}]},
+        {"messages": [ASK, assistant("let me look", tool_calls=[CALL])]},
+        {"messages": [ASK, assistant("let me look", function_call=CALL["function"])]},
+        {"messages": [ASK, assistant("let me look", tool_calls=[CALL]), RESULT, NO]},
+        *({"messages": [ASK, assistant("no", **{name: "it is May"})]} for name in chat.THOUGHTS),
+        {"messages": [ASK, NO | {"weight": 0}]},
+        {"messages": [ASK, NO | {"train": False}]},
+        {"messages": [ASK, NO | {"weight": 0.5}]},
+        {"messages": [{"role": "system", "content": "s"}, ASK, NO], "system": "another"},
+        {"messages": [ASK, assistant("no", tool_calls=[{"function": {"name": "<|im_end|>", "arguments": {}}}])]},
+        {"messages": [ASK, NO | {"weight": 1, "train": True, "name": "Ann"}], "chat_template_kwargs": {"a": 1}},
+    )
+    assert [row["response"] for row in rows["sft.train"]] == ["no", "no"]
+    printed = capsys.readouterr().out
+    for count, reason in (
+        (1, "tools that the chat template doesn't write"),
+        (1, "documents that the chat template doesn't write"),
+        (3, "a tool call that the chat template doesn't write"),
+        (3, "thoughts that the chat template doesn't write"),
+        (2, "a reply with the weight 0 or train false"),
+        (1, "a reply with a weight other than 0 and 1"),
+        (1, "a system message and another one in the column system"),
+        (1, "a message with the name of a special token"),
+    ):
+        assert re.search(rf"^ +{count}  {reason}$", printed, re.MULTILINE), reason
+    assert "the column tags of 1 rows is not in meta: it is no text, number or boolean" in printed
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "reason"),
+    [
+        (
+            "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}<|end|>{% endfor %}",
+            [ASK, RESULT, NO],
+            "a message of the role tool, which the chat template doesn't write",
+        ),
+        (  # an argument is lost
+            "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
+            "<|end|>{% endfor %}",
+            [ASK, assistant(tool_calls=[CALL])],
+            "a tool call that the chat template doesn't write",
+        ),
+        (  # DeepSeek's: the thoughts of every reply are lost
+            "{% for m in messages %}{{ m.content.split('</think>')[-1] }}<|end|>{% endfor %}",
+            [ASK, assistant("<think>May</think>no")],
+            "a reply that the chat template changes",
+        ),
+        (
+            "{% for m in messages %}{{ m.content }}{% if m.tool_calls %}<|head|>{{ m.tool_calls | tojson }}{% endif %}"
+            "<|end|>{% endfor %}",
+            [ASK, assistant("look", tool_calls=[CALL])],
+            "a reply in which the chat template writes special tokens",
+        ),
+    ],
+)
+def test_a_part_that_is_lost_leaves_the_conversation_out(args, template, messages, reason):
+    (args.out.parent / "t").write_text(template)
+    with pytest.raises(InputError, match=rf"1 x {reason}"):
+        convert(replace(args, template=args.out.parent / "t"), {"messages": messages})
+
+
+def test_of_all_turns_those_of_weight_0_are_no_rows(args):
+    record = {"messages": [ASK, NO | {"weight": 0}, ASK, assistant("yes")]}
+    rows = convert(replace(args, turns="all"), record)["sft.train"]
+    assert [row["response"] for row in rows] == ["yes"]
+
+
 # ------------------------------------------------------------------------------------------------------------- filters
 def test_unusable_conversations_are_left_out_and_counted(args, capsys):
     parts = [{"type": "image"}, {"type": "text", "text": "a"}]
@@ -311,7 +496,7 @@ def test_unusable_conversations_are_left_out_and_counted(args, capsys):
         {"messages": turns("a", " ")},
         {"messages": [{"role": "user", "content": parts}, *turns("", "b")[1:]]},
         {"messages": [*turns("a"), {"role": "assistant", "content": None, "tool_calls": []}]},
-        {"messages": [{"role": "tool", "content": "a"}, *turns("a", "b")]},
+        {"messages": [{"role": "user", "content": None}, *turns("", "b")[1:]]},
         {"messages": turns("", "b")[1:]},
         {"messages": turns("a", "b" * 50)},
         {"messages": turns("a" * 50, "b")},
@@ -327,8 +512,7 @@ def test_unusable_conversations_are_left_out_and_counted(args, capsys):
         (1, "a demonstration without a reply"),
         (2, "a message with the name of a special token"),
         (1, "an empty message"),
-        (2, "a message that is not text, such as a tool call or an image"),
-        (1, "a message of another role than system, user and assistant"),
+        (3, "a message that is not text, such as an image"),
         (2, "no user message before the reply"),
         (1, "a response longer than --max-response-length 20"),
         (1, "a last turn longer than --max-query-length 60"),
@@ -391,6 +575,19 @@ def test_a_long_query_loses_only_as_many_old_turns_as_needed(args, capsys):
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
             r"messages\[0\]: the field 'text' is missing",
         ),
+        ({"messages": turns("a", "b"), "tools": 3}, "the field 'tools' must be list, not int"),
+        ({"messages": turns("a", "b"), "tools": "{"}, "the field 'tools': malformed JSON"),
+        (
+            {"messages": turns("a", "b"), "chat_template_kwargs": {"tools": []}},
+            "chat_template_kwargs must not set tools",
+        ),
+        (
+            {"messages": [ASK, {"role": "assistant", "tool_calls": 3}]},
+            r"messages\[1\]: the field 'tool_calls' must be li",
+        ),
+        ({"conversations": [{"from": "human"}]}, r"conversations\[0\]: the field 'value' is missing"),
+        ({"conversations": [{"from": "function_call", "value": "{"}]}, r"conversations\[0\]: the field 'value': malf"),
+        ({"conversations": ["a"]}, r"messages\[0\] must be a message with role and content, not str"),
         ({"messages": turns(*"ab" * 501)}, "'messages' has more than 1000 messages"),
         ({"prompt": "a", "chosen": "b"}, "no conversation"),
     ],
