@@ -8,7 +8,9 @@ Half-precision weights become float32.
 
 A reward or value model is such a directory with "architectures": ["ScalarModel"] in config.json,
 the trunk under its family's names, and three more tensors: score.weight (1, C), score.bias (1,) and
-reward_bias (). [N+ 15]
+reward_bias (). [N+ 15] Read as one, but not written: transformers' ForSequenceClassification and
+ForTokenClassification with one label, and the value head of TRL's policies (v_head). A directory
+that holds a PEFT adapter is read as its base model with the updates merged.
 
 With adapters (peft.py), config.json has "adapter_size" and a model_type that ends in "_adapter",
 and each adapted layer has four more tensors. Where a scalar model's score is the mean over a
@@ -21,6 +23,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -34,11 +37,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanorlhf import distributed
 from nanorlhf.errors import InputError
-from nanorlhf.files import delete
+from nanorlhf.files import delete, read_object
 from nanorlhf.model import GPT, GPTConfig, Linear, ScalarModel
-from nanorlhf.pretrained.directories import find_config, find_weights
+from nanorlhf.peft import with_saved_updates
+from nanorlhf.pretrained.directories import (
+    ADAPTER_CONFIG,
+    MERGE,
+    find_config,
+    find_updates,
+    find_weights,
+    split_adapter,
+)
 from nanorlhf.pretrained.families import FAMILIES
 from nanorlhf.pretrained.gguf import is_gguf
+from nanorlhf.pretrained.gguf_header import open_gguf
 from nanorlhf.pretrained.layout import (
     check_fits,
     config_object,
@@ -50,11 +62,15 @@ from nanorlhf.pretrained.layout import (
     to_family,
     with_prefix,
 )
-from nanorlhf.pretrained.weight_files import read_settings, read_tensors, shards_of
+from nanorlhf.pretrained.weight_files import read_settings, read_tensors, shards_of, unwrapped
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import REPLACED, Tokenizer
 
 M = TypeVar("M", GPT, ScalarModel)
+SEQUENCE, TOKEN = "ForSequenceClassification", "ForTokenClassification"  # of transformers
+LANGUAGE_MODELS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration")
+CLASSIFIER_HEADS = ("score", "classifier")
+VALUE_HEAD = "v_head.summary"  # of TRL's policies
 LARGEST = 1e6  # of a weight: float16 has up to 65,504, SmolLM2-135M up to 9.3
 PROBED = 8  # tokens that a new model reads
 
@@ -81,38 +97,64 @@ def load_scalar(
 
 def holds_reward_model(where: str | Path) -> bool:
     """True for a reward or value model, False for a policy."""
-    return is_scalar(read_settings(find_config(where)))
+    return is_scalar(model_settings(where)[0])
 
 
 def is_scalar(settings: dict) -> bool:
+    architecture = architecture_of(settings)
+    return architecture == "ScalarModel" or architecture.endswith((SEQUENCE, TOKEN))
+
+
+def architecture_of(settings: dict) -> str:
+    """The class that the checkpoint was saved by; empty if config.json doesn't say."""
     architectures = settings.get("architectures")
-    return isinstance(architectures, list) and "ScalarModel" in architectures
+    return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+
+
+def has_value_head(where: str | Path) -> bool:
+    """Whether the weights of a policy include TRL's value head."""
+    file = find_weights(where)
+    if is_gguf(file):
+        return False
+    names = {
+        name for shard, named in shards_of(file).items() for name in named or read_tensors(shard)
+    }
+    return any(VALUE_HEAD in name for name in names)
+
+
+def model_settings(where: str | Path) -> tuple[dict, Path]:
+    """config.json and its path; of a PEFT adapter its base's, with the class it was trained as."""
+    config_file = find_config(where)
+    settings = read_settings(config_file)
+    _, adapter = split_adapter(where)
+    if adapter is not None and not is_scalar(settings):
+        task = read_object(adapter / ADAPTER_CONFIG).get("task_type")
+        if task in ("SEQ_CLS", "TOKEN_CLS"):
+            settings["architectures"] = [SEQUENCE if task == "SEQ_CLS" else TOKEN]
+    return settings, config_file
 
 
 def read_config(where: str | Path) -> GPTConfig:
     """Read a checkpoint's config.json; the weights are not loaded."""
-    path = find_config(where)
-    return parse_config(read_settings(path), path)
+    return parse_config(*model_settings(where))
 
 
 def load(
     model_class: type[M], where: str | Path, device: str | torch.device, dtype: torch.dtype
 ) -> M:
-    config_file = find_config(where)
-    settings = read_settings(config_file)
+    settings, config_file = model_settings(where)
     config = parse_config(settings, config_file)
     if model_class is GPT and is_scalar(settings):
         raise InputError(f"{where} holds a reward or value model, not a language model.")
-    if model_class is ScalarModel and not is_scalar(settings):
-        raise InputError(
-            f"{where} holds a language model, not a reward model: train one with train_rm.py."
-        )
     file = find_weights(where)
     shards = shards_of(file)
     # before anything of these sizes is made: a weight takes two bytes at least, a quarter in GGUF;
     # 2^24 are no burden
-    num_bytes = sum(shard.stat().st_size for shard in shards)
-    check_fits(config, config_file, max(2**24, num_bytes * 4 if is_gguf(file) else num_bytes // 2))
+    if is_gguf(file):
+        most = 4 * sum(tensor.data.nbytes for tensor in open_gguf(file).tensors.values())
+    else:
+        most = sum(shard.stat().st_size for shard in shards) // 2
+    check_fits(config, config_file, max(2**24, most))
     with torch.device("meta"), NoDraws():  # shapes only: allocates no memory
         model = model_class(config)
     cast_linear_weights(model, dtype)
@@ -126,7 +168,17 @@ def load(
                 f"{shard}: {name} is in another file of {file} too: download it again."
             )
         tensors |= found
-    tensors = split_gates(with_prefix(tensors, config, file), config)
+    tensors = with_prefix(unwrapped(tensors, file), config, file)
+    base, adapter = split_adapter(where)
+    if adapter is not None:
+        note(f"{where} is a PEFT adapter: it is merged into its base model {base}")
+        tensors = with_saved_updates(tensors, config, adapter / ADAPTER_CONFIG, find_updates(where))
+    if model_class is ScalarModel:
+        tensors = with_scalar_head(tensors, where, architecture_of(settings))
+    elif any(name.startswith(VALUE_HEAD) for name in tensors):
+        note(f"{where}: a policy is read without its value head {VALUE_HEAD}")
+        tensors = {name: x for name, x in tensors.items() if not name.startswith(VALUE_HEAD)}
+    tensors = split_gates(tensors, config)
     tie_head(tensors, config, model_class is GPT, file)
 
     stored: dict[str, list[Tensor]] = {}  # our name -> the tensors in the files that it is made of
@@ -151,7 +203,10 @@ def load(
             stored[name].append(tensor)
     if tensors:
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
-        raise InputError(f"{file} holds {min(tensors)}{more}, unknown to {config_file}.")
+        name = min(tensors)
+        if ".lora_" in name:
+            raise InputError(f"{file} holds updates that are not merged, {name}{more}: {MERGE}.")
+        raise InputError(f"{file} holds {name}{more}, unknown to {config_file}.")
 
     def read_stored(name: str, rows: slice = slice(None)) -> Tensor:
         """Some rows of one of our tensors; may be a view into the file, which is mapped."""
@@ -159,6 +214,9 @@ def load(
         check_values(values, f"{file}: {tensor_names(name, config)[0]}")
         return values
 
+    if isinstance(model, ScalarModel) and architecture_of(settings).endswith(SEQUENCE):
+        pad_id = settings.get("pad_token_id")
+        model.skipped_id = pad_id if type(pad_id) is int else None
     # copies of a model that has not been read share the function: they are read from the same files
     model.__dict__["read_stored"] = read_stored
     on_meta = torch.device(device).type == "meta"
@@ -172,6 +230,11 @@ def load(
         distributed.read_weights(model, device)
         check(torch.device(device), dtype)
     return model
+
+
+def note(sentence: str) -> None:
+    if distributed.rank() == 0:
+        print(f"note: {sentence}.", file=sys.stderr)
 
 
 class NoDraws(TorchFunctionMode):
@@ -213,6 +276,45 @@ def check_output(
             f"{where}: the model's output for {length} tokens is not finite: its weights or the "
             "numbers in its configuration are damaged."
         )
+
+
+def with_scalar_head(
+    tensors: dict[str, Tensor], where: str | Path, architecture: str
+) -> dict[str, Tensor]:
+    """The tensors of a reward or value model with its head under our names, whoever trained it.
+
+    transformers' head has no bias and no normalisation. Raises InputError for a language model and
+    for a head of several labels.
+    """
+    if architecture == "ScalarModel":
+        return tensors
+    is_classifier = architecture.endswith((SEQUENCE, TOKEN))
+    heads = CLASSIFIER_HEADS if is_classifier else (VALUE_HEAD,)
+    head = next((name for name in heads if f"{name}.weight" in tensors), None)
+    if head is None:
+        if not architecture or architecture.endswith(LANGUAGE_MODELS):
+            kind = "a language model"
+            raise InputError(
+                f"{where} holds {kind}, not a reward model: train one with train_rm.py."
+            )
+        heads_read = " or ".join(f"{name}.weight" for name in CLASSIFIER_HEADS)
+        raise InputError(
+            f"{where}: the head of a {architecture} isn't implemented, only {heads_read}."
+        )
+    # a language model's head scores nothing
+    others = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(("lm_head.", "embed_out.", f"{head}."))
+    }
+    weight = tensors[f"{head}.weight"]
+    if weight.ndim != 2 or len(weight) != 1:
+        raise InputError(
+            f"{where} is a {architecture} with {len(weight)} labels: a reward model has 1."
+        )
+    others["score.weight"] = weight
+    others["score.bias"] = tensors.get(f"{head}.bias", torch.zeros(1))
+    return others | {"reward_bias": torch.zeros(())}
 
 
 def tie_head(tensors: dict[str, Tensor], config: GPTConfig, has_head: bool, file: Path) -> None:

@@ -692,6 +692,9 @@ class ScalarModel(nn.Module):
         # [N+ 15] subtracted from every score, so that the demonstrations have mean 0; saved with
         # the weights
         self.register_buffer("reward_bias", torch.zeros(()))
+        # an id that the score skips at the end of a text: where transformers trained a reward model
+        # with [PAD] = EOS, it was the score before EOS
+        self.skipped_id: int | None = None
 
     def forward(self, ids: Tensor, mask: Tensor | None = None, **others: Any) -> Tensor:
         """ids, mask (B, L) -> scores (B, L), or (B, last), in float32, one per token.

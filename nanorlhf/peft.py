@@ -8,11 +8,13 @@
 Everything else is frozen, including embeddings and LM head; a scalar model's head is always
 trained. Before training, the model computes the same as before. Call `merge` before saving. LoRA
 and BitFit save an ordinary checkpoint; one with adapters can be read only by this project. With
-LoRA the frozen weights serve twice: `reference` is the policy without its updates.
+LoRA the frozen weights serve twice: `reference` is the policy without its updates. Updates that the
+library peft saved, ours too, are merged into their base model as it is loaded.
 """
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
@@ -25,10 +27,12 @@ from torch import Tensor, nn
 
 from kernels.linear import ACTIVATIONS, linear
 from nanorlhf.errors import InputError
-from nanorlhf.files import replacing, write_text
+from nanorlhf.files import read_object, replacing, write_text
 from nanorlhf.model import GPT, AdaptedLinear, GPTConfig, Linear, ScalarModel, param_like
-from nanorlhf.pretrained.families import FAMILIES
-from nanorlhf.pretrained.layout import GATED, tensor_names, to_family
+from nanorlhf.pretrained.directories import MERGE
+from nanorlhf.pretrained.families import FAMILIES, ConfigFile
+from nanorlhf.pretrained.layout import GATED, tensor_names, to_family, with_prefix
+from nanorlhf.pretrained.weight_files import read_tensors, unwrapped
 from nanorlhf.t5 import DecoderBlock, T5Config
 
 M = TypeVar("M", bound=GPT | ScalarModel)
@@ -271,3 +275,71 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
     with replacing(directory / "adapter_model.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
     write_text(directory / "adapter_config.json", json.dumps(settings, indent=2) + "\n")
+
+
+def with_saved_updates(
+    tensors: dict[str, Tensor], config: GPTConfig, config_file: Path, file: Path
+) -> dict[str, Tensor]:
+    """The tensors of a base model with the updates that peft saved merged: W + scale B A.
+
+    tensors       under the family's names, q, k, v and the gate as they are stored
+    config_file   adapter_config.json
+    file          the updates, and modules that were trained whole, such as a new head
+
+    scale = lora_alpha / rank, or with use_rslora lora_alpha / sqrt(rank). Raises InputError for
+    another kind of adapter.
+    """
+    settings = read_object(config_file)
+    kind = settings.get("peft_type")
+    if kind != "LORA" or settings.get("use_dora"):
+        name = "DoRA" if kind == "LORA" else f"peft_type {kind!r:.40}"
+        raise InputError(f"{config_file}: {name} isn't implemented, only LoRA: {MERGE}.")
+    family = FAMILIES[config.architecture]
+    use_rslora = ConfigFile(settings, config_file).get("use_rslora", bool, False)
+    merged = dict(tensors)
+    updates = with_prefix(unwrapped(read_tensors(file), file), config, file)
+    for name, tensor in updates.items():
+        module, is_update, matrix = name.rpartition(".lora_")
+        target = f"{module}.weight"
+        if not is_update:
+            merged[name] = tensor  # trained whole
+            continue
+        names = [f"{module}.lora_{letter}.weight" for letter in "AB"]
+        if (
+            name not in names
+            or target not in tensors
+            or not all(other in updates for other in names)
+        ):
+            raise InputError(
+                f"{file}: {name} isn't an update of a layer of the base model: {MERGE}."
+            )
+        if matrix == "A.weight":  # the other half of the same update
+            continue
+        down, up = (updates[other].float() for other in names)  # (rank, K), (N, rank)
+        weight = tensors[target].float()
+        is_transposed = family.transposed and module != family.modules["lm_head"]
+        shape = tuple(weight.t().shape if is_transposed else weight.shape)
+        if weight.ndim != 2 or len(down) != up.size(-1) or (len(up), down.size(-1)) != shape:
+            shapes = f"{tuple(up.shape)} x {tuple(down.shape)}"
+            raise InputError(
+                f"{file}: the update of {target} has shape {shapes} instead of {shape}."
+            )
+        rank = len(down)
+        scale = lora_alpha(settings, module, config_file) / (rank**0.5 if use_rslora else rank)
+        delta = scale * (up @ down)
+        merged[target] = weight + (delta.t() if is_transposed else delta)
+    return merged
+
+
+def lora_alpha(settings: dict, module: str, config_file: Path) -> float:
+    """lora_alpha of a module, which a regular expression in alpha_pattern may set."""
+    patterns = settings.get("alpha_pattern") or {}
+    try:
+        keys = [key for key in patterns if re.match(rf"(.*\.)?({key})$", module)]
+    except (TypeError, re.error) as error:
+        raise InputError(
+            f"{config_file}: alpha_pattern {patterns!r:.80} must have regular expressions as names."
+        ) from error
+    if keys:
+        return ConfigFile(patterns, config_file).get(keys[0], float)
+    return ConfigFile(settings, config_file).get("lora_alpha", float)

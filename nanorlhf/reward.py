@@ -38,17 +38,30 @@ def end_scores(
 ) -> Tensor:
     """The model's score at the end of each response, (B, L) -> (B,)."""
     first = int(torch.as_tensor(query_length).min()) - 1  # an empty response ends with its query
+    if model.skipped_id is not None:  # a response of skipped tokens ends somewhere in its query
+        first = 0
     last = query_response.size(1) - first
     real = query_response != pad_id  # (B, L)
     scores = model(query_response, real, last=last, query_length=query_length)  # (B, L - first)
     end = end_index(query_response, query_length, pad_id) - first
+    if model.skipped_id is not None:
+        end = before_skipped(query_response, end, model.skipped_id)
     # [N+ 13] the scores before the end are mostly negative, and unused
     return scores.gather(1, end[:, None]).squeeze(1)
 
 
+def before_skipped(ids: Tensor, end: Tensor, skipped_id: int) -> Tensor:
+    """(B, L), (B,) -> (B,): the last index up to `end` whose id isn't `skipped_id`.
+
+    ids a b S S #, end 3 -> 1
+    """
+    index = torch.arange(ids.size(1), device=ids.device)  # (L,)
+    return torch.where((index <= end[:, None]) & (ids != skipped_id), index, 0).amax(1)
+
+
 def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
     """Scores of chosen and rejected, (B,) each, in one pass; a GPT reads their query once."""
-    if isinstance(model.config, T5Config):
+    if isinstance(model.config, T5Config) or model.skipped_id is not None:
         texts = [Demonstration(row.query, row.chosen, row.record) for row in rows]
         texts += [Demonstration(row.query, row.rejected, row.record) for row in rows]
         scores = response_scores(model, texts, pad_id, "right")  # (2B,)

@@ -20,6 +20,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from nanorlhf.errors import InputError
 from nanorlhf.files import hub_directory, read_bytes, read_object, read_text, write_text
+from nanorlhf.pretrained.directories import ADAPTER_CONFIG, other_layout, split_adapter
 from nanorlhf.pretrained.gguf import gguf_tokenizer, is_gguf
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
@@ -34,7 +35,7 @@ SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")  # the first tha
 GENERATION = "generation_config.json"
 FILES = (
     *(name for pair in VOCABULARIES for name in pair),
-    *("tokenizer.json", ADDED, *SETTINGS, TEMPLATE, GENERATION, "config.json"),
+    *("tokenizer.json", ADDED, *SETTINGS, TEMPLATE, GENERATION, "config.json", ADAPTER_CONFIG),
 )
 """the files that a tokenizer may be read from"""
 # left in a directory by another tokenizer, they would change what is read with a new one
@@ -200,6 +201,11 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
                     _add_tokens(backend, path / ADDED)
                 break
         else:
+            base, adapter = split_adapter(path)
+            if adapter is not None:  # peft saves none, and the base model has one
+                return load_tokenizer(base)
+            if layout := other_layout(path):
+                raise InputError(f"{where} has no tokenizer: {layout}.")
             raise InputError(
                 f"{where} has no tokenizer (tokenizer.json, encoder.json + vocab.bpe, or "
                 "vocab.json + merges.txt): put one there (train_sft.py: or pass --tokenizer)."

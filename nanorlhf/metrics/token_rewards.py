@@ -13,6 +13,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.logprobs import response_logprobs, response_values
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.ppo import eos_masks
+from nanorlhf.reward import before_skipped
 from nanorlhf.tokenizer import Tokenizer, token_bytes
 from nanorlhf.training.run_directory import read_metrics, read_settings
 
@@ -55,11 +56,13 @@ def token_rewards(
     kl = found[0] - found[1]  # (1, T)
     of_tokens = {"rm_logit": logits, "kl": kl}
     of_states, length = {}, end + 1
-    if is_ppo and logits is not None:
+    if is_ppo and reward_model is not None and logits is not None:
         score_at = settings.get("score_at")
         if score_at not in ("after_eos", "last_token"):
             raise InputError(f"{where}: score_at must be after_eos or last_token: name a run of train_ppo.py.")
-        scores = logits[:, end]
+        skipped_id = reward_model.skipped_id
+        scored = end if skipped_id is None else int(before_skipped(response, eos_index, skipped_id))
+        scores = logits[:, scored]
         if settings.get("missing_eos_score") is not None and tokenizer.eos_id not in response:
             scores = torch.full_like(scores, field(settings, "missing_eos_score", float, where))
         rewards = -kl * field(rows[-1], "objective/kl_coef", float, f"{Path(place) / 'metrics.jsonl'}: last row")

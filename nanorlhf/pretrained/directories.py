@@ -1,14 +1,42 @@
-"""Find the files of a model: in a directory, on the Hub, or one file in GGUF."""
+"""Find the files of a model: in a directory, on the Hub, or one file in GGUF.
 
+A PEFT adapter (adapter_config.json) has no config.json and no weights of its own: both are its base
+model's. Other layouts are refused with a sentence that names them.
+"""
+
+import re
 from pathlib import Path
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import hub_directory
+from nanorlhf.files import hub_directory, read_object
 from nanorlhf.pretrained.gguf import is_gguf
 
 WEIGHT_FILES = (  # in order of preference: safetensors before pickles, one file before shards
     ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"),
+)
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+MERGE = "merge it with peft's merge_and_unload() and name the merged checkpoint"
+OTHER_LAYOUTS = (  # file names, and what they are
+    (("*.gguf",), "GGUF files: name the file itself"),
+    (
+        ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin"),
+        "shards without their index: download model.safetensors.index.json or pytorch_model.bin.index.json too",
+    ),
+    (
+        ("zero_to_fp32.py", "*mp_rank_*", "*/*mp_rank_*"),
+        "a DeepSpeed checkpoint: convert it with its zero_to_fp32.py",
+    ),
+    (
+        ("*.distcp", "*/*.distcp", "pytorch_model_fsdp*"),
+        "an FSDP checkpoint in shards: convert it with `accelerate merge-weights`",
+    ),
+    (("*.onnx", "*/*.onnx", "openvino_*.xml"), "an export for inference: name the checkpoint that it was made from"),
+    (("*.npz",), "MLX weights: name the checkpoint that they were made from"),
+    (("consolidated*",), "weights in their author's layout: name the same model in the Hugging Face layout"),
+    (("tf_model*.h5", "flax_model*.msgpack"), "TensorFlow or Flax weights: save them again with transformers 4"),
+    (("*.ckpt", "*.pt", "*.pth"), "a training program's own checkpoint: save the model with save_pretrained()"),
 )
 
 
@@ -20,23 +48,79 @@ def local_directory(where: str | Path, patterns: tuple[str, ...]) -> Path:
     return path if path.is_dir() else hub_directory(str(where), list(patterns))
 
 
-def find_config(where: str | Path) -> Path:
+def split_adapter(where: str | Path) -> tuple[str | Path, Path | None]:
+    """A PEFT adapter's base model and the adapter's directory; of any other model itself and None.
+
+    Raises InputError if the base model isn't there.
+    """
     if is_gguf(where):
-        return Path(where)
-    path = local_directory(where, ("config.json",)) / "config.json"
-    if not path.is_file():
-        raise InputError(f"{where} has no config.json: name a checkpoint directory or a Hub id.")
-    return path
+        return where, None
+    directory = local_directory(where, ("config.json", ADAPTER_CONFIG))
+    file = directory / ADAPTER_CONFIG
+    may_be_whole = (directory / "config.json").is_file() and (directory != Path(where) or has_weights(directory))
+    if may_be_whole or not file.is_file():
+        return where, None
+    base = read_object(file).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise InputError(f"{file}: base_model_name_or_path must name the adapter's base model, not {base!r:.80}.")
+    try:
+        if not is_gguf(base) and not (local_directory(base, ("config.json",)) / "config.json").is_file():
+            raise InputError(f"{base} has no config.json.")
+    except InputError as error:
+        reason = str(error).rstrip(".")
+        raise InputError(
+            f"{where} is a PEFT adapter, and its base model {base} can't be read ({reason:.300}): correct "
+            f"base_model_name_or_path in {ADAPTER_CONFIG}, or {MERGE}."
+        ) from error
+    return base, directory
+
+
+def find_config(where: str | Path) -> Path:
+    """The config.json of a model, of an adapter its base's; a GGUF file itself."""
+    base, _ = split_adapter(where)
+    if is_gguf(base):
+        return Path(base)
+    directory = local_directory(base, ("config.json",))
+    if not (directory / "config.json").is_file():
+        instead = other_layout(directory) or "name a checkpoint directory or a Hub id"
+        raise InputError(f"{where} has no config.json: {instead}.")
+    return directory / "config.json"
 
 
 def find_weights(where: str | Path) -> Path:
-    """The file of the weights, or the index of its shards."""
-    if is_gguf(where):
-        return Path(where)
+    """The file of the weights, or the index of its shards; of an adapter its base's."""
+    base, _ = split_adapter(where)
+    if is_gguf(base):
+        return Path(base)
     for patterns in WEIGHT_FILES:  # of a Hub repository with both kinds the first is downloaded
-        directory = local_directory(where, patterns)
+        directory = local_directory(base, patterns)
         for name in patterns[:2]:
             if (directory / name).is_file():
                 return directory / name
-    names = "model.safetensors, pytorch_model.bin, or shards of them"
-    raise InputError(f"{where} holds no weights: no {names}.")
+    instead = other_layout(directory) or "no model.safetensors, pytorch_model.bin, or shards of them"
+    raise InputError(f"{base} holds no weights: {instead}.")
+
+
+def find_updates(where: str | Path) -> Path:
+    """The file with the weights of a PEFT adapter."""
+    directory = local_directory(where, ADAPTER_FILES)
+    for name in ADAPTER_FILES:
+        if (directory / name).is_file():
+            return directory / name
+    raise InputError(f"{where} has no {' or '.join(ADAPTER_FILES)}, the weights of a PEFT adapter.")
+
+
+def has_weights(directory: Path) -> bool:
+    return any((directory / name).is_file() for patterns in WEIGHT_FILES for name in patterns[:2])
+
+
+def other_layout(directory: Path) -> str | None:
+    """What a directory holds instead of a checkpoint, and what to do; None if that isn't known."""
+    checkpoints = [file.parent.name for name in ("config.json", ADAPTER_CONFIG) for file in directory.glob(f"*/{name}")]
+    if checkpoints:  # the root of a training run
+        last = max(checkpoints, key=lambda name: [int(number) for number in re.findall(r"\d+", name)[-1:]])
+        return f"it holds {len(set(checkpoints))} checkpoints: name one of them, such as {directory / last}"
+    for patterns, layout in OTHER_LAYOUTS:
+        if any(True for pattern in patterns for _ in directory.glob(pattern)):
+            return f"it holds {layout}"
+    return None

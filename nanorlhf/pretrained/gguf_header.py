@@ -18,6 +18,7 @@ Source: docs/gguf.md of ggml.
 
 import math
 import os
+import re
 from dataclasses import dataclass
 from functools import cache
 from io import BufferedReader
@@ -54,7 +55,33 @@ class Header:
 
 @cache
 def open_gguf(path: Path) -> Header:
-    """Read the header and map the tensors. Raises InputError if the file is damaged or the library is missing."""
+    """Read the header and map the tensors, also those of a model's further files, NAME-00002-of-00003.gguf and so on.
+
+    Raises InputError if a file is damaged or isn't there, and if the library is missing.
+    """
+    first = read_header(path)
+    count = first.fields.get("split.count", 1)
+    if count in (0, 1):
+        return first
+    name = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})\.gguf", path.name)
+    if name is None or int(name[3]) != count:
+        raise InputError(f"{path} is one of {count} files: its name must end in -00001-of-0000N.gguf, N = {count}.")
+    parts = [path.with_name(f"{name[1]}-{number:05}-of-{name[3]}.gguf") for number in range(1, count + 1)]
+    if path != parts[0]:
+        raise InputError(f"{path} is part {int(name[2])} of {count}: name the first, {parts[0].name}.")
+    tensors = dict(first.tensors)
+    for part in parts[1:]:
+        if not part.is_file():
+            raise InputError(f"{path} is the first of {count} files, and {part.name} isn't there: download it too.")
+        for tensor in read_header(part).tensors.values():
+            if tensor.name in tensors:
+                raise InputError(f"{part}: tensor {tensor.name:.80} is in another part too: download it again.")
+            tensors[tensor.name] = tensor
+    return Header(first.fields, tensors)
+
+
+def read_header(path: Path) -> Header:
+    """The metadata of one file, and where its tensors are."""
     open_regular(path).close()
     try:
         import gguf

@@ -19,7 +19,8 @@ from nanorlhf.t5 import T5Config
 # suffixes of model_type: transformers refuses them, instead of dropping adapters or reading the last token alone
 ADAPTER, POOLED = "_adapter", "_mean_pooled"
 GATED = ("mlp.gate", "mlp.up")
-HEADS = ("lm_head.", "embed_out.", "score.", "reward_bias")  # tensors without the prefix
+# tensors without the prefix
+HEADS = ("lm_head.", "embed_out.", "score.", "classifier.", "v_head.", "reward_bias")
 # masks and rotary tables that older versions of transformers saved, and a bias that T5 never used
 BUFFERS = re.compile(
     r"(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask|embed_positions)$"
@@ -34,7 +35,7 @@ ACTIVATIONS = {  # theirs: ours
 UNSUPPORTED: dict[str, Any] = {
     "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
     "is_encoder_decoder": False, "is_causal": True, "pruned_heads": {},
-    "quantization_config": None, "per_layer_config": None, "use_bidirectional_attention": False,
+    "per_layer_config": None, "use_bidirectional_attention": False,
 }  # fmt: skip
 # settings that may be None, and the properties that say what None means
 RESOLVED = {
@@ -209,6 +210,12 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
     if name not in FAMILIES:
         raise file.error(f"model_type {model_type!r} isn't one of {', '.join(FAMILIES)}.")
     family = FAMILIES[name]
+    for quantised in ("quantization_config", "quantization"):  # of transformers, and of MLX
+        if settings.get(quantised) is not None:
+            raise file.error(
+                f"the weights are quantised ({quantised} {settings[quantised]!r:.80}): name the checkpoint that they "
+                "were made from, or a GGUF file."
+            )
     for theirs, unused in UNSUPPORTED.items():
         if settings.get(theirs) not in (None, family.constants.get(theirs, unused)):
             raise file.error(f"{theirs} = {settings[theirs]!r:.80} isn't implemented.")

@@ -1,5 +1,7 @@
 """Read the settings and tensors of a model: safetensors, pickles, shards of them, GGUF."""
 
+import glob
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,16 @@ from torch import Tensor
 
 from nanorlhf.errors import InputError
 from nanorlhf.files import interrupts_wait, open_regular, read_object
-from nanorlhf.pretrained.directories import find_config, find_weights
+from nanorlhf.pretrained.directories import ADAPTER_CONFIG, find_config, find_updates, find_weights, split_adapter
 from nanorlhf.pretrained.gguf import gguf_settings, gguf_tensors, is_gguf
 
+# what wrappers put into tensor names: torch.compile, DDP, FSDP, activation checkpointing, peft, TRL
+WRAPPERS = re.compile(
+    r"(?<![^.])(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_model\.model|base_layer"
+    r"|pretrained_model)\."
+)
+# peft's trained copies of whole modules, next to their originals
+TRAINED_COPY, ORIGINAL = re.compile(r"\.modules_to_save\.[^.]+\."), ".original_module."
 # what the readers raise for damaged bytes, besides errors of their own
 WRONG_BYTES = (RuntimeError, ValueError, KeyError, TypeError, AttributeError)
 
@@ -44,9 +53,28 @@ def shards_of(path: Path) -> dict[Path, set[str]]:
 
 
 def files_of_model(where: str | Path) -> list[Path]:
-    """Return the files that `load_gpt` and `load_scalar` read: the configuration, the weights, an index of shards."""
+    """Return the files that `load_gpt` and `load_scalar` read: configuration, weights, all shards, an adapter's files."""
     weights = find_weights(where)
-    return list(dict.fromkeys([find_config(where), weights, *shards_of(weights)]))
+    files = [find_config(where), weights, *shards_of(weights)]
+    if is_gguf(weights):  # maybe in several files
+        files += sorted(weights.parent.glob(glob.escape(weights.name).replace("-00001-of-", "-*-of-")))
+    _, adapter = split_adapter(where)
+    if adapter is not None:
+        files += [adapter / ADAPTER_CONFIG, find_updates(where)]
+    return list(dict.fromkeys(files))
+
+
+def unwrapped(tensors: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """The tensors under the names that the model itself gives them, without those of wrappers around it."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if ORIGINAL in name:
+            continue
+        plain = TRAINED_COPY.sub(".", WRAPPERS.sub("", name))
+        if plain in found:
+            raise InputError(f"{file} holds {plain} under two names: remove one of them.")
+        found[plain] = tensor
+    return found
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -298,7 +298,7 @@ def load_module(flag: str, where: str) -> ModuleType:
 
 
 def file_of(path: str) -> Path:
-    """Return the absolute path of a file that a setting names; recipes name ours data/NAME.py, wherever a run starts."""
+    """Return the absolute path of a file that a setting names; ours is data/NAME.py, wherever a run starts."""
     folders = [Path(), *OURS] if path.startswith("data/") else [Path()]
     files = [(folder / path).absolute() for folder in folders]
     return next((file for file in files if file.is_file()), files[0])

@@ -6,7 +6,14 @@ import torch
 from torch import nn
 
 from nanorlhf import distributed
-from nanorlhf.checkpoint import cast_linear_weights, holds_reward_model, load_gpt, load_scalar, scalar_from_gpt
+from nanorlhf.checkpoint import (
+    cast_linear_weights,
+    has_value_head,
+    holds_reward_model,
+    load_gpt,
+    load_scalar,
+    scalar_from_gpt,
+)
 from nanorlhf.dataset import Demonstration
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import reference, tune
@@ -86,7 +93,7 @@ def new_value_model(start: str | None, policy: GPT, device: torch.device) -> Sca
     """
     if start is None or start == "shared":
         trunk = policy
-    elif holds_reward_model(start):
+    elif holds_reward_model(start) or has_value_head(start):
         return load_scalar(start, device)
     else:
         trunk = load_gpt(start, device)

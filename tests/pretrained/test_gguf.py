@@ -18,6 +18,7 @@ from nanorlhf.checkpoint import load_gpt, read_config, save
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.pretrained.gguf import ARCHITECTURES, MORE_SETTINGS, SETTINGS, gguf_tokenizer, in_halves
+from nanorlhf.pretrained.gguf_header import open_gguf
 from nanorlhf.pretrained.layout import config_object
 from nanorlhf.tokenizer import load_tokenizer
 
@@ -74,7 +75,8 @@ def in_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
 
 def write(path: Path, family: str, tensors: dict, settings: dict, kind: str = "F32", **changes) -> Path:
     """A GGUF file by the library's own writer."""
-    writer, quantised = gguf.GGUFWriter(path, family), gguf.GGMLQuantizationType[kind]
+    writer = gguf.GGUFWriter(path, family, split_max_tensors=changes.pop("tensors_per_file", 0))
+    quantised = gguf.GGMLQuantizationType[kind]
     for ours, theirs in (SETTINGS | MORE_SETTINGS.get(family, {})).items():
         value = changes.pop(ours, settings.get(ours))
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
@@ -151,6 +153,31 @@ def test_a_file_has_the_weights_and_settings_that_were_written(written, kind) ->
         rounding = 2**-24 if "gemma" in family and "norm" in name else 0  # of 1 + weight, which the file has
         assert (a - b).abs().max() <= precision * a.abs().max() + rounding, name
     assert read_config(path) == ours.config
+
+
+def test_a_model_in_several_files_is_read_by_the_name_of_the_first(tmp_path) -> None:
+    torch.manual_seed(0)
+    model = GPT(CONFIGS["llama"])
+    save(model, tmp_path / "hf")
+    tensors = load_file(tmp_path / "hf/model.safetensors")
+    write(tmp_path / "m.gguf", "llama", tensors, config_object(model.config), tensors_per_file=8)
+    first, second, third = sorted(tmp_path.glob("*.gguf"))
+    assert first.name == "m-00001-of-00003.gguf"
+    for name, tensor in load_gpt(first).state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+    load_tokenizer(first)
+    with pytest.raises(InputError, match="m-00002-of-00003.gguf is part 2 of 3: name the first, m-00001-of-00003.gguf"):
+        load_gpt(second)
+    third.rename(tmp_path / "gone")
+    open_gguf.cache_clear()
+    with pytest.raises(InputError, match="the first of 3 files, and m-00003-of-00003.gguf isn't there: download it"):
+        load_gpt(first)
+    third.write_bytes(second.read_bytes())
+    with pytest.raises(InputError, match="m-00003-of-00003.gguf: tensor .* is in another part too: download it again"):
+        load_gpt(first)
+    first.rename(tmp_path / "renamed.gguf")
+    with pytest.raises(InputError, match="is one of 3 files: its name must end in -00001-of-0000N.gguf, N = 3"):
+        load_gpt(tmp_path / "renamed.gguf")
 
 
 def test_logits_are_those_of_transformers_from_the_directory(written) -> None:
