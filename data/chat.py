@@ -539,7 +539,7 @@ def examples(record: dict, where: str, turns: str) -> list[tuple[list[dict], lis
 
 def check_trained(reply: dict) -> None:
     """Raise LeftOut if a reply says that nothing, or not all of it, is to be learned."""
-    if reply.get("train") is False or reply.get("weight") == 0:
+    if any(reply.get(name, 1) == 0 for name in ("weight", "train", "loss")):  # as programs call it
         raise LeftOut("a reply with the weight 0 or train false")
     if reply.get("weight", 1) != 1:
         raise LeftOut("a reply with a weight other than 0 and 1")
@@ -598,7 +598,7 @@ def main(args: Args) -> None:
                         )
     writer.tokenizer.save(args.out)  # with the new EOS, for train_sft.py --tokenizer
     for name, count in not_kept.items():
-        print(f"the column {name} of {count} rows is not in meta: it is no text, number or boolean")
+        print(f"the column {name} of {count} rows is not in meta: it isn't a text, a number or a boolean")
     print(f"{num_cut} queries lost old turns; a reply ends in {writer.end}")
 
 

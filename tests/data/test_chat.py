@@ -410,7 +410,7 @@ def test_columns_of_other_layouts_give_the_same_rows(thinking):
 
 
 def test_what_the_template_does_not_write_is_left_out_and_counted(args, capsys):
-    """ChatML writes roles and contents alone."""
+    """ChatML writes only roles and contents."""
     rows = convert(
         args,
         {"messages": [ASK, NO], "tags": ["a"]},
@@ -422,6 +422,7 @@ def test_what_the_template_does_not_write_is_left_out_and_counted(args, capsys):
         *({"messages": [ASK, assistant("no", **{name: "it is May"})]} for name in chat.THOUGHTS),
         {"messages": [ASK, NO | {"weight": 0}]},
         {"messages": [ASK, NO | {"train": False}]},
+        {"messages": [ASK, NO | {"loss": False}]},
         {"messages": [ASK, NO | {"weight": 0.5}]},
         {"messages": [{"role": "system", "content": "s"}, ASK, NO], "system": "another"},
         {"messages": [ASK, assistant("no", tool_calls=[{"function": {"name": "<|im_end|>", "arguments": {}}}])]},
@@ -434,13 +435,13 @@ def test_what_the_template_does_not_write_is_left_out_and_counted(args, capsys):
         (1, "documents that the chat template doesn't write"),
         (3, "a tool call that the chat template doesn't write"),
         (3, "thoughts that the chat template doesn't write"),
-        (2, "a reply with the weight 0 or train false"),
+        (3, "a reply with the weight 0 or train false"),
         (1, "a reply with a weight other than 0 and 1"),
         (1, "a system message and another one in the column system"),
         (1, "a message with the name of a special token"),
     ):
         assert re.search(rf"^ +{count}  {reason}$", printed, re.MULTILINE), reason
-    assert "the column tags of 1 rows is not in meta: it is no text, number or boolean" in printed
+    assert "the column tags of 1 rows is not in meta: it isn't a text, a number or a boolean" in printed
 
 
 @pytest.mark.parametrize(
