@@ -55,6 +55,7 @@ from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import load_comparisons, load_demonstrations, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.files import to_json
 from nanorlhf.generate import for_sampling, generate
 from nanorlhf.launch import die_with_parent
 from nanorlhf.model import GPT, GPTConfig, KVCache, ScalarModel
@@ -803,7 +804,7 @@ def main(args: Args) -> None:
     print_table(rows)
     if args.json is not None:
         found = {"torch": torch.__version__, "where": where, "attention": [alone, padded], "rows": rows}
-        args.json.write_text(json.dumps(found, indent=2) + "\n")
+        args.json.write_text(to_json(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ The references of --data are not copied: evaluate against them with eval.py --da
 on --batch-size. Finished samples are kept in --out, and --resume continues from there.
 """
 
-import json
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from nanorlhf.batch import Batch
 from nanorlhf.cli import FiniteFloat, Fraction, NumWorkers, PositiveInt, Range, check_ranges, run_module
 from nanorlhf.dataset import Demonstration, field, iter_jsonl, response_ids, sampled_rows, write_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out
+from nanorlhf.files import check_out, to_json
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics.best_of import best_of_n_bound
 from nanorlhf.model import GPT
@@ -191,7 +190,7 @@ def main(args: Args) -> None:
             rows, num_tokens = best_answers(some, records[split], policy, reward, tokenizer, args, seed)
             seconds = time.perf_counter() - start
             chunks.append({"split": split, "rows": rows, "num_tokens": num_tokens, "seconds": seconds})
-            file.write(json.dumps(chunks[-1]) + "\n")
+            file.write(to_json(chunks[-1]) + "\n")
             file.flush()
             progress.update()
 

@@ -2,7 +2,6 @@
 
 import fnmatch
 import hashlib
-import json
 import os
 import re
 from bisect import bisect_left, bisect_right
@@ -20,7 +19,7 @@ from tqdm import tqdm
 from nanorlhf.cli import Fraction, Seed
 from nanorlhf.dataset import iter_jsonl, parse_object, response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.files import INFLATION, check_out, hub_directory, open_regular, read_json, read_lines
+from nanorlhf.files import INFLATION, check_out, hub_directory, open_regular, read_json, read_lines, to_json
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
@@ -225,7 +224,7 @@ def jsonl_files(directory: Path, may_lack: Mapping[str, str] = {}) -> Iterator[C
             def write(name: str, row: dict) -> None:
                 if name not in files:
                     files[name] = stack.enter_context((scratch / f"{name}.jsonl").open("w", encoding="ascii"))
-                files[name].write(json.dumps(row) + "\n")
+                files[name].write(to_json(row) + "\n")
 
             yield write
             for file in files.values():

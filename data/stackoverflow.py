@@ -23,7 +23,6 @@ A broken file stops the run. Posts that can't be used are skipped and counted, w
 """
 
 import csv
-import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -42,7 +41,7 @@ from data.prepare import LeftOut, check_vocab_size, converted_files
 from nanorlhf.cli import PositiveInt, Seed, TemperatureOrGreedy, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out, decode, open_regular, read_lines, write_text
+from nanorlhf.files import check_out, decode, open_regular, read_lines, to_json, write_text
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:  # only --generated-by imports torch
@@ -694,7 +693,7 @@ def main(args: Args) -> None:
                     else:
                         save(split, question, {"chosen": best, "rejected": answer})
     scaling = asdict(bounds) | {"outliers": args.outliers}
-    write_text(args.out / "scaling.json", json.dumps(scaling, indent=2) + "\n")
+    write_text(args.out / "scaling.json", to_json(scaling, indent=2) + "\n")
     tokenizer.save(args.out)  # for models with random weights
     print(
         f"[SO alg 1] votes per answer: fences {bounds.low:.3g} and {bounds.high:.3g}, outermost inliers "

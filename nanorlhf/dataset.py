@@ -41,7 +41,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import interrupts_wait, parse_json, read_lines, replacing
+from nanorlhf.files import interrupts_wait, parse_json, read_lines, replacing, to_json
 from nanorlhf.tokenizer import PAD, Tokenizer
 
 T = TypeVar("T")
@@ -154,7 +154,7 @@ def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
     """Write one row per line, atomically; as ASCII, so that all readers agree where a line ends."""
     with replacing(Path(path)) as temporary, temporary.open("w", encoding="ascii") as file:
         for row in rows:
-            file.write(json.dumps(row) + "\n")
+            file.write(to_json(row) + "\n")
 
 
 # ----------------------------------------------------------------------------------- 2. rows as ids

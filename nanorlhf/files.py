@@ -7,6 +7,7 @@ bounds are far above real data; the comments name the largest real example that 
 
 import gzip
 import json
+import math
 import os
 import shutil
 import signal
@@ -241,6 +242,22 @@ def is_flat(value: Any) -> bool:
         ]
         level = [inner for outer in nested for inner in outer]
     return not any(isinstance(outer, dict | list) for outer in level)
+
+
+def to_json(value: Any, **layout: Any) -> str:
+    """Return JSON that every parser reads: NaN and infinity, which JSON lacks, become null.
+
+    layout: settings of `json.dumps`.
+    """
+
+    def finite(part: Any) -> Any:
+        if isinstance(part, float):
+            return part if math.isfinite(part) else None
+        if isinstance(part, dict):
+            return {name: finite(inner) for name, inner in part.items()}
+        return [finite(inner) for inner in part] if isinstance(part, list | tuple) else part
+
+    return json.dumps(finite(value), allow_nan=False, **layout)
 
 
 def read_json(path: str | Path) -> Any:

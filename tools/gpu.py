@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from nanorlhf.cli import run_module
-from nanorlhf.files import write_text
+from nanorlhf.files import to_json, write_text
 from nanorlhf.launch import die_with_parent
 
 NO_DEVICE = 3  # exit code
@@ -163,7 +163,7 @@ def outcomes(text: str) -> dict[str, str]:
 
 def write(out: Path, report: dict[str, Any]) -> None:
     """Both files, each whole at any time."""
-    for name, text in (("gpu.json", json.dumps(report, indent=2) + "\n"), ("gpu.md", table(report))):
+    for name, text in (("gpu.json", to_json(report, indent=2) + "\n"), ("gpu.md", table(report))):
         write_text(out / name, text)
 
 

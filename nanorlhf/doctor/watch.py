@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from nanorlhf.training.run_directory import read_metrics
 from nanorlhf.training.trace import read_traces
 
 Tensors = dict[str, Tensor]
@@ -59,7 +60,7 @@ class Watched:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        return [json.loads(line) for line in (self.out / "metrics.jsonl").read_text().splitlines()]
+        return read_metrics(self.out)
 
     @property
     def samples(self) -> list[dict[str, Any]]:

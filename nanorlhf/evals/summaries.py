@@ -38,6 +38,7 @@ from nanorlhf.report import reward_report, summary_report, token_report
 from nanorlhf.report.length_figures import length_figures
 from nanorlhf.rewards.gold import Gold
 from nanorlhf.tokenizer import Tokenizer, token_bytes
+from nanorlhf.training.statistics import deviation
 from nanorlhf.training.supervised import autocast
 
 
@@ -150,7 +151,7 @@ def main(args: Args) -> dict:
             **rouge(references, texts),
             **common.endings(response, tokenizer),
             "kl": kls.mean().item(),
-            "kl_standard_error": kls.std().item() / len(rows) ** 0.5,
+            "kl_standard_error": deviation(kls) / len(rows) ** 0.5,
             "kl_estimate": estimates.mean().item() if n > 1 else None,
             "entropy": entropies.mean().item(),
             "distinct": distinct,

@@ -26,7 +26,7 @@ import torch
 from nanorlhf import distributed
 from nanorlhf.checkpoint import to_disk
 from nanorlhf.errors import InputError
-from nanorlhf.files import delete, open_regular, read_object
+from nanorlhf.files import delete, open_regular, read_object, to_json
 from nanorlhf.pretrained.weight_files import load_pickle
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.settings import RunArgs
@@ -56,7 +56,7 @@ def save_state(out: Path, args: RunArgs, step: int, state: dict[str, Any]) -> No
     partial.mkdir(parents=True)
     try:
         write_tensors({**state, "format": FORMAT, "step": step, "generators": generators}, partial / "state.pt")
-        (partial / "args.json").write_text(json.dumps(asdict(args), indent=2, default=str) + "\n")
+        (partial / "args.json").write_text(to_json(asdict(args), indent=2, default=str) + "\n")
         manifest = {path.name: sha256(path) for path in sorted(partial.iterdir())}
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         for path in (*partial.iterdir(), partial):
@@ -238,10 +238,10 @@ def fitting(where: Path) -> Iterator[None]:
 def as_saved(settings: dict) -> dict[str, Any]:
     """Settings as a state's args.json has them, flat."""
 
-    def to_json(value: Any) -> Any:
+    def plain(value: Any) -> Any:
         return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
-    return flat_settings(json.loads(json.dumps(settings, default=to_json)))
+    return flat_settings(json.loads(json.dumps(settings, default=plain)))
 
 
 def newest_undamaged_state(out: Path) -> tuple[Path | None, list[tuple[Path, str]]]:

@@ -13,7 +13,6 @@ The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies besi
 import errno
 import fcntl
 import functools
-import json
 import os
 import re
 import resource
@@ -40,7 +39,7 @@ from nanorlhf.doctor.finding import paragraphs
 from nanorlhf.doctor.metric_rules import examine_metrics
 from nanorlhf.doctor.record import Record
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out, delete, write_text
+from nanorlhf.files import check_out, delete, to_json, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.tokenizer import Tokenizer
@@ -290,7 +289,7 @@ class Run:
             return
         board = self.opened()
         with (self.out / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"step": step, **metrics}) + "\n")
+            file.write(to_json({"step": step, **metrics}) + "\n")
         for name, value in metrics.items():
             board.add_scalar(name, value, step)
 
@@ -301,7 +300,7 @@ class Run:
         self.opened()
         with (self.out / "samples.jsonl").open("a") as file:
             for sample in samples:
-                file.write(json.dumps({"step": step, **sample}) + "\n")
+                file.write(to_json({"step": step, **sample}) + "\n")
 
     def finish(self, summary: dict[str, float]) -> dict[str, float]:
         """Write summary.json, the run's last file, and return the summary.
@@ -387,4 +386,4 @@ def peak_resident_bytes() -> int:
 
 def write_json(path: Path, value: Any) -> None:
     """Write atomically."""
-    write_text(path, json.dumps(value, indent=2, default=str) + "\n")
+    write_text(path, to_json(value, indent=2, default=str) + "\n")

@@ -39,8 +39,8 @@ def say_that_cut(where: str) -> None:
 def read_metrics(run: str | Path) -> Rows:
     """The rows of a run's metrics.jsonl; empty if there is none, as for a model from the Hub.
 
-    Raises InputError for a broken row before the last, for a value that is not a number of float32's range, NaN or
-    infinite, and for a file without rows.
+    null, which is written for a number that is not finite, is read as NaN. Raises InputError for a broken row before
+    the last, for a value that is no number of float32's range, and for a file without rows.
     """
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
@@ -49,8 +49,10 @@ def read_metrics(run: str | Path) -> Rows:
     if not rows:
         raise InputError(f"{path} has no row: delete it to go on without the run's curves.")
     for number, row in enumerate(rows, start=1):
-        for name, value in row.items():  # also NaN, such as the deviation of one score
-            if type(value) not in (int, float) or LARGEST < abs(value) < math.inf:
+        for name, value in row.items():
+            if value is None:
+                row[name] = math.nan
+            elif type(value) not in (int, float) or LARGEST < abs(value) < math.inf:
                 raise InputError(f"{path}:{number}: the field {name!r:.80} must be a number, {LARGEST:.0e} at most.")
     return rows
 

@@ -1,5 +1,6 @@
 """What an update of PPO, GRPO or RLCF logs: docs/metrics.md explains each number."""
 
+import math
 import time
 from dataclasses import asdict
 
@@ -123,12 +124,17 @@ def rollout_metrics(
         "objective/entropy": -batch.logprobs.sum(1).mean().item(),
         "objective/non_score_reward": -kl_coef * kl,
         "objective/score": score,
-        "objective/score_std": scores.std().item(),
+        "objective/score_std": deviation(scores),
         "objective/rlhf_reward": score - kl_coef * kl,
         "objective/kl_coef": kl_coef,
         "eos_rate": batch.has_eos.float().mean().item(),
         "response_length": (batch.eos_index + 1).float().mean().item(),
     }
+
+
+def deviation(values: Tensor) -> float:
+    """Return the standard deviation of a sample (n,); NaN, written as null, for a single value."""
+    return values.std().item() if len(values) > 1 else math.nan
 
 
 def response_kl(batch: Batch) -> Tensor:

@@ -17,7 +17,7 @@ The file's metadata holds `about` as JSON: texts, settings, the statistics that 
 response to each fixed query.
 """
 
-import json
+import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +35,7 @@ from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import write_tensors
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.files import open_regular, parse_json, replacing
+from nanorlhf.files import open_regular, parse_json, replacing, to_json
 from nanorlhf.generate import for_sampling, generate
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT
@@ -55,6 +55,8 @@ MASKS = ("actions", "states", "in_loss", "has_eos")
 IDS = ("index", "query", "response", "eos_index", "score_index")
 WITH_RETURNS = ("rewards", "returns")
 WITH_VALUES = (*WITH_RETURNS, "values", "raw_advantages", "new_values")
+NUMBERS = ("kl_coef", *(f"{name}_{of}" for name in ("advantage", "return", "reward") for of in ("mean", "var")))
+"""what is said about an update that may be NaN or infinite in a run that has diverged"""
 Tensors = dict[str, Tensor]
 
 
@@ -265,7 +267,7 @@ def save_trace(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         contiguous = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
-        write_tensors(contiguous, temporary, {"about": json.dumps(about, default=str)})
+        write_tensors(contiguous, temporary, {"about": to_json(about, default=str)})
         shutil.copymode(path.parents[1] / "args.json", temporary)  # safetensors sets owner-only access
 
 
@@ -317,13 +319,15 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
         if not ((0 <= tensors[name]) & (tensors[name] < T)).all():
             raise InputError(f"{path}: {name} must be from 0 to {T - 1}: {again}.")
     field(about, "update", int, where)
-    if not isinstance(about.get("kl_coef"), float):  # which may be infinite or NaN: a controller's can diverge
+    # JSON has null for them
+    about |= {name: math.nan for name in NUMBERS if name in about and about[name] is None}
+    if not isinstance(about.get("kl_coef"), float):
         field(about, "kl_coef", float, where)
     settings = field(about, "settings", dict, where)
     whitened = {"ppo": ("advantage",), "reinforce++": ("return",)}.get(algorithm, ())
     for name in (*whitened, *(("reward",) if settings.get("whiten_rewards") else ())):
         for statistic in (f"{name}_mean", f"{name}_var"):
-            if not isinstance(about.get(statistic), float):  # NaN in a run that has diverged
+            if not isinstance(about.get(statistic), float):
                 raise InputError(f"{where}: the field {statistic!r} must be a number: {again}.")
     lengths = {"queries": n, "texts": n, "answers": len(tensors["fixed_logprobs"])}
     for name, item_type in (("queries", str), ("texts", list), ("answers", str)):

@@ -9,7 +9,6 @@ that cross-validation by queries chooses. Out: a reward model like train_rm.py's
 token is the mean over the response so far. It takes minutes.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from nanorlhf.checkpoint import load_gpt, save
 from nanorlhf.cli import Count, Fraction, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import Comparison, Rows, load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out, write_text
+from nanorlhf.files import check_out, to_json, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import join_pairs, micro_batches
 from nanorlhf.reward import response_scores
@@ -166,8 +165,8 @@ def main(args: Args) -> dict[str, float]:
         "validation_accuracy": right.mean().item(),
         "reward_mean_before_normalisation": scores.mean().item(), "reward_std": scores.std(correction=0).item(),
     }  # fmt: skip
-    write_text(out / "args.json", json.dumps(asdict(replace(args, out=out)), default=str, indent=2))
-    write_text(out / "summary.json", json.dumps(summary, indent=2))  # last: with it the run is finished
+    write_text(out / "args.json", to_json(asdict(replace(args, out=out)), indent=2, default=str))
+    write_text(out / "summary.json", to_json(summary, indent=2))  # last: with it the run is finished
     print(f"{out}: " + ", ".join(f"{name} {value:.4g}" for name, value in summary.items()))
     return summary
 
