@@ -53,7 +53,9 @@ from nanorlhf.rlcf.discriminator import Discriminator, discriminator_from_encode
 from nanorlhf.rlcf.feedback import check_responses, training_compiler
 from nanorlhf.rlcf.transformations import rename_variables
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
+from nanorlhf.training.inputs import digest_inputs
 from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor
+from nanorlhf.training.resume import changes, fitting
 from nanorlhf.training.run import SAMPLING, Run, begin
 from nanorlhf.training.settings import AdamSettings, RunArgs
 from nanorlhf.training.supervised import Sums, autocast, backward, evaluate, new_config
@@ -154,19 +156,34 @@ def sample_programs(args: Args, rows: list[Demonstration], device: torch.device)
     return samples
 
 
+def data_files(args: Args) -> list[Path]:
+    return [args.data / f"code.{split}.jsonl" for split in ("train", "validation")]
+
+
 def begin_sampling(args: Args, path: Path, num_rows: int, size: int) -> list[Sample]:
     """Open the file of the samples; what it holds already, in whole batches of `size`, if the run is resumed.
 
-    Its first line holds the settings that the samples depend on; InputError where they differ.
+    Its first line holds the settings and digests of the files that the samples depend on; InputError where they differ.
     """
     names = ("data", "num_rows", "sft", "seed", "dtype", "temperature", "top_p", "response_length")
     settings = {name: str(getattr(args, name)) for name in (*names, "max_query_length", "error_prone_jar")}
     settings["rows"] = str(num_rows)
-    done = as_samples(sampled_rows(path, settings)) if args.resume else []
+    inputs = digest_inputs(args, data_files(args))
+    done: list[Sample] = []
+    if args.resume:
+        done = as_samples(sampled_rows(path, settings))
+        with path.open("rb") as file, fitting(path):
+            first = file.readline()
+            changed = changes(json.loads(first).get("inputs", {}), inputs) if first.endswith(b"\n") else []
+        for change in changed:
+            raise InputError(
+                f"--resume: {change} since the sampling in {path} was started: restore it, or start again with "
+                "--overwrite."
+            )
     if len(done) < num_rows:  # in the same batches as without the break, so that rounding is the same
         done = done[: len(done) // size * size]
     args.out.mkdir(parents=True, exist_ok=True)
-    write_jsonl(path, [settings, *done])
+    write_jsonl(path, [settings | {"inputs": inputs}, *done])
     return done
 
 
@@ -248,7 +265,7 @@ def main(args: Args) -> dict[str, float]:
     device = begin(args, "batch_size", "triplet_batch_size")
     tokenizer = load_tokenizer(args.sft)
     limits = tokenizer, args.max_query_length, args.max_response_length
-    files = [args.data / f"code.{split}.jsonl" for split in ("train", "validation")]
+    files = data_files(args)
     train, validation = (list(load_programs(file, *limits, needs_response=True)) for file in files)
     model = new_discriminator(args, tokenizer).to(device)
     advice = f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr})"

@@ -259,6 +259,12 @@ def test_interrupted_sampling_goes_on_where_it_stopped(rlcf, monkeypatch, tmp_pa
         train_discriminator.main(broken)
     with pytest.raises(InputError, match=f"{SAMPLING} was started with --top-p 0.95, not 0.5: pass the same"):
         train_discriminator.main(replace(broken, top_p=0.5, resume=True))
+    text = (broken.out / SAMPLING).read_text()
+    _, digest = json.loads(text.splitlines()[0])["inputs"]["sft"]["model.safetensors"]
+    (broken.out / SAMPLING).write_text(text.replace(digest, "of another policy"))
+    with pytest.raises(InputError, match="--resume: .*sft/model.safetensors has changed since the sampling in"):
+        train_discriminator.main(replace(broken, resume=True))
+    (broken.out / SAMPLING).write_text(text)
     num_batches = -(-len((whole.out / "generated.jsonl").read_text().splitlines()) // 8)
     calls = interrupt_at(0, monkeypatch, train_discriminator, "generate")
     assert train_discriminator.main(replace(broken, resume=True)) == summary
