@@ -198,6 +198,12 @@ def java_command(java: str, workers: int, error_prone_jar: str | Path | None) ->
     return [found, *jvm, "-cp", str(checker.parent), str(checker), str(workers), *javac]
 
 
+def java_environment() -> dict[str, str]:
+    """The environment without options for Java, which would change what it does, and with UTF-8 for file names."""
+    options = ("CLASSPATH", "JAVA_TOOL_OPTIONS", "JDK_JAVAC_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+    return {name: value for name, value in os.environ.items() if name not in options} | {"LC_ALL": "C.UTF-8"}
+
+
 def java_findings(program: str, reply: "bytes | Failure") -> list[Diagnostic]:
     """The diagnostics in a reply of Checker.java, offsets in characters, and the unused variables."""
     diagnostics = unused_variables(program)
@@ -485,8 +491,9 @@ class Server:
         with tempfile.TemporaryFile() as log:
             # own session: Ctrl-C must not reach it, as the run still needs it to finish its step
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
-            )
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+                env=java_environment(),
+            )  # fmt: skip
             reader = threading.Thread(target=read_replies, args=(self.process.stdout, self.replies), daemon=True)
             reader.start()
             try:

@@ -72,6 +72,7 @@ from queue import SimpleQueue
 from tqdm import tqdm
 
 from nanorlhf.errors import InputError
+from nanorlhf.rlcf.compilers import java_environment
 from nanorlhf.rlcf.python_harness import read_exactly, send
 
 HERE = Path(__file__).resolve().parent
@@ -221,11 +222,16 @@ def run_java(timeout: float, memory_mib: int, worker: Worker, program: Program) 
         launcher = java_classes()
         command = [
             f"{java_home()}/bin/java", *JVM, f"-Xmx{memory_mib}m", f"-XX:MaxDirectMemorySize={memory_mib}m",
-            f"-Duser.home={box}/home", f"-Djava.io.tmpdir={box}/home", "-cp", f"{launcher}:{classes}",
+            f"-Duser.home={box}/home", f"-Djava.io.tmpdir={box}/home", "-cp", class_path(box, launcher, classes),
             "NanoRlhfProgram", "/proc/self/fd/{calls}", "/proc/self/fd/{replies}",
         ]  # fmt: skip
         readonly: list[str | Path] = [*java_files(), launcher, classes]
         return run_tests(worker, box, command, timeout, memory_mib + JVM_OVERHEAD, readonly, loads=False)
+
+
+def class_path(box: Path, *directories: Path) -> str:
+    """Relative to where the sandbox starts a program: there may be a colon in the name of a directory above both."""
+    return ":".join(os.path.relpath(directory, box / "home") for directory in directories)
 
 
 def run_python(timeout: float, memory_mib: int, worker: Worker, program: Program) -> Verdict:
@@ -469,7 +475,8 @@ def prepare(worker: Worker, language: str, directory: str, program: Program, tes
     reason = "compile_limit"
     try:
         deadline = time.monotonic() + COMPILE_SECONDS
-        for text in (directory, program.prefix, program.response, program.suffix, tests):
+        tell(process, os.fsencode(directory))
+        for text in (program.prefix, program.response, program.suffix, tests):
             tell(process, text.encode(errors="replace"))
         messages = hear(process, deadline)[1].decode(errors="replace")
         reason = "compile_error"
@@ -485,7 +492,8 @@ def start_harness(worker: Worker, language: str) -> None:
     box = worker.box / "harness"
     make_directory(box)
     if language == "java":
-        command = [f"{java_home()}/bin/java", *JVM, f"-Xmx{HARNESS_MIB}m", "-Xss8m", "-cp", str(java_classes())]
+        command = [f"{java_home()}/bin/java", *JVM, f"-Xmx{HARNESS_MIB}m", "-Xss8m", "-cp"]
+        command.append(class_path(box, java_classes()))
         command += ["NanoRlhfHarness", str(java_classes())]
         readonly: tuple[Path | str, ...] = (*java_files(), java_classes())
     else:
@@ -545,7 +553,8 @@ def java_home() -> str:
     java = shutil.which("java")
     if java is None:
         raise InputError("no java on the PATH: install a JDK, version 17 or later.")
-    shown = subprocess.run([java, "-XshowSettings:properties", "-version"], capture_output=True, text=True)
+    command = [java, "-XshowSettings:properties", "-version"]
+    shown = subprocess.run(command, capture_output=True, text=True, env=java_environment())
     home = re.search(r"^ *java\.home = (.+)$", shown.stderr, re.MULTILINE)
     if home is None or not Path(home[1], "bin", "javac").exists():
         raise InputError(f"{java} comes without javac: install a JDK, version 17 or later, not a JRE.")
@@ -563,7 +572,7 @@ def java_classes() -> Path:
     atexit.register(shutil.rmtree, directory)
     directory.chmod(0o755)
     sources = (HERE / "execution.java", HERE / "NanoRlhfTests.java")
-    subprocess.run([f"{java_home()}/bin/javac", "-d", directory, *sources], check=True)
+    subprocess.run([f"{java_home()}/bin/javac", "-d", directory, *sources], check=True, env=java_environment())
     return directory
 
 

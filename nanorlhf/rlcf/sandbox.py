@@ -258,7 +258,7 @@ def new_root(config: dict) -> None:
     root = config["root"]
     call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)  # the mounts below stay invisible outside
     options = f"size={config['disk_bytes']},nr_inodes=4096,mode=755".encode()
-    call("mount", b"tmpfs", root.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
+    call("mount", b"tmpfs", os.fsencode(root), b"tmpfs", MS_NOSUID | MS_NODEV, options)
     for path in (*SYSTEM, *config["readonly"], *config["writable"], *DEVICES):
         inside = root + path
         if not os.path.lexists(path) or os.path.lexists(inside):  # missing here, or in a directory already bound
@@ -271,18 +271,18 @@ def new_root(config: dict) -> None:
             os.mkdir(inside)
         else:
             os.close(os.open(inside, os.O_CREAT))
-        call("mount", path.encode(), inside.encode(), None, MS_BIND | MS_REC, None)
+        call("mount", os.fsencode(path), os.fsencode(inside), None, MS_BIND | MS_REC, None)
         if path not in (*config["writable"], *DEVICES):
             flags = os.statvfs(inside).f_flag  # a user namespace must keep these flags
             kept = flags & (os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME)
             kept |= MS_RELATIME if flags & os.ST_RELATIME else 0
             flags = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept
-            call("mount", None, inside.encode(), None, flags, None)
+            call("mount", None, os.fsencode(inside), None, flags, None)
     os.makedirs(root + config["home"])
     if config["uid"] is not None:
         os.chown(root + config["home"], config["uid"], config["uid"])
     os.mkdir(root + "/proc")
-    call("mount", b"proc", (root + "/proc").encode(), b"proc", MS_NOSUID | MS_NODEV, None)
+    call("mount", b"proc", os.fsencode(root + "/proc"), b"proc", MS_NOSUID | MS_NODEV, None)
     os.chdir(root)
     call("syscall", PIVOT_ROOT[platform.machine() != "x86_64"], b".", b".")  # the old root is now on top
     call("umount2", b".", MNT_DETACH)

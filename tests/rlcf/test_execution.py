@@ -797,6 +797,22 @@ def test_unknown_languages_systems_and_missing_compilers_are_refused(monkeypatch
         run_programs([python("1")], "python")
 
 
+def test_java_runs_whatever_options_it_is_given_and_whatever_tmpdir_is_called(scratch, monkeypatch):
+    name = "a:b é *;'c\"$d"
+    (scratch / name).mkdir()
+    (scratch / name).chmod(0o711)
+    for variable in ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "JDK_JAVAC_OPTIONS"):
+        monkeypatch.setenv(variable, "-evil")
+    monkeypatch.setenv("CLASSPATH", "/nowhere")
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch / name))
+    execution.java_home.cache_clear()
+    execution.java_classes.cache_clear()
+    verdict = run_programs([java("return 2 * n;", mbjp_test(1, 3, 6))], "java", LONG)[0]
+    execution.java_classes.cache_clear()
+    assert verdict.passed, verdict
+
+
 def test_isolation_describes_what_this_machine_supports(monkeypatch):
     assert all(isinstance(line, str) and line for line in isolation())
     monkeypatch.setattr(execution, "best_way", lambda: ("limits", {"seccomp": True, "landlock": True}))
