@@ -219,8 +219,8 @@ ENTRIES = {
     ),
     "eval sums": script(
         evaluation,
-        f"sums --data sums/long --policies sft sft ppo ppo {EVAL} --num-samples 4 --rewards {{root}}/data/sums.py:solved "
-        "--max-response-length 300",
+        f"sums --data sums/long --policies sft sft ppo ppo {EVAL} --num-samples 4 "
+        "--rewards {root}/data/sums.py:solved --max-response-length 300",
         "sums sft ppo",
     ),
     "compare_runs": module(

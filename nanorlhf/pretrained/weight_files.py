@@ -53,7 +53,7 @@ def shards_of(path: Path) -> dict[Path, set[str]]:
 
 
 def files_of_model(where: str | Path) -> list[Path]:
-    """Return the files that `load_gpt` and `load_scalar` read: configuration, weights, all shards, an adapter's files."""
+    """Return the files that `load_gpt` and `load_scalar` read: configuration, weights, shards, an adapter."""
     weights = find_weights(where)
     files = [find_config(where), weights, *shards_of(weights)]
     if is_gguf(weights):  # maybe in several files
