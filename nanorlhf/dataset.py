@@ -181,7 +181,8 @@ def with_blank(query: str, response: str, chat: bool = False) -> str:
 
 def response_ids(query: str, response: str, tokenizer: Tokenizer, chat: bool = False) -> list[int]:
     """Token ids of a response to `query`, with EOS."""
-    [ids] = tokenizer.encode_responses([with_blank(query, response, chat)])
+    text = with_blank(query, response, chat)
+    [ids] = tokenizer.encode_responses([text], [query] if chat else None)
     return ids + [tokenizer.eos_id]
 
 
@@ -498,15 +499,16 @@ def tokenise(
     lengths: list[list[int]] = []
     rows = texts(iter_jsonl(path))
     while chunk := list(islice(rows, CHUNK)):
-        queries: dict[bool, Iterator[list[int]]] = {}
+        encoded: dict[bool, tuple[Iterator[list[int]], Iterator[list[int]]]] = {}
         for chat in (False, True):
-            of_this_kind = [fields[0] for _, fields, kind in chunk if kind == chat]
-            queries[chat] = iter(tokenizer.encode_batch(of_this_kind, chat))
-        all_responses = [text for _, fields, _ in chunk for text in fields[1:]]
-        encoded = iter(tokenizer.encode_responses(all_responses))
+            of_this_kind = [fields for _, fields, kind in chunk if kind == chat]
+            queries = tokenizer.encode_batch([query for query, *_ in of_this_kind], chat)
+            texts_of = [text for _, *texts in of_this_kind for text in texts]
+            chats = [query for query, *texts in of_this_kind for _ in texts] if chat else None
+            encoded[chat] = iter(queries), iter(tokenizer.encode_responses(texts_of, chats))
         for where, fields, chat in chunk:
-            query = next(queries[chat])
-            responses = [next(encoded) for _ in fields[1:]]
+            query = next(encoded[chat][0])
+            responses = [next(encoded[chat][1]) for _ in fields[1:]]
             if tokenizer.pad_id in query:
                 raise InputError(f"{where}: the chat's query has {PAD}, which masks would hide.")
             # compared as ids, because a leading space makes no difference

@@ -60,7 +60,7 @@ class Tokenizer:
 
     @property
     def stop_ids(self) -> list[int]:
-        """EOS and the other ids at which the model's own settings end a response."""
+        """EOS first, then the other ids at which the model's own settings end a response."""
         others = self.generation["eos_token_id"] if self.generation else []
         return list(dict.fromkeys([self.eos_id, *others]))
 
@@ -81,12 +81,29 @@ class Tokenizer:
             encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def encode_responses(self, texts: list[str]) -> list[list[int]]:
+    def encode_responses(self, texts: list[str], chats: list[str] | None = None) -> list[list[int]]:
         """The ids of each text as the continuation of another one.
 
         SentencePiece's tokenizers (Llama 2, Mistral) put a space before every text. For those, the
         ids are the ones that follow a newline, which is never part of another token.
+
+        chats: texts of a chat template, each continued by its text. The ids are then those of the
+        whole, as a special token may put a space before the text or drop one (Phi-3); unless a
+        token spans both, or the text names a special token.
         """
+        if chats is not None:
+            before = self.encode_batch(chats, parse_special=True)
+            whole = self.encode_batch([a + b for a, b in zip(chats, texts, strict=True)], True)
+            added = self.backend.get_added_tokens_decoder().items()
+            special = {i for i, token in added if token.special}
+            return [
+                ids[len(query) :]
+                if ids[: len(query)] == query and special.isdisjoint(ids[len(query) :])
+                else apart
+                for query, ids, apart in zip(
+                    before, whole, self.encode_responses(texts), strict=True
+                )
+            ]
         alone = self.encode_batch(texts)
         if not self._puts_space:
             return alone
@@ -331,8 +348,8 @@ def _finish(
     assert eos_id is not None and pad_id is not None
     if PAD not in vocabulary and pad_id in vocabulary.values():
         raise InputError(
-            f"{where}: the tokenizer's ids have gaps, so the next free one, {pad_id}, isn't free for "
-            f"{PAD}."
+            f"{where}: the tokenizer's ids have gaps, so the next free one, {pad_id}, isn't free "
+            f"for {PAD}."
         )
     tokenizer = Tokenizer(backend, eos_id, pad_id, bos, chat_template, generation)
     marked = "".join(f"{PROBE} {name} " for name in names)
@@ -448,8 +465,8 @@ def _only_eos(backend: tokenizers.Tokenizer, ids: list[int], where: Path) -> str
     names = [tokens.get(i) for i in dict.fromkeys(ids)]
     if len(names) > 1:
         raise InputError(
-            f"{where}: eos_token_id is {ids} ({', '.join(map(str, names))}), but a response ends in "
-            "one token: set it as eos_token in tokenizer_config.json."
+            f"{where}: eos_token_id is {ids} ({', '.join(map(str, names))}), but a response ends "
+            "in one token: set it as eos_token in tokenizer_config.json."
         )
     if names[0] is None:
         raise InputError(f"{where}: eos_token_id is {ids[0]}, which is not the id of a token.")

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
+from data import chat
 from nanorlhf.checkpoint import load_gpt, save
+from nanorlhf.dataset import load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.generate import sample_answers
 from nanorlhf.model import GPT, GPTConfig
@@ -106,6 +108,34 @@ def test_each_stop_token_of_a_model_ends_a_response_and_is_no_text(tmp_path):
         assert set(ids[length + 1 :]) <= {tokenizer.pad_id}
         assert tokenizer.decode(ids) == tokenizer.decode(ids[:length])
     assert all((response == stop_id).any() for stop_id in tokenizer.stop_ids)
+
+
+CHATS = [name for name in SHAPES if "chat_template" in SHAPES[name].settings]
+
+
+@pytest.mark.parametrize("name", CHATS)
+@pytest.mark.parametrize("contents", [("the cat", "sat on"), ("sat", " on", "the cat", "\n sat ")])
+def test_the_ids_of_a_chat_are_those_of_transformers_up_to_the_end_of_the_turn(tmp_path, name, contents):
+    """With the template of the data, whose EOS ends a turn; and with the model's own."""
+    publish(tmp_path / "tokenizer", SHAPES[name])
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}))
+    chat.main(
+        chat.Args(
+            source=str(tmp_path / "chats.jsonl"), tokenizer=str(tmp_path / "tokenizer"), out=tmp_path / "out",
+            validation_share=0.0,
+        )
+    )  # fmt: skip
+    tokenizer = load_tokenizer(tmp_path / "out")
+    [row] = load_demonstrations(tmp_path / "out/sft.train.jsonl", tokenizer, None)
+    for directory in ("tokenizer", "out"):
+        judge = AutoTokenizer.from_pretrained(tmp_path / directory)
+        query = judge.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
+        whole = judge.apply_chat_template(messages, return_dict=False)
+        assert row.query == query and row.query + row.response == whole[: len(row.query + row.response)]
+        assert judge.convert_ids_to_tokens(row.response[-1]) == tokenizer.eos
+    [ids] = tokenizer.encode_responses([f"x{tokenizer.eos}"], [row.record["query"]])
+    assert not set(ids) & set(judge.all_special_ids)  # a name in a response is text
 
 
 # ------------------------------------------------------------------------------------------------------------- refused
