@@ -488,7 +488,7 @@ def with_end(tokenizer: Tokenizer, end: str) -> Tokenizer:
     template = tokenizer.chat_template or ""
     if eos_id != tokenizer.eos_id and "eos_token" in template:
         # Phi-3's, for one, writes the model's eos_token after a conversation. Jinja drops the newline.
-        template = f"{{% set eos_token = {json.dumps(tokenizer.eos)} %}}\n{template}"
+        template = f"{{% set eos_token = {to_json(tokenizer.eos)} %}}\n{template}"
     return replace(tokenizer, eos_id=eos_id, chat_template=template)
 
 
