@@ -156,7 +156,7 @@ def ppo_lines(settings: dict[str, Any], has_token_rewards: bool) -> list[Line]:
         ),
         Line(
             "values", "value V", values, "what the value model expects of the response, before this token",
-            "nanorlhf/logprobs.py", "torch.where(states, model(query_response, real, last=T + 1)[:, :-1], 0.0)",
+            "nanorlhf/logprobs.py", "torch.where(states, values[:, :-1], 0.0)",
         ),
         Line(
             "delta", "delta", values, "by how much this step was better than the value model expected",
@@ -270,7 +270,7 @@ def epoch_lines(epoch: int, algorithm: str, settings: dict[str, Any], script: st
             ("exp({mean_log_ratio" + e + "})",),
         ) if has_response_ratio else Line(
             f"ratio{e}", "ratio", section, "how much likelier the token has become" + at_first,
-            ppo, "ratio = torch.where(actions, new_logprobs - logprobs, 0.0).exp()",
+            ppo, "log_ratio = torch.where(actions, new_logprobs - logprobs, 0.0)",
             ("exp({new_logprobs" + e + "} - {" + old + "})",),
         ),
     ]  # fmt: skip
