@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import transformers
 
 import train_ppo
 from course.bugs import BUGS, Bug, bug_named
@@ -183,6 +184,20 @@ def test_a_family_that_rotates_other_pairs_is_found(world, monkeypatch):
     monkeypatch.setitem(FAMILIES, "gpt_neox", replace(FAMILIES["gpt_neox"], fixed=fixed))
     (finding,) = family_checks.families(Cases(world))
     assert finding.seen.startswith("The logits of a gpt_neox model are up to ")
+
+
+def test_families_are_compared_with_attention_that_caps_its_logits(world, monkeypatch):
+    """SDPA, which some versions of transformers take for Gemma 2, does not."""
+    asked = []
+
+    def from_config(config, **named):
+        asked.append(named)
+        raise InterruptedError
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_config", from_config)
+    with pytest.raises(InterruptedError):
+        next(family_checks.families(Cases(world)))
+    assert asked == [{"attn_implementation": "eager"}]
 
 
 @pytest.mark.slow
