@@ -5,6 +5,7 @@ import io
 import itertools
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -20,6 +21,8 @@ from nanorlhf.errors import InputError, Interrupted, PeerFailed, sentence_of
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+FLAG = re.compile(r"--|-(?!\d|\.\d|inf|nan)[^-]")  # and not a negative number
+R = TypeVar("R")
 S = TypeVar("S", bound="DataclassInstance")  # the settings of a script
 
 
@@ -167,10 +170,10 @@ def with_dtype(args: S) -> S:
     return replace(args, dtype=dtype)
 
 
-def run_module(main: Callable[[S], object], args_class: type[S]) -> None:
-    """Run a module without recipes: `python -m data.tldr --flags`."""
+def run_module(main: Callable[[S], R], args_class: type[S]) -> R:
+    """Run a module without recipes: `python -m data.tldr --flags`; returns what `main` does."""
     with _one_sentence():
-        main(parse_flags(args_class, sys.argv[1:], _program(main)))
+        return main(parse_flags(args_class, sys.argv[1:], _program(main)))
 
 
 def _program(main: Callable[..., object]) -> str:
@@ -187,9 +190,7 @@ def parse_flags(
 ) -> S:
     """Return the settings that flags give; raises InputError for unknown ones and bad values."""
     options: dict[str, Any] = {} if default is None else {"default": default}
-    for flag, argument in itertools.pairwise(["", *arguments]):
-        if flag.startswith("--") and argument == "":  # as a path, it is the working directory
-            raise InputError(f"{program}: {flag} is empty: pass a value, or leave the flag out.")
+    _check_flags(_flags(args_class), arguments, program)
     box = io.StringIO()
     try:
         with redirect_stderr(box):
@@ -204,9 +205,49 @@ def parse_flags(
         reason = " ".join(itertools.takewhile(lambda line: line.strip("─╰╯"), lines)).rstrip(".")
         raise InputError(f"{program}: {reason}: see `{program} --help`.") from None
     if unknown:
-        flag = unknown[0].partition("=")[0]  # not the value, which may be a URL with a password
-        raise InputError(f"{program}: unknown flag {flag!r}: see `{program} --help`.")
+        raise InputError(f"{program}: unexpected {unknown[0]!r}: see `{program} --help`.")
     return parsed
+
+
+def _flags(args_class: type, prefix: str = "--") -> dict[str, Any]:
+    """The flags of a dataclass, its groups and its subcommands, with their type hints."""
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(args_class, include_extras=True).items():
+        if tyro.conf.Positional in getattr(hint, "__metadata__", ()):
+            continue
+        name = name.replace("_", "-")
+        found[f"{prefix}{name}"] = hint
+        if bool in (hint, *get_args(hint)):
+            found[f"{prefix}no-{name}"] = hint
+        inner = prefix if name == "command" else f"{prefix}{name}."
+        for part in (
+            hint,
+            *(part for outer in get_args(hint) for part in (outer, *get_args(outer))),
+        ):
+            if isinstance(part, type) and is_dataclass(part):
+                found |= _flags(part, inner)
+    return found
+
+
+def _check_flags(flags: dict[str, Any], arguments: list[str], program: str) -> None:
+    """Raise InputError for a flag that is unknown or lacks its value.
+
+    tyro would blame another argument, or take an empty list where a flag has a list of values.
+    """
+    if "--" in arguments:
+        arguments = arguments[: arguments.index("--")]
+    for argument, following in itertools.pairwise([*arguments, "--"]):
+        flag, equals, value = argument.partition("=")
+        if not FLAG.match(flag) or flag in ("-h", "--help"):
+            continue
+        flag = flag.replace("_", "-")
+        if flag not in flags:
+            raise InputError(f"{program}: unknown flag {flag!r}: see `{program} --help`.")
+        if following == "" or equals and value == "":  # as a path, it is the working directory
+            raise InputError(f"{program}: {flag} is empty: pass a value, or leave the flag out.")
+        takes_value = bool not in (flags[flag], *get_args(flags[flag]))
+        if takes_value and not equals and following.startswith("--"):
+            raise InputError(f"{program}: {flag} lacks its value: see `{program} --help`.")
 
 
 class _one_sentence:

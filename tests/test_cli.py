@@ -15,13 +15,16 @@ import train_dpo
 import train_ppo
 import train_rm
 import train_sft
+from course import __main__ as course
 from data import programs, sums, tiny, town
 from kernels import processor, tune
 from nanorlhf import launch
 from nanorlhf.cli import check_ranges, command_line, run_module
 from nanorlhf.errors import InputError
+from nanorlhf.training import hub
 from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import ROOT
+from tools import compile_kernels
 
 
 @dataclass(frozen=True)
@@ -100,17 +103,64 @@ def test_random_weights_are_trained_where_the_model_is_none(miniature, tmp_path)
     [
         ("train_sft", ["huge"], "unknown recipe 'huge': choose one of tiny, tldr"),
         ("train_rm", ["tldr", "--beam-size", "4"], "unknown flag '--beam-size': .*--help"),
-        ("train_sft", ["tiny", "more"], "unknown flag 'more'"),
+        ("train_sft", ["tiny", "more"], "unexpected 'more'"),
         ("train_ppo", ["--sampler.ur=http://me:secret@host"], "unknown flag '--sampler.ur': "),
         ("train_sft", ["--lr", "1", "--learning-rate", "1"], "unknown flag '--learning-rate'"),
         ("train_sft", ["--out", ""], "train_sft.py tiny: --out is empty: pass a value, or leave the flag out"),
+        ("train_sft", ["--out="], "train_sft.py tiny: --out is empty: pass a value, or leave the flag out"),
         ("train_ppo", ["tldr", "--lr", "1", "--sft", ""], "train_ppo.py tldr: --sft is empty"),
+        ("train_sft", ["--lora-targets"], "train_sft.py tiny: --lora-targets lacks its value"),
+        ("train_sft", ["--lora_targets", "--seed", "1"], "--lora-targets lacks its value"),
+        ("eval", ["--policies"], "--policies lacks its value"),
+        ("train_ppo", ["--sampler.correction"], "--sampler.correction lacks its value"),
+        ("train_ppo", ["--sampler.evil", "1"], "unknown flag '--sampler.evil'"),
+        ("train_ppo", ["--whiten-rewards", "-x"], "unknown flag '-x'"),
+        ("train_ppo", ["--no-lr"], "unknown flag '--no-lr'"),
     ],
 )
 def test_an_unknown_recipe_or_flag_is_one_line_and_exit_code_2(monkeypatch, capsys, script, arguments, sentence):
     code, out, err, given = call(monkeypatch, capsys, script, *arguments)
     assert code == 2 and given == [] and out == ""
     assert err.startswith("error: ") and err.count("\n") == 1 and re.search(sentence, err)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "sentence"),
+    [
+        (course, ["grade", "--evil", "x"], "unknown flag '--evil'"),
+        (course, ["grade", "-x"], "unknown flag '-x'"),
+        (course, ["grade", "--directory", "x"], "unknown flag '--directory'"),
+        (course, ["grade", ".", "--evil=3"], "unknown flag '--evil'"),
+        (course, ["grade", "--exercises"], "--exercises lacks its value"),
+        (course, ["grade", "--limit", "abc"], "--limit: could not convert string to float: 'abc'"),
+        (course, ["grade", "a", "b"], "unexpected 'b'"),
+        (course, ["grade", "--format", "xml"], "--format"),
+        (course, ["mutants", "--evil", "3"], "unknown flag '--evil'"),
+        (course, ["verify", "--parts"], "--parts lacks its value"),
+        (course, ["evil"], "Expected one of {start, next"),
+        (course, [], "Expected one of {start, next"),
+        (course, ["plant"], "new directory"),
+        (hub, ["--evil", "a", "b"], "unknown flag '--evil'"),
+        (hub, ["a"], "OWNER/NAME"),
+        (tiny, ["--out", "a", "b"], "unexpected 'b'"),
+        (compile_kernels, ["--evil"], "unknown flag '--evil'"),
+        (compile_kernels, ["--out", "--measure"], "--out lacks its value"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_one_sentence_in_every_module(
+    monkeypatch, capsys, module, arguments, sentence
+):
+    monkeypatch.setattr(sys, "argv", ["program.py", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        run_module(module.main, module.Args)
+    err = capsys.readouterr().err
+    assert stopped.value.code == 2 and err.startswith("error: ") and err.count("\n") == 1 and sentence in err
+
+
+@pytest.mark.parametrize("arguments", [["--kl-coef", "-1"], ["--kl-coef", "-.5e3"], ["--kl-coef", "-inf"]])
+def test_a_negative_number_is_a_value_and_no_flag(monkeypatch, capsys, arguments):
+    code, _, err, _ = call(monkeypatch, capsys, "train_ppo", *arguments)
+    assert code == 2 and "--kl-coef -" in err and "must be at least 0" in err
 
 
 def test_no_recipe_of_ppo_samples_from_anything_but_the_policy():

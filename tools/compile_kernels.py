@@ -40,9 +40,9 @@ from pathlib import Path
 
 import torch
 import triton
-import tyro
 from triton.backends.compiler import GPUTarget
 
+from nanorlhf.cli import run_module
 from nanorlhf.files import write_text
 
 gae, kl, logprobs = (import_module(f"kernels.{name}") for name in ("gae", "kl", "logprobs"))
@@ -412,4 +412,4 @@ def read_table(file: Path) -> list[dict]:
 if __name__ == "__main__":
     if os.environ.get("TRITON_INTERPRET") == "1":
         sys.exit("error: TRITON_INTERPRET=1 replaces the compiler: unset it.")
-    main(tyro.cli(Args, description=__doc__))
+    run_module(main, Args)

@@ -33,7 +33,6 @@ from typing import Any
 import torch
 import torch._dynamo  # which an optimizer imports at its first step: here it is imported once, not in every run
 import torch.distributed.fsdp
-import tyro
 from tqdm import tqdm
 
 import eval as evaluation
@@ -44,7 +43,7 @@ import train_rm
 import train_sft
 from data import tiny
 from nanorlhf import launch
-from nanorlhf.cli import command_line
+from nanorlhf.cli import command_line, run_module
 from nanorlhf.rewards.endpoint import read_cache
 from nanorlhf.training.resume import damage, states
 from nanorlhf.training.trace import read_trace
@@ -400,4 +399,4 @@ def main(args: Args) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Args)))
+    sys.exit(run_module(main, Args))
