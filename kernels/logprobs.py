@@ -161,22 +161,16 @@ def block_logits(
     ids: slice,
 ) -> Tensor:
     """The logits (N, v) of a block of ids, in float32 (float64 from float64)."""
-    logits = wide_linear(hidden, weight[ids], cap=cap)
+    return scaled(wide_linear(hidden, weight[ids], cap=cap), bias, temperature, ids)
+
+
+def scaled(products: Tensor, bias: Tensor | None, temperature: float, ids: slice) -> Tensor:
+    """Logits from the products (N, v) of a block of ids, capped where there is a cap; in place."""
     if bias is not None:
-        logits = logits.add_(bias[ids])
+        products = products.add_(bias[ids])
     if temperature != 1:
-        logits = logits.div_(temperature)
-    return logits if bias is None else logits.clamp_(min=LOWEST)
-
-
-def cap_slope(
-    logits: Tensor, bias: Tensor | None, temperature: float, cap: float, ids: slice
-) -> Tensor:
-    """d capped product / d product, (N, v), from the logits of a block; 0 at forbidden ids."""
-    capped = logits * temperature
-    if bias is not None:
-        capped = (capped - bias[ids]).clamp_(-cap, cap)
-    return 1 - (capped / cap).square()
+        products = products.div_(temperature)
+    return products if bias is None else products.clamp_(min=LOWEST)
 
 
 def linear_forward_blas(
@@ -191,7 +185,7 @@ def linear_forward_blas(
     """-> normaliser, entropy and the label's logit, (N,) each.
 
     `kept` gets of each block, by its first id, p among its own ids, (N, v), or None beyond the
-    limit, and its normaliser, (N,).
+    limit or with a cap, and its normaliser, (N,).
     """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     largest = torch.full((len(hidden),), LOWEST, device=hidden.device, dtype=wide)
@@ -205,7 +199,8 @@ def linear_forward_blas(
         block_total = -p.amax(1).log()  # p = exp(l - m) / total, and l = m where it is largest
         block_entropy = block_total - logits.sub_(block_largest[:, None]).mul_(p).sum(1)
         if kept is not None:
-            is_kept = len(hidden) * ids.stop <= processor.chosen.kept
+            # the slope of a cap needs the products: a p that underflows can't give them back
+            is_kept = cap is None and len(hidden) * ids.stop <= processor.chosen.kept
             kept[ids.start] = p if is_kept else None, block_largest + block_total
         new_largest = torch.maximum(largest, block_largest)
         before = log_total + (largest - new_largest)
@@ -232,22 +227,23 @@ def linear_backward_blas(
     """
     p, of_block = kept[ids.start]
     kept[ids.start] = None, of_block  # p becomes the result: a second backward pass makes it anew
+    slope = None
     if p is None:
-        p = block_logits(hidden, weight, bias, temperature, cap, ids).softmax(1)
+        products = wide_linear(hidden, weight[ids], cap=cap)
+        slope = None if cap is None else 1 - (products / cap).square()
+        p = scaled(products, bias, temperature, ids).softmax(1)
     to_probability = (of_block - normaliser).exp()[:, None]
     grad_logprobs, grad_entropy = grads[0][:, None], grads[1]
     here, index = labels_in(ids, labels)
     at_label = torch.where(here, grad_logprobs, 0.0)
-    if grad_entropy is None and cap is None:
-        return p.mul_(-grad_logprobs * to_probability).scatter_add_(1, index, at_label)
-    p.mul_(to_probability)
-    log_p = p.log().clamp_(min=LOWEST)  # 0 * -inf is NaN
-    slope = (
-        None if cap is None else cap_slope(log_p + normaliser[:, None], bias, temperature, cap, ids)
-    )
-    if grad_entropy is not None:
-        grad_logprobs = (log_p + entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs)
-    grad = p.mul_(-grad_logprobs).scatter_add_(1, index, at_label)
+    if grad_entropy is None:
+        grad = p.mul_(-grad_logprobs * to_probability)
+    else:
+        p.mul_(to_probability)
+        log_p = p.log().clamp_(min=LOWEST)  # 0 * -inf is NaN
+        of_entropy = (log_p + entropy[:, None]).mul_(grad_entropy[:, None])
+        grad = p.mul_(-of_entropy.add_(grad_logprobs))
+    grad = grad.scatter_add_(1, index, at_label)
     return grad if slope is None else grad.mul_(slope)
 
 
