@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -134,12 +135,14 @@ def command_line(main: Callable[[S], object], recipes: dict[str, tuple[str, S]])
     arguments = sys.argv[1:]
     program = _program(main)
     default = next(iter(recipes))
-    if arguments[:1] in (["-h"], ["--help"]):
-        listed = "; ".join(f"{name} ({help_text})" for name, (help_text, _) in recipes.items())
-        print(f"recipes: {listed}")
-        print(f"the flags of a recipe: {program} RECIPE --help; below: `{default}`\n")
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else default
     with _one_sentence():
+        if sys.argv[1:2] in (["-h"], ["--help"]):
+            listed = "; ".join(f"{name} ({help_text})" for name, (help_text, _) in recipes.items())
+            print(f"recipes: {listed}")
+            print(
+                f"the flags of a recipe: {program} RECIPE --help; below: `{default}`\n", flush=True
+            )
         if recipe not in recipes:
             known = ", ".join(recipes)
             raise InputError(f"{program}: unknown recipe {recipe!r}: choose one of {known}.")
@@ -254,15 +257,18 @@ class _one_sentence:
     """Turn the errors that the user can fix into one line on stderr and exit code 2."""
 
     def __enter__(self) -> None:
+        if sys.stdout is None:  # closed by `>&-`: what is printed goes nowhere
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are not text
             sys.stdout.reconfigure(errors="backslashreplace")
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, BrokenPipeError):  # `--help | head -1`: nobody reads on
+            sys.exit(_silent())
         sentence = sentence_of(error)
         if sentence is not None:
-            print(
-                f"error: {' '.join(sentence.splitlines())}", file=sys.stderr
-            )  # a path may hold a newline
+            sentence = " ".join(sentence.splitlines())  # a path may hold a newline
+            print(f"error: {sentence}", file=sys.stderr)
             sys.exit(2)
         if isinstance(error, PeerFailed):
             print(error, file=sys.stderr)
@@ -274,6 +280,12 @@ class _one_sentence:
         if isinstance(error, KeyboardInterrupt):
             print("interrupted", file=sys.stderr)
             sys.exit(130)
+
+
+def _silent() -> int:
+    """End as a program that SIGPIPE has killed; Python would report it again as it flushes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
 
 
 def printable(text: str) -> str:

@@ -18,6 +18,7 @@ import train_sft
 from course import __main__ as course
 from data import programs, sums, tiny, town
 from kernels import processor, tune
+from nanorlhf import __main__ as nanorlhf_command
 from nanorlhf import launch
 from nanorlhf.cli import check_ranges, command_line, run_module
 from nanorlhf.errors import InputError
@@ -304,3 +305,47 @@ def test_a_newline_in_a_path_makes_no_second_line(monkeypatch, capsys):
 
     code, _, err, _ = call(monkeypatch, capsys, "train_sft", "tiny", "--model", "no\nmodel", main=refuse)
     assert code == 2 and err == "error: no model does not exist: correct the path.\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is not set, but RANK is"),
+        ({"RANK": "0", "WORLD_SIZE": "abc"}, "WORLD_SIZE=abc: it must be a number from 1 to"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE=0: it must be a number from 1 to"),
+        ({"RANK": "abc", "WORLD_SIZE": "2"}, "RANK=abc: it must be a number from 0 to 1"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1: it must be a number from 0 to 1"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2: it must be a number from 0 to 1"),
+        ({"RANK": "\N{SUPERSCRIPT TWO}", "WORLD_SIZE": "3"}, "it must be a number from 0 to 2"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_PORT is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "x"}, "MASTER_PORT=x: it must be a number from 0 to 65535"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT=99999: it must be"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR is not set"),
+    ],
+)
+def test_an_environment_that_torchrun_would_not_make_is_refused(monkeypatch, variables, sentence):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=sentence):
+        launch.setup("cpu")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "../x", "a.b.c", "é", "a" * 5000, "x\ny", "nanorlhf", "__main__", "nanorlhf.__main__", "cli", "-x"],
+)
+def test_a_name_that_is_no_program_is_one_sentence(monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", ["nanorlhf", name])
+    with pytest.raises(SystemExit) as stopped:
+        nanorlhf_command.main()
+    out, err = capsys.readouterr()
+    assert stopped.value.code == 2 and out == "" and err.startswith("error: nanorlhf ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("redirection", "code"), [("| head -c 1", 141), (">&-", 0)])
+def test_help_that_nobody_reads_is_no_error(redirection, code):
+    command = f"set -o pipefail; {sys.executable} -m data.tiny --help {redirection}"
+    ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert ended.stderr == "" and ended.returncode in (0, code)
