@@ -60,9 +60,11 @@ def main() -> None:
         for program, line in programs().items():
             print(f"{program:28} {line}")
         return
-    module = module_of(name) if re.fullmatch(r"\w+(\.\w+)*", name) else None
-    if module is None:
-        print(f"error: nanorlhf {name}: no such program: `nanorlhf` lists them.", file=sys.stderr)
+    is_name = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name, re.ASCII) and len(name) < 100
+    module = module_of(name) if is_name else None
+    if module is None or module == "nanorlhf.__main__":
+        shown = name if is_name else f"{name!r:.100}"
+        print(f"error: nanorlhf {shown}: no such program: `nanorlhf` lists them.", file=sys.stderr)
         sys.exit(2)
     del sys.argv[1]
     if TREE != PACKAGE:  # as `python train_ppo.py` does

@@ -11,6 +11,7 @@ per token, uses the full copy that `unshard` makes.
 
 import copy
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
@@ -34,9 +35,24 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def launched(name: str, least: int, most: int, default: int | None = None) -> int:
+    """A number that `torchrun` put into the environment; InputError for another one, or for none."""
+    text = os.environ.get(name, default)
+    if text is None:
+        raise InputError(
+            f"{name} is not set, but RANK is: start several processes with `torchrun`, or unset RANK."
+        )
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", str(text)) else -1
+    if not least <= number <= most:
+        raise InputError(
+            f"{name}={text}: it must be a number from {least} to {most}, as `torchrun` sets it."
+        )
+    return number
+
+
 def node_size() -> int:
     """Number of processes on this node. Raises InputError unless all nodes have the same number."""
-    size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+    size = launched("LOCAL_WORLD_SIZE", 1, 10**6, default=world_size())
     sizes = set(all_gather_objects([size]))
     if len(sizes) > 1:
         raise InputError(

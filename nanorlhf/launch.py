@@ -51,17 +51,23 @@ def setup(device: str, kernels: Path | None = None) -> torch.device:
         device = "cpu" if is_cpu(device) else "cuda"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise InputError(f"--device {device}: it must be auto, cpu, cuda or cuda:N.")
-    num_processes = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
+    num_processes = 1
+    if "RANK" in os.environ:
+        num_processes = distributed.launched("WORLD_SIZE", 1, 10**6)
+        distributed.launched("RANK", 0, num_processes - 1)
     if num_processes > 1 and ":" in device:
         raise InputError(f"--device {device} puts {num_processes} processes on one GPU: pass cuda.")
     if device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+        device = f"cuda:{distributed.launched('LOCAL_RANK', 0, 10**6, default=0)}"
     num_gpus = torch.cuda.device_count()
     if device.startswith("cuda:") and int(device[5:]) >= num_gpus:
         raise InputError(f"--device {device}: PyTorch sees {num_gpus} CUDA devices here.")
     if device.startswith("cuda"):
         torch.cuda.set_device(device)  # kernels, streams and graphs use the current device
     if num_processes > 1 and not dist.is_initialized():
+        distributed.launched("MASTER_PORT", 0, 65535)
+        if not os.environ.get("MASTER_ADDR"):
+            raise InputError("MASTER_ADDR is not set, but RANK is: start the run with `torchrun`.")
         die_with_parent()
         backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
         dist.init_process_group(backend, timeout=TIMEOUT)
