@@ -3,7 +3,7 @@
 import os
 import sys
 
-# our figures go to files alone; a name that matplotlib lacks ends the program at its import
+# our figures go to files only; a name that matplotlib does not know would end the program
 if "MPLBACKEND" in os.environ and "ipykernel" not in sys.modules:
     os.environ["MPLBACKEND"] = "agg"
 

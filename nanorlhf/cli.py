@@ -283,7 +283,7 @@ class _one_sentence:
 
 
 def _silent() -> int:
-    """End as a program that SIGPIPE has killed; Python would report it again as it flushes stdout."""
+    """End as if SIGPIPE had killed it; Python would report the error again as it flushes stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
 

@@ -36,11 +36,11 @@ def world_size() -> int:
 
 
 def launched(name: str, least: int, most: int, default: int | None = None) -> int:
-    """A number that `torchrun` put into the environment; InputError for another one, or for none."""
+    """A number that `torchrun` put into the environment; InputError for none, or another one."""
     text = os.environ.get(name, default)
     if text is None:
         raise InputError(
-            f"{name} is not set, but RANK is: start several processes with `torchrun`, or unset RANK."
+            f"{name} is not set, but RANK is: start the processes with `torchrun`, or unset RANK."
         )
     number = int(text) if re.fullmatch(r"[0-9]{1,9}", str(text)) else -1
     if not least <= number <= most:
