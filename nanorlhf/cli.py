@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 FLAG = re.compile(r"--|-(?!\d|\.\d|inf|nan)[^-]")  # and not a negative number
+MAY_BE_EMPTY = "a list that may be empty"  # in a type: `Annotated[tuple[str, ...], MAY_BE_EMPTY]`
 R = TypeVar("R")
 S = TypeVar("S", bound="DataclassInstance")  # the settings of a script
 
@@ -248,8 +249,9 @@ def _check_flags(flags: dict[str, Any], arguments: list[str], program: str) -> N
             raise InputError(f"{program}: unknown flag {flag!r}: see `{program} --help`.")
         if following == "" or equals and value == "":  # as a path, it is the working directory
             raise InputError(f"{program}: {flag} is empty: pass a value, or leave the flag out.")
-        takes_value = bool not in (flags[flag], *get_args(flags[flag]))
-        if takes_value and not equals and following.startswith("--"):
+        hint = flags[flag]
+        may_lack = bool in (hint, *get_args(hint)) or MAY_BE_EMPTY in get_args(hint)
+        if not may_lack and not equals and following.startswith("--"):
             raise InputError(f"{program}: {flag} lacks its value: see `{program} --help`.")
 
 

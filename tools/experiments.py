@@ -26,13 +26,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from tqdm import tqdm
 
 from data.tiny import LOWEST
-from nanorlhf.cli import Count, PositiveFloat, Seed, command_line
+from nanorlhf.cli import MAY_BE_EMPTY, Count, PositiveFloat, Seed, command_line
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, write_text
 from nanorlhf.launch import KERNELS_VARIABLE
@@ -159,7 +159,7 @@ class Worlds(Args):
     """responses sampled by a run of the tuning, and by PPO's variants"""
     best_of: tuple[Count, ...] = (4, 16, 64)
     """numbers of samples per answer of best of n"""
-    variants: Words = tuple(PPO_VARIANTS)
+    variants: Annotated[Words, MAY_BE_EMPTY] = tuple(PPO_VARIANTS)
     """of PPO as tuned; its flags are in PPO_VARIANTS"""
     num_demonstrations: Count = 8000
     num_comparisons: Count = 1600
