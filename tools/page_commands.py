@@ -72,7 +72,7 @@ NO_PATHS = {
     *("exercises", "names", "student"),  # of the course
     "directory",  # of the course: some commands write it and some read it
     "since",  # of the check: a commit
-    "scripts",  # of the doctor: a tree that a reader has changed
+    *("scripts", "flags"),  # of the doctor: a tree that a reader has changed, and flags of its scripts
     *("algorithms", "variants", "share", "cases"),  # of the experiments
     *("bugs", "demo", "healthy"),  # of its judge: names, and directories of runs
 }
