@@ -13,6 +13,7 @@ put them in it.
 import ast
 import re
 import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def main() -> None:
         print(__version__)
         return
     if name in ("-h", "--help"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `nanorlhf | head -1`: end quietly
         print("usage: nanorlhf PROGRAM [flags]        the flags: nanorlhf PROGRAM --help\n")
         for program, line in programs().items():
             print(f"{program:28} {line}")
