@@ -598,8 +598,11 @@ def page_data(run: Path) -> dict[str, Any]:
     if run.is_file():
         return embedded(run)
     traces = read_traces(run)
-    first, about = traces[0]
     where = f"{run}/trace"
+    for tensors, said in traces:
+        if not tensors["response"].numel():
+            raise InputError(f"{where}: update {said['update']} holds no token: train again with --trace.")
+    first, about = traces[0]
     settings = flat_settings(about["settings"])
     algorithm = about["algorithm"]
     check_settings(settings, algorithm, where)

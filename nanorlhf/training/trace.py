@@ -311,8 +311,10 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
             raise InputError(f"{path}: {name} has the shape {tuple(x.shape)}, and not {shape}: {again}.")
         if kind != wanted:
             raise InputError(f"{path}: {name} holds {kind}, and not {wanted}: {again}.")
-    if not (n and T and len(tensors["new_logprobs"])):
-        raise InputError(f"{path}: it holds no response, or no epoch: {again}.")
+    if not len(tensors["new_logprobs"]):
+        raise InputError(f"{path}: it holds no epoch: {again}.")
+    if not (n and T):  # no token that the checks below could be about
+        return tensors, about
     if not (tensors["actions"] & tensors["states"])[:, 0].all():
         raise InputError(f"{path}: a response has no first token: {again}.")
     for name in ("eos_index", "score_index"):

@@ -315,7 +315,7 @@ def test_a_damaged_trace_is_named(ppo, traced, tmp_path):
         ({"actions": tensors["actions"].float()}, "actions holds float, and not bool"),
         ({"response": tensors["response"].float()}, "response holds float, and not int"),
         ({"logprobs": tensors["actions"]}, "logprobs holds bool, and not float"),
-        ({name: x[:0] if name.startswith("new_") else x for name, x in tensors.items()}, "no response, or no epoch"),
+        ({name: x[:0] if name.startswith("new_") else x for name, x in tensors.items()}, "it holds no epoch"),
         ({"eos_index": tensors["eos_index"] + 99}, "eos_index must be from 0 to 11"),
         ({"score_index": -1 - tensors["score_index"]}, "score_index must be from 0 to 11"),
         ({"actions": tensors["actions"] & False}, "a response has no first token"),
