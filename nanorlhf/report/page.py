@@ -154,8 +154,8 @@ def write_pictures(directory: Path, pictures: dict[str, Figure]) -> None:
     """As PNG, by file name, into a directory that is made if need be."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, figure in pictures.items():
-        with replacing(directory / name) as temporary:
-            figure.savefig(temporary, format="png", dpi=100)
+        with replacing(directory / name) as temporary, temporary.open("wb") as file:
+            figure.savefig(file, format="png", dpi=100)
 
 
 def write_gallery(
