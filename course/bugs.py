@@ -116,7 +116,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="eos-goes-unnoticed", level=1, where="nanorlhf.generate:generate.sample",
-        old="live.ended |= live.token == eos_id", new="live.ended |= live.token == pad_id",
+        old="live.ended |= (live.token == ends).any(1, keepdim=True)", new="live.ended |= live.token == pad_id",
         symptom="Text goes on after EOS; updates take longer. response_length and eos_rate are right, as masks cut at "
         "EOS, but the reward model reads what follows.",
         cause="The sampler stops at [PAD], which is never sampled, and not at EOS.",

@@ -65,7 +65,7 @@ def main() -> None:
     is_name = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name, re.ASCII) and len(name) < 100
     module = module_of(name) if is_name else None
     if module is None or module == "nanorlhf.__main__":
-        shown = name if is_name else f"{name!r:.100}"
+        shown = name if name.isprintable() and len(name) < 100 else f"{name!r:.100}"
         print(f"error: nanorlhf {shown}: no such program: `nanorlhf` lists them.", file=sys.stderr)
         sys.exit(2)
     del sys.argv[1]

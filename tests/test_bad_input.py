@@ -114,7 +114,6 @@ def test_a_broken_row_names_its_file_and_line(miniature, data, tmp_path, stage, 
     ("stage", "file", "change", "reason"),
     [
         ("sft", "sft.train", lambda r: {**r, "response": " \n"}, "the field 'response' is empty"),
-        ("ppo", "sft.train", lambda r: {**r, "response": ""}, "the field 'response' is empty"),
         ("rm", "comparisons.train", lambda r: {**r, "rejected": ""}, "the field 'rejected' is empty"),
         ("rm", "comparisons.train", lambda r: {**r, "rejected": r["chosen"]}, "'chosen' and 'rejected' are the same"),
         ("rm", "comparisons.train", lambda r: {**r, "chosen": "x" * 999}, "'chosen' .*--max-response-length"),

@@ -168,7 +168,9 @@ def test_a_cache_that_another_node_does_not_see_is_sent_by_the_first(miniature, 
     tokenizer, sent = load_tokenizer(miniature.ppo.sft), []
     file = miniature.ppo.data / "sft.train.jsonl"
     expected = dataset.load_demonstrations(file, tokenizer, 160, None)
-    (cache,) = (miniature.ppo.data / dataset.CACHE).glob(f"sft.train.jsonl.*{tokenizer.fingerprint[:16]}*")
+    (cache,) = (miniature.ppo.data / dataset.CACHE).glob(
+        f"sft.train.jsonl.demonstrations.{tokenizer.fingerprint[:16]}*"
+    )
     key, arrays = dataset.read_cache(cache)
 
     def from_first(function):

@@ -134,9 +134,9 @@ def test_logprobs_of_the_sampler_are_used_on_request(miniature, monkeypatch):
     )
     train_ppo.main(args)
     ((batch, *_), _), ((_, old, *_), _) = rollouts.calls[0], losses.calls[0]
-    assert torch.equal(batch.logprobs, torch.where(batch.actions, batch.sampled_logprobs, 0.0))
-    assert not torch.equal(batch.logprobs, recomputed.calls[0][1][0])
-    as_set = [sorted(map(tuple, x[:, : old.size(1)].tolist())) for x in (old, batch.logprobs)]
+    assert batch.ratio_to is batch.sampled_logprobs and batch.logprobs is recomputed.calls[0][1][0]
+    assert not torch.equal(batch.ratio_to, batch.logprobs)
+    as_set = [sorted(map(tuple, x[:, : old.size(1)].tolist())) for x in (old, batch.ratio_to)]
     assert as_set[0] == as_set[1]
 
 

@@ -138,5 +138,6 @@ class Sampler:
                 f"check that it has loaded {self.engine_path}, and divides by the temperature (vLLM: --logprobs-mode "
                 "processed_logprobs)."
             )
-        batch.ratio_to_sampler = settings.correction == "sampler_logprobs"
+        if settings.correction == "sampler_logprobs":
+            batch.ratio_to_sampler = True
         return weights if settings.correction == "tis" else 1.0, metrics
