@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -195,6 +196,8 @@ def parse_flags(
     """Return the settings that flags give; raises InputError for unknown ones and bad values."""
     options: dict[str, Any] = {} if default is None else {"default": default}
     _check_flags(_flags(args_class), arguments, program)
+    if 0 < shutil.get_terminal_size().columns < 40:  # tyro hangs in a column of a few characters
+        os.environ["COLUMNS"] = "40"
     box = io.StringIO()
     try:
         with redirect_stderr(box):

@@ -41,4 +41,6 @@ def sentence_of(error: BaseException | None) -> str | None:
             return f"the disk is full ({error.strerror}) at {where}."
         if error.errno in BAD_PATH:
             return f"{where!s:.300}: {error.strerror}."
+        if error.errno == errno.ENOENT and error.filename is None:  # tempfile's
+            return f"{error.strerror}: set TMPDIR to a directory that can be written."
     return None

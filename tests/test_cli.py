@@ -195,6 +195,13 @@ def test_help_lists_the_recipes_and_every_flag(monkeypatch, capsys, script):
         assert f"--{field.name.replace('_', '-')}" in out
 
 
+@pytest.mark.parametrize("columns", ["1", "9", "0", "-5", "many"])
+def test_help_in_a_terminal_of_an_odd_width(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, _, _ = call(monkeypatch, capsys, "train_sft", "--help")
+    assert code == 0 and len(out.splitlines()) < 400 and "--warmup-steps" in out
+
+
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [
@@ -204,6 +211,11 @@ def test_help_lists_the_recipes_and_every_flag(monkeypatch, capsys, script):
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full .*the output directory"),
         (OSError(errno.EFBIG, "File too large", "a.bin"), 2, "error: the disk is full .*File too large.* at a.bin"),
         (PermissionError(errno.EACCES, "Permission denied", "a.bin"), 2, "error: a.bin: Permission denied"),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            2,
+            r"error: No usable temporary directory found in \['/tmp'\]: set TMPDIR",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
