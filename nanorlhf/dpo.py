@@ -20,7 +20,8 @@ from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.logprobs import response_logprobs, unpack
 from nanorlhf.model import GPT
-from nanorlhf.padding import join_pairs, left_pad, right_pad
+from nanorlhf.padding import left_pad, right_pad
+from nanorlhf.pairs import join_pairs
 from nanorlhf.t5 import T5Config
 
 

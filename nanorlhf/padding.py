@@ -1,15 +1,9 @@
-"""Pad rows to one length: queries on the left, complete texts on the right. [N+ 5]
-
-The two texts of a comparison can share one row, which reads their query once.
-"""
+"""Pad rows to one length: queries on the left, complete texts on the right. [N+ 5]"""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from nanorlhf.dataset import Comparison
 
 
 def left_pad(rows: list[list[int]], pad_id: int) -> Tensor:
@@ -41,49 +35,3 @@ def first_true_index(mask: Tensor) -> Tensor:
 def micro_batches(rows: Sequence | Tensor, size: int) -> list:
     """Split rows into consecutive micro-batches of at most `size`."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-class JoinedPairs(NamedTuple):
-    """Rows of query + chosen + rejected, right-padded. The B chosen responses come first."""
-
-    ids: Tensor
-    """(B, L)"""
-    branch: Tensor
-    """(B, L): 0 in the query, 1 in the chosen response, 2 in the rejected one and after it"""
-    row: Tensor
-    """(2B,): the row of each response"""
-    before: Tensor
-    """(2B, T): the column whose hidden state predicts each response token"""
-    end: Tensor
-    """(2B,): the column of each response's last token; of its query's where it is empty"""
-    first: int
-    """what stands before this column is needed as keys and values alone"""
-
-
-def join_pairs(rows: Sequence[Comparison], pad_id: int, device: torch.device) -> JoinedPairs:
-    """B comparisons -> one row each, and where the two responses are in it.
-
-    Both texts begin with the query. With a post of 300 tokens and two summaries of 40, a second
-    copy of the query would be nearly half of the computation. Neither response attends to the
-    other, and each has the positions it would have alone (`nanorlhf.model.branch_mask`), so results
-    differ by rounding only.
-    """
-    ids = right_pad([row.query + row.chosen + row.rejected for row in rows], pad_id)  # (B, L)
-    query = torch.tensor([len(row.query) for row in rows])  # (B,)
-    chosen = torch.tensor([len(row.chosen) for row in rows])  # (B,)
-    rejected = torch.tensor([len(row.rejected) for row in rows])  # (B,)
-    column = torch.arange(ids.size(1))  # (L,)
-    branch = (column >= query[:, None]).long() + (column >= (query + chosen)[:, None])  # (B, L)
-    lengths = torch.cat((chosen, rejected))  # (2B,)
-    start = torch.cat((query, query + chosen))  # (2B,) where each response begins
-    last_of_query = query.repeat(2) - 1  # (2B,)
-    t = torch.arange(max(1, int(lengths.max())))  # (T,)
-    before = torch.where(t == 0, last_of_query[:, None], start[:, None] + t - 1)  # (2B, T)
-    before = before.clamp(max=ids.size(1) - 1)  # at padding any column will do
-    end = torch.where(lengths > 0, start + lengths - 1, last_of_query)
-    row = torch.arange(len(rows)).repeat(2)
-    first = int(query.min()) - 1
-    ids, branch, row, before, end = (
-        tensor.to(device) for tensor in (ids, branch, row, before, end)
-    )
-    return JoinedPairs(ids, branch, row, before, end, first)

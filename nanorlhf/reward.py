@@ -12,7 +12,8 @@ from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.model import ScalarModel
-from nanorlhf.padding import first_true_index, join_pairs, left_pad, right_pad
+from nanorlhf.padding import first_true_index, left_pad, right_pad
+from nanorlhf.pairs import join_pairs
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer
 

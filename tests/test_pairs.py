@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from nanorlhf.dataset import Comparison
 from nanorlhf.dpo import pair_logprobs
 from nanorlhf.model import GPT, ScalarModel, branch_mask
-from nanorlhf.padding import join_pairs
+from nanorlhf.pairs import join_pairs
 from nanorlhf.reward import pair_scores
 from tests.test_model import CONFIGS, model_of
 

@@ -24,7 +24,8 @@ from nanorlhf.dataset import Comparison, Rows, load_comparisons, load_demonstrat
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, to_json, write_text
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.padding import join_pairs, micro_batches
+from nanorlhf.padding import micro_batches
+from nanorlhf.pairs import join_pairs
 from nanorlhf.reward import response_scores
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
