@@ -4,10 +4,10 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+from course import nano_page
 from course.copies import ROOT, copy_files, new_directory, take_out, write_mark
 from course.exercises import Exercise
 from course.questions import FILE, sheet
-from tools import nano_page
 
 NO_EQUIVALENT = "EQUIVALENT: tuple[Equivalent, ...] = ()\n"
 

@@ -130,7 +130,7 @@ ELSEWHERE = {
     "kernels.tune": "tests/kernels/test_tune.py",
     "nanorlhf.doctor": "tests/doctor/test_run.py",
     "nano.py": "tests/test_nano.py",
-    "tools.nano_page": "tests/test_nano_page.py",
+    "course.nano_page": "tests/test_nano_page.py",
     "tools.check": "tests/test_check.py",
     "tools.compile_kernels": "tests/test_compile.py",
     "tools.doctor": "tests/doctor/test_judging.py",

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ("train_sft", "train_rm", "train_dpo", "train_ppo", "train_grpo", "train_rlcf", "eval", "bench")
+SCRIPTS = ("nano", "train_sft", "train_rm", "train_dpo", "train_ppo", "train_grpo", "train_rlcf", "eval")
 # a room imports from its own row and from those below it
 FLOORS = (
-    {"course", "tools"},
+    {"tools"},
+    {"course"},
     {"nanorlhf.doctor"},
     {"scripts"},
     {"data"},
@@ -21,13 +22,11 @@ FLOORS = (
     {"nanorlhf.metrics"},
     {"nanorlhf.recipes"},
     {"nanorlhf.training"},
-    {"nanorlhf.doctor.rules"},
+    {"nanorlhf.rules"},
     {"nanorlhf.rewards"},
     {"nanorlhf"},
     {"kernels"},
 )
-
-OF_RULES = ("finding", "record", "thresholds")  # and all that ends in _rules
 
 
 def module_of(path: Path) -> str:
@@ -37,9 +36,13 @@ def module_of(path: Path) -> str:
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of ours that is no test, with its file."""
-    files = [ROOT / f"{name}.py" for name in SCRIPTS]
-    files += [file for room in ("course", "nanorlhf", "data", "kernels") for file in (ROOT / room).rglob("*.py")]
+    """Every module of ours, with its file."""
+    files = [ROOT / f"{name}.py" for name in (*SCRIPTS, "bench")]
+    files += [
+        file
+        for room in ("tests", "tools", "course", "nanorlhf", "data", "kernels")
+        for file in (ROOT / room).rglob("*.py")
+    ]
     return {module_of(file): file for file in files}
 
 
@@ -60,19 +63,20 @@ def imports(module: str) -> frozenset[str]:
 
 
 def room(module: str) -> str:
-    """The folder of a module. What reads other people's files is the core's, which it needs and which needs it.
+    """The folder of a module.
 
-    The doctor has two: its programs, and its rules, which training programs run at their end.
+    What reads other people's files is part of the core, which it needs and which needs it. Tools, tests and the
+    benchmark are one room: tests run tools, and tools break the library on the tests' miniatures.
     """
     parts = module.split(".")
+    if parts[0] in ("bench", "tests"):
+        return "tools"
     if module in SCRIPTS:
         return "scripts"
     if parts[0] != "nanorlhf":
         return parts[0]
     if parts[1:2] == ["pretrained"]:
         return "nanorlhf"
-    if parts[1:2] == ["doctor"] and (parts[-1] in OF_RULES or parts[-1].endswith("_rules")):
-        return "nanorlhf.doctor.rules"
     return ".".join(parts[:2]) if (ROOT / "nanorlhf" / Path(*parts[1:2])).is_dir() and len(parts) > 1 else "nanorlhf"
 
 

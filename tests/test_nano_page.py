@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from tools import nano_page
+from course import nano_page
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,7 +23,7 @@ def test_the_page_fits_into_one_head():
 def test_the_page_of_the_docs_holds_all_of_the_file():
     source = (ROOT / "nano.py").read_text()
     text = nano_page.page(source)
-    assert (ROOT / "docs/nano.md").read_text() == text, "run `python -m tools.nano_page`"
+    assert (ROOT / "docs/nano.md").read_text() == text, "run `python -m course.nano_page`"
     code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     statements = [ast.unparse(node) for node in ast.parse(source).body[1:]]
     assert [ast.unparse(node) for node in ast.parse(code).body] == statements

@@ -32,8 +32,8 @@ from course.copies import CODE, ROOT, copy_files
 from course.hunt import put_in
 from nanorlhf.cli import Workers, check_ranges, run_module
 from nanorlhf.doctor import code, run
-from nanorlhf.doctor.finding import Finding
 from nanorlhf.errors import InputError
+from nanorlhf.rules.finding import Finding
 from tools.changes import CHANGES
 from tools.other_bugs import OTHER_BUGS
 

@@ -17,8 +17,8 @@ import tyro
 
 from nanorlhf.cli import run_module
 from nanorlhf.doctor import code
-from nanorlhf.doctor.finding import report
 from nanorlhf.errors import InputError
+from nanorlhf.rules.finding import report
 
 
 @dataclass(frozen=True, kw_only=True)

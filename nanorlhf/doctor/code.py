@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from nanorlhf.doctor.finding import Finding, nearest_first
 from nanorlhf.errors import InputError
+from nanorlhf.rules.finding import Finding, nearest_first
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("train_*.py", "eval.py", "nanorlhf", "kernels", "data")
@@ -43,8 +43,9 @@ def examine(scripts: Path, flags: Sequence[str] = ()) -> tuple[list[Finding], li
         if not is_here:
             overlay(ROOT, tree)
             overlay(scripts, tree)
-            shutil.rmtree(tree / "nanorlhf/doctor")  # the doctor is ours
-            shutil.copytree(ROOT / "nanorlhf/doctor", tree / "nanorlhf/doctor")
+            for ours in ("nanorlhf/doctor", "nanorlhf/rules"):
+                shutil.rmtree(tree / ours)
+                shutil.copytree(ROOT / ours, tree / ours)
         root = ROOT if is_here else tree
         started = [start(root, tree / f"world-{i}", part, flags) for i, part in enumerate(PARTS)]
         findings, unchecked = [], []

@@ -8,8 +8,8 @@ import torch
 
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.doctor.cases import CannotCheckError, Cases
-from nanorlhf.doctor.finding import Finding
 from nanorlhf.pretrained.families import FAMILIES
+from nanorlhf.rules.finding import Finding
 from nanorlhf.t5 import T5Config
 
 SIZES = {

@@ -11,10 +11,10 @@ from nanorlhf import generate as generating
 from nanorlhf import logprobs as readings
 from nanorlhf.batch import Batch
 from nanorlhf.doctor.cases import Cases, distributions_alone, far, logprobs_alone, outputs_alone
-from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.world import Architecture, T, small_config, small_policy
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
+from nanorlhf.rules.finding import Finding
 
 TEMPERATURE = 0.6
 STEP = 1e-2

@@ -13,8 +13,8 @@ from torch import Tensor
 from kernels import gae
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone, rereading, unpadded
-from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.watch import Watched
+from nanorlhf.rules.finding import Finding
 
 PPO: dict[str, Any] = {"lam": 1.0, "gamma": 0.9, "reward_model": None, "num_ppo_epochs": 1}
 DAPO: dict[str, Any] = {

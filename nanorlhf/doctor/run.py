@@ -15,16 +15,16 @@ from torch import Tensor
 
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import field
-from nanorlhf.doctor.finding import Finding, nearest_first
-from nanorlhf.doctor.metric_rules import examine_metrics
-from nanorlhf.doctor.record import Record, mean
-from nanorlhf.doctor.reward_rules import start_score
-from nanorlhf.doctor.thresholds import limit
-from nanorlhf.doctor.trace_rules import examine_traces, traced
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_object
 from nanorlhf.peft import LORA_RANK, tune
 from nanorlhf.pretrained.weight_files import load_pickle
+from nanorlhf.rules.finding import Finding, nearest_first
+from nanorlhf.rules.metric_rules import examine_metrics
+from nanorlhf.rules.record import Record, mean
+from nanorlhf.rules.reward_rules import start_score
+from nanorlhf.rules.thresholds import limit
+from nanorlhf.rules.trace_rules import examine_traces, traced
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 from nanorlhf.training.resume import states

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far
-from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.rollout_checks import LONGER, usual
 from nanorlhf.doctor.watch import Watched, script
+from nanorlhf.rules.finding import Finding
 
 OF_COMMAND = (
     *("data", "sft", "reward_model", "max_query_length", "response_length", "total_episodes", "batch_size", "seed"),

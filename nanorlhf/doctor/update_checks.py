@@ -11,11 +11,11 @@ from torch import Tensor
 
 from nanorlhf.checkpoint import save
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, rereading, unpadded
-from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.rollout_checks import PPO, usual
 from nanorlhf.doctor.watch import Slopes, Watched, replaced
 from nanorlhf.doctor.world import small_config
 from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.rules.finding import Finding
 
 NO_KL, ONE_STEP = {"kl_coef": 0.0}, {"num_epochs": 1}
 ALGORITHMS: dict[str, dict[str, Any]] = {

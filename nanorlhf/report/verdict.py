@@ -6,11 +6,11 @@ A gain counts where its 95% interval leaves out 0.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.metric_rules import examine_metrics
-from nanorlhf.doctor.record import Record
 from nanorlhf.errors import InputError
 from nanorlhf.report.page import Section, markup
+from nanorlhf.rules.finding import Finding
+from nanorlhf.rules.metric_rules import examine_metrics
+from nanorlhf.rules.record import Record
 from nanorlhf.training.run_directory import Rows, flat_settings, read_metrics, read_settings
 
 FEW_ENDINGS = 0.95  # a smaller share of responses with EOS is worth a sentence

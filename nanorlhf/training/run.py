@@ -35,13 +35,13 @@ from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import save, to_disk
 from nanorlhf.cli import check_ranges
 from nanorlhf.dataset import write_jsonl
-from nanorlhf.doctor.finding import paragraphs
-from nanorlhf.doctor.metric_rules import examine_metrics
-from nanorlhf.doctor.record import Record
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, delete, to_json, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
+from nanorlhf.rules.finding import paragraphs
+from nanorlhf.rules.metric_rules import examine_metrics
+from nanorlhf.rules.record import Record
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.inputs import digest_inputs
 from nanorlhf.training.resume import fitting, forget, keep_last, load_state, save_state, states

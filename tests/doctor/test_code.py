@@ -18,10 +18,10 @@ from course.edit import replaced
 from nanorlhf.doctor import code, family_checks, model_checks, rollout_checks, run_checks, stage_checks, update_checks
 from nanorlhf.doctor.__main__ import Args, Code, main
 from nanorlhf.doctor.cases import CannotCheckError, Cases, rereading
-from nanorlhf.doctor.finding import ORDER, Finding, nearest_first, report
 from nanorlhf.doctor.world import World, make_world
 from nanorlhf.errors import InputError
 from nanorlhf.pretrained.families import FAMILIES
+from nanorlhf.rules.finding import ORDER, Finding, nearest_first, report
 from tests.doctor.planted import PLANTED, Planted
 from tools.changes import CHANGES
 
@@ -289,7 +289,7 @@ def test_a_single_finding_has_nothing_that_follows(capsys):
 
 
 def test_every_finding_has_a_place_in_the_order():
-    sources = (ROOT / "nanorlhf/doctor").glob("*.py")
+    sources = [path for room in ("doctor", "rules") for path in (ROOT / "nanorlhf" / room).glob("*.py")]
     named = {name for path in sources for name in re.findall(r'\bname="([a-z0-9-]+)"', path.read_text())}
     assert named == set(ORDER) and len(ORDER) == len(named)
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from course.bugs import BUGS
 from nanorlhf.errors import InputError
-from tests.doctor.healthy import PPO_SETTINGS, ppo_rows, write_run
+from tests.rules.healthy import PPO_SETTINGS, ppo_rows, write_run
 from tools import doctor as judging
 from tools.changes import CHANGES
 from tools.doctor import Verdict, all_cases

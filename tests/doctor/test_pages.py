@@ -14,7 +14,7 @@ from tools.doctor import Verdict, all_cases, stages_of, summary
 from tools.other_bugs import OTHER_BUGS
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [*(ROOT / "nanorlhf/doctor").glob("*.py")]
+SOURCES = [path for room in ("doctor", "rules") for path in (ROOT / "nanorlhf" / room).glob("*.py")]
 
 
 def anchors(page: Path) -> set[str]:

@@ -15,7 +15,7 @@ from nanorlhf.doctor.run import examine, repeated_order, unchecked
 from nanorlhf.errors import InputError
 from nanorlhf.training import run as training_run
 from nanorlhf.training.trace import PER_ROW, read_trace, save_trace
-from tests.doctor.healthy import PPO_SETTINGS, RM_SETTINGS, ppo_rows, rm_rows, write_run
+from tests.rules.healthy import PPO_SETTINGS, RM_SETTINGS, ppo_rows, rm_rows, write_run
 
 
 def names(*runs: Path) -> list[str]:

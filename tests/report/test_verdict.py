@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from nanorlhf.doctor.finding import Finding
 from nanorlhf.report.summary_report import outcome
 from nanorlhf.report.verdict import findings_of, outcomes_of, verdict, verdict_section
+from nanorlhf.rules.finding import Finding
 
 FINDING = Finding(
     name="kl-grows", seen="The KL doubled.", means="Beta is too small.", where="--kl-coef", page="docs/x.md"

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from nanorlhf.doctor.kl_rules import is_below_zero
-from nanorlhf.doctor.metric_rules import examine_metrics
-from nanorlhf.doctor.record import Record
-from tests.doctor.healthy import PPO_SETTINGS
+from nanorlhf.rules.kl_rules import is_below_zero
+from nanorlhf.rules.metric_rules import examine_metrics
+from nanorlhf.rules.record import Record
+from tests.rules.healthy import PPO_SETTINGS
 
 EOS, V = 0, 12
 

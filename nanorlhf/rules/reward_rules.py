@@ -2,9 +2,9 @@
 
 import math
 
-from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record, Rows, mean, pooled_error, row_noise, variance_of
-from nanorlhf.doctor.thresholds import limit
+from nanorlhf.rules.finding import Finding
+from nanorlhf.rules.record import Record, Rows, mean, pooled_error, row_noise, variance_of
+from nanorlhf.rules.thresholds import limit
 
 
 def quarters_of_scores(record: Record) -> tuple[Rows, Rows, float, float]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record
-from nanorlhf.doctor.thresholds import limit
+from nanorlhf.rules.finding import Finding
+from nanorlhf.rules.record import Record
+from nanorlhf.rules.thresholds import limit
 from nanorlhf.tokenizer import Tokenizer
 
 PAGE = "docs/microscope.md"

@@ -1,6 +1,6 @@
 """docs/nano.md from nano.py: its comments become prose, its code stands beside them.
 
-python -m tools.nano_page        # writes docs/nano.md
+python -m course.nano_page        # writes docs/nano.md
 """
 
 import ast
@@ -38,7 +38,7 @@ def page(source: str) -> str:
     title, _, about = about.partition(": ")
     after = source[source.index('"""', 3) + 3 :]
     lines = [
-        f"# {title}", "", "<!-- written by `python -m tools.nano_page` from nano.py -->", "",
+        f"# {title}", "", "<!-- written by `python -m course.nano_page` from nano.py -->", "",
         about[0].upper() + about[1:], "", "This page holds all of [nano.py](../nano.py).",
     ]  # fmt: skip
     for heading, prose, code in parts(after):

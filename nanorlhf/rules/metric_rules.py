@@ -2,9 +2,9 @@
 
 import math
 
-from nanorlhf.doctor import kl_rules, ratio_rules, response_rules, reward_rules, supervised_rules
-from nanorlhf.doctor.finding import Finding, nearest_first
-from nanorlhf.doctor.record import Record
+from nanorlhf.rules import kl_rules, ratio_rules, response_rules, reward_rules, supervised_rules
+from nanorlhf.rules.finding import Finding, nearest_first
+from nanorlhf.rules.record import Record
 
 NOT_FINITE = ("loss", "validation_loss", "policy/loss", "value/loss", "objective/kl", "objective/score")
 

@@ -6,11 +6,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from nanorlhf.doctor.metric_rules import examine_metrics
-from nanorlhf.doctor.record import Record
 from nanorlhf.errors import InputError
+from nanorlhf.rules.metric_rules import examine_metrics
+from nanorlhf.rules.record import Record
 from nanorlhf.training.run_directory import flat_settings
-from tests.doctor.healthy import PPO_SETTINGS, RM_SETTINGS, dpo_rows, ppo_rows, rm_rows, supervised_rows
+from tests.rules.healthy import PPO_SETTINGS, RM_SETTINGS, dpo_rows, ppo_rows, rm_rows, supervised_rows
 
 
 def found(settings: dict, rows: list[dict], summary: dict | None = None) -> list[str]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nanorlhf.doctor.thresholds import limit
 from nanorlhf.errors import InputError
+from nanorlhf.rules.thresholds import limit
 
 Rows = Sequence[dict[str, float]]
 LARGEST = 1e39

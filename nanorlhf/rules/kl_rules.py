@@ -3,9 +3,9 @@
 import math
 from statistics import median
 
-from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record, Rows, mean, sum_error
-from nanorlhf.doctor.thresholds import limit
+from nanorlhf.rules.finding import Finding
+from nanorlhf.rules.record import Record, Rows, mean, sum_error
+from nanorlhf.rules.thresholds import limit
 
 ESTIMATES = ("objective/kl", "objective/kl_k3", "objective/kl_exact")
 

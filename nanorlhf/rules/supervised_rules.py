@@ -2,9 +2,9 @@
 
 import math
 
-from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record, mean, row_noise
-from nanorlhf.doctor.thresholds import limit
+from nanorlhf.rules.finding import Finding
+from nanorlhf.rules.record import Record, mean, row_noise
+from nanorlhf.rules.thresholds import limit
 
 
 def loss_flat(record: Record) -> Finding | None:

@@ -1,7 +1,7 @@
 import re
 from pathlib import Path
 
-from nanorlhf.doctor.thresholds import THRESHOLDS
+from nanorlhf.rules.thresholds import THRESHOLDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -13,19 +13,19 @@ def test_the_pages_table_is_the_one_in_code():
 
 
 def test_every_threshold_is_used():
-    code = "".join(path.read_text() for path in (ROOT / "nanorlhf" / "doctor").glob("*.py"))
+    code = "".join(path.read_text() for room in ("rules", "doctor") for path in (ROOT / "nanorlhf" / room).glob("*.py"))
     for name in THRESHOLDS:
         assert len(re.findall(rf'"{name}"', code)) > 1, name
 
 
 def test_every_finding_names_a_page_that_exists_and_files_that_exist():
-    for path in (ROOT / "nanorlhf" / "doctor").glob("*_rules.py"):
+    for path in (ROOT / "nanorlhf" / "rules").glob("*_rules.py"):
         for file in re.findall(r"\b((?:docs|nanorlhf|kernels)/[\w/]+\.(?:md|py)|train_\w+\.py)", path.read_text()):
             assert (ROOT / file).exists(), f"{path.name}: {file}"
 
 
 def test_every_finding_of_a_run_is_listed_with_what_to_do():
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
-    rules = [*(ROOT / "nanorlhf" / "doctor").glob("*_rules.py"), ROOT / "nanorlhf" / "doctor" / "run.py"]
+    rules = [*(ROOT / "nanorlhf" / "rules").glob("*_rules.py"), ROOT / "nanorlhf" / "doctor" / "run.py"]
     names = {name for path in rules for name in re.findall(r'name="([a-z0-9-]+)"', path.read_text())}
     assert len(names) > 40 and not {name for name in names if f"`{name}`" not in page}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nanorlhf.doctor.record import Record
-from nanorlhf.doctor.trace_rules import Traced, examine_traces
+from nanorlhf.rules.record import Record
+from nanorlhf.rules.trace_rules import Traced, examine_traces
 from nanorlhf.tokenizer import Tokenizer
 
 PAD, EOS, T = 0, 1, 5

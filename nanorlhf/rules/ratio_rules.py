@@ -2,9 +2,9 @@
 
 import math
 
-from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record, Rows, mean, sum_error
-from nanorlhf.doctor.thresholds import limit
+from nanorlhf.rules.finding import Finding
+from nanorlhf.rules.record import Record, Rows, mean, sum_error
+from nanorlhf.rules.thresholds import limit
 
 
 def typical_log_ratio(approx_kl: float) -> float:
