@@ -39,3 +39,18 @@ def test_every_line_of_the_product_is_in_one_room() -> None:
     lines = house.lines_per_room(ROOT)
     assert {"scripts", "nanorlhf", "nanorlhf/training", "kernels", "data", "tests", "tools"} <= set(lines)
     assert lines["kernels"] == sum(len(file.read_text().splitlines()) for file in (ROOT / "kernels").glob("*.py"))
+
+
+def test_what_an_import_loads_is_counted_with_what_it_imports(tmp_path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/__init__.py").write_text("\n\n")
+    (tmp_path / "kernels/gae.py").write_text("import json\n")
+    (tmp_path / "kernels/unused.py").write_text("\n")
+    (tmp_path / "train_ppo.py").write_text("import kernels.gae\nx = 1\n")
+    assert house.loaded(tmp_path, "train_ppo") == (3, 2 + 1 + 2)
+
+
+def test_calls_with_a_star_and_long_functions_are_counted_within_classes_too() -> None:
+    tree = ast.parse("f(*a)\nf(1, **b)\nx = [*a]\nclass C:\n    def f(self):\n        g(1, *h(*a))\n")
+    assert house.star_unpacked(tree) == 3
+    assert (house.long_functions(tree, 2), house.long_functions(tree, 1)) == (0, 1)

@@ -1,97 +1,57 @@
-"""The house: which room may import which, drawn from the source by `ast`."""
+"""The house: which room may import which (tools/floors.py), drawn from the source by `ast`."""
 
 import ast
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ("nano", "train_sft", "train_rm", "train_dpo", "train_ppo", "train_grpo", "train_rlcf", "eval")
-# a room imports from its own row and from those below it
-FLOORS = (
-    {"tools"},
-    {"course"},
-    {"nanorlhf.doctor"},
-    {"scripts"},
-    {"data"},
-    {"nanorlhf.stackoverflow", "nanorlhf.rlcf", "nanorlhf.selfrank"},
-    {"nanorlhf.evals"},
-    {"nanorlhf.report"},
-    {"nanorlhf.metrics"},
-    {"nanorlhf.recipes"},
-    {"nanorlhf.training"},
-    {"nanorlhf.rules"},
-    {"nanorlhf.rewards"},
-    {"nanorlhf"},
-    {"kernels"},
-)
+from tests.conftest import ROOT
+from tools import floors
+from tools.floors import SCRIPTS
 
-
-def module_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-@cache
-def modules() -> dict[str, Path]:
-    """Every module of ours, with its file."""
-    files = [ROOT / f"{name}.py" for name in (*SCRIPTS, "bench")]
-    files += [
-        file
-        for room in ("tests", "tools", "course", "nanorlhf", "data", "kernels")
-        for file in (ROOT / room).rglob("*.py")
-    ]
-    return {module_of(file): file for file in files}
+MODULES = floors.modules(ROOT)
 
 
 @cache
 def imports(module: str) -> frozenset[str]:
-    """The modules of ours that a module imports, within functions too."""
-    found = set()
-    for node in ast.walk(ast.parse(modules()[module].read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} imports relative to itself"
-            found |= {
-                name if (name := f"{node.module}.{alias.name}") in modules() else str(node.module)
-                for alias in node.names
-            }
-    return frozenset(name for name in found if name in modules())
+    return frozenset(floors.imports(ast.parse(MODULES[module].read_text()), MODULES))
 
 
 def room(module: str) -> str:
-    """The folder of a module.
-
-    What reads other people's files is part of the core, which it needs and which needs it. Tools, tests and the
-    benchmark are one room: tests run tools, and tools break the library on the tests' miniatures.
-    """
-    parts = module.split(".")
-    if parts[0] in ("bench", "tests"):
-        return "tools"
-    if module in SCRIPTS:
-        return "scripts"
-    if parts[0] != "nanorlhf":
-        return parts[0]
-    if parts[1:2] == ["pretrained"]:
-        return "nanorlhf"
-    return ".".join(parts[:2]) if (ROOT / "nanorlhf" / Path(*parts[1:2])).is_dir() and len(parts) > 1 else "nanorlhf"
+    return floors.room(module, MODULES)
 
 
 def floor(module: str) -> int:
-    return next(number for number, rooms in enumerate(FLOORS) if room(module) in rooms)
+    return floors.floor(module, MODULES)
 
 
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_imports_go_down_the_house(module) -> None:
-    upwards = {name for name in imports(module) if floor(name) < floor(module)}
-    assert not upwards, f"{module} ({room(module)}) imports from a room above it: {sorted(upwards)}"
+def test_no_import_goes_up_the_house() -> None:
+    assert [*floors.upward(ROOT)] == []
+
+
+def test_an_import_that_goes_up_is_found_within_a_function_too(tmp_path) -> None:
+    for file, source in {
+        "nanorlhf/ppo.py": "def f():\n    from nanorlhf.training import run\n",
+        "nanorlhf/training/__init__.py": "",
+        "nanorlhf/training/run.py": "import nanorlhf.ppo\nfrom nanorlhf import ppo\n",
+        "kernels/gae.py": "import train_ppo\n",
+        "train_ppo.py": "from nanorlhf.training.run import Run\n",
+    }.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(source)
+    upward = [*floors.upward(tmp_path)]
+    assert sorted(upward) == [("kernels.gae", "train_ppo"), ("nanorlhf.ppo", "nanorlhf.training.run")]
+
+
+def test_no_import_is_relative() -> None:
+    for module, file in MODULES.items():
+        for node in ast.walk(ast.parse(file.read_text())):
+            assert not isinstance(node, ast.ImportFrom) or node.level == 0, f"{module} imports relative to itself"
 
 
 def test_rooms_on_one_floor_do_not_know_each_other() -> None:
-    for module in modules():
+    for module in MODULES:
         beside = {name for name in imports(module) if floor(name) == floor(module) and room(name) != room(module)}
         assert not beside, f"{module} imports {sorted(beside)}, a room on the same floor"
 
@@ -107,20 +67,20 @@ def test_no_imports_go_in_a_circle() -> None:
                     walk(name, (*path, module))
             done.add(module)
 
-    for module in modules():
+    for module in MODULES:
         walk(module, ())
 
 
 def test_a_circle_would_be_found(monkeypatch) -> None:
     graph = {"a": frozenset({"b"}), "b": frozenset({"a"})}
-    monkeypatch.setattr("tests.test_imports.modules", lambda: graph)
+    monkeypatch.setattr("tests.test_imports.MODULES", graph)
     monkeypatch.setattr("tests.test_imports.imports", graph.__getitem__)
     with pytest.raises(AssertionError, match="a circle: a -> b -> a"):
         test_no_imports_go_in_a_circle()
 
 
 def test_the_core_is_small_and_its_model_stands_alone() -> None:
-    core = [name for name in modules() if room(name) == "nanorlhf" and name.count(".") == 1]
+    core = [name for name in MODULES if room(name) == "nanorlhf" and name.count(".") == 1]
     core.remove("nanorlhf.pretrained")
     core.remove("nanorlhf.__main__")  # the command, which starts the others by name
     assert len(core) <= 19, sorted(core)
@@ -134,9 +94,9 @@ def test_no_script_imports_an_embedded_world() -> None:
 
 def test_kernels_need_torch_and_triton_only() -> None:
     roots = set()
-    for module in modules():
+    for module in MODULES:
         if room(module) == "kernels":
-            for node in ast.walk(ast.parse(modules()[module].read_text())):
+            for node in ast.walk(ast.parse(MODULES[module].read_text())):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 roots |= {name.split(".")[0] for name in names}
                 roots |= {str(node.module).split(".")[0]} if isinstance(node, ast.ImportFrom) else set()

@@ -1,6 +1,6 @@
-"""How readable the scripts are, and how large each room is.
+"""How readable the scripts are, how large each room is, and what holds for the house as a whole.
 
-Prints two tables:
+Prints three tables:
 
     python -m tools.house               # this tree
     python -m tools.house ../other      # another checkout, to compare with
@@ -10,8 +10,11 @@ import argparse
 import ast
 import io
 import subprocess
+import sys
 import tokenize
 from pathlib import Path
+
+from tools import floors
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("nanorlhf", "kernels", "data")
@@ -107,6 +110,46 @@ def lines_per_room(root: Path) -> dict[str, int]:
     return dict(sorted(lines.items()))
 
 
+def loaded(root: Path, script: str) -> tuple[int, int]:
+    """The modules of a tree that `import script` loads, and their lines."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(root)!r}); import {script}\n"
+        "print(*(m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)), sep='\\n')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    files = {Path(line) for line in ran.stdout.splitlines()}
+    ours = [f for f in files if f.is_relative_to(root) and ".venv" not in f.parts]
+    return len(ours), sum(len(file.read_text().splitlines()) for file in ours)
+
+
+def star_unpacked(tree: ast.Module) -> int:
+    """Calls that unpack a sequence into their arguments."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return sum(any(isinstance(argument, ast.Starred) for argument in call.args) for call in calls)
+
+
+def long_functions(tree: ast.Module, limit: int = 60) -> int:
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return sum(function.end_lineno - function.lineno + 1 > limit for function in functions)
+
+
+def whole(root: Path) -> dict[str, str]:
+    """What is counted over the tree: what scripts load, and, tests aside, long files, long functions, stars."""
+    files = [file for name, file in floors.modules(root).items() if name.partition(".")[0] != "tests"]
+    trees = [ast.parse(file.read_text()) for file in files]
+    counted = {}
+    for script in ("train_ppo", "eval"):
+        number, lines = loaded(root, script)
+        counted[f"import {script}"] = f"{number} modules, {lines:,} lines"
+    long_files = sum(len(file.read_text().splitlines()) > 450 for file in files)
+    return counted | {
+        "files over 450 lines": str(long_files),
+        "functions over 60 lines": str(sum(map(long_functions, trees))),
+        "calls with a star": str(sum(map(star_unpacked, trees))),
+        "imports against the order": str(len([*floors.upward(root)])),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", nargs="?", type=Path, default=ROOT)
@@ -135,7 +178,9 @@ def main() -> None:
     for name, number in lines.items():
         print(f"{name:24} {number:7,}")
     product = sum(number for name, number in lines.items() if name not in ("tests", "course", "tools"))
-    print(f"{'product':24} {product:7,}  without tests, course and tools")
+    print(f"{'product':24} {product:7,}  without tests, course and tools\n")
+    for name, count in whole(root).items():
+        print(f"{name:26} {count}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,80 @@
+"""Which room may import which, and what a tree's source imports, read by `ast`."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+SCRIPTS = ("nano", "train_sft", "train_rm", "train_dpo", "train_ppo", "train_grpo", "train_rlcf", "eval")
+FOLDERS = ("tests", "tools", "course", "nanorlhf", "data", "kernels")
+# a room imports from its own row and from those below it
+FLOORS = (
+    {"tools"},
+    {"course"},
+    {"nanorlhf.doctor"},
+    {"scripts"},
+    {"data"},
+    {"nanorlhf.stackoverflow", "nanorlhf.rlcf", "nanorlhf.selfrank"},
+    {"nanorlhf.evals"},
+    {"nanorlhf.report"},
+    {"nanorlhf.metrics"},
+    {"nanorlhf.recipes"},
+    {"nanorlhf.training"},
+    {"nanorlhf.rules"},
+    {"nanorlhf.rewards"},
+    {"nanorlhf"},
+    {"kernels"},
+)
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of a tree, with its file."""
+    files = [root / f"{name}.py" for name in (*SCRIPTS, "bench") if (root / f"{name}.py").exists()]
+    for folder in FOLDERS:
+        files += (root / folder).rglob("*.py")
+    return {module_of(file, root): file for file in files}
+
+
+def module_of(file: Path, root: Path) -> str:
+    parts = file.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree: ast.Module, known: dict[str, Path]) -> set[str]:
+    """Those of the known modules that a file imports, within functions too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            whole = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {full if full in known else str(node.module) for full in whole.values()}
+    return found & known.keys()
+
+
+def room(module: str, known: dict[str, Path]) -> str:
+    """The folder of a module.
+
+    What reads other people's files is part of the core, which it needs and which needs it. Tools, tests and the
+    benchmark are one room: tests run tools, and tools break the library on the tests' miniatures.
+    """
+    parts = module.split(".")
+    if parts[0] in ("bench", "tests"):
+        return "tools"
+    if module in SCRIPTS:
+        return "scripts"
+    if parts[0] != "nanorlhf" or len(parts) == 1 or parts[1] == "pretrained":
+        return parts[0]
+    return ".".join(parts[:2]) if known[module].parent.name != "nanorlhf" else "nanorlhf"
+
+
+def floor(module: str, known: dict[str, Path]) -> int:
+    return next(number for number, rooms in enumerate(FLOORS) if room(module, known) in rooms)
+
+
+def upward(root: Path) -> Iterator[tuple[str, str]]:
+    """The imports of a tree that go against the order: (who, what)."""
+    known = modules(root)
+    for module, file in known.items():
+        for name in sorted(imports(ast.parse(file.read_text()), known)):
+            if floor(name, known) < floor(module, known):
+                yield module, name
