@@ -533,14 +533,14 @@ BUGS: tuple[Bug, ...] = (
         guard=("tests/evals/test_judge.py::test_anything_else_is_unparsed",),
     ),
     Bug(
-        name="timeout-does-not-compile", level=3, where="nanorlhf.rlcf.execution:run_tests",
+        name="timeout-does-not-compile", level=3, where="nanorlhf.sandbox.execution:run_tests",
         old='Verdict(True, reason in ("passed", "wrong_answer"), reason == "passed", reason, output, seconds)',
         new='Verdict(\n    reason != "timeout", reason in ("passed", "wrong_answer"), reason == "passed", reason, '
         "output, seconds\n)",
         symptom="compile@k is lower than it should be, by the programs that run too long.",
         cause="A program that is stopped at its time limit is counted as one that does not compile.",
         who="amazon-science/mxeval, execution.py",
-        guard=("tests/rlcf/test_execution.py::test_a_python_program_gets_its_verdict",),
+        guard=("tests/sandbox/test_execution.py::test_a_python_program_gets_its_verdict",),
     ),
 )  # fmt: skip
 

@@ -46,7 +46,7 @@ WHY = 300  # characters
 DECOY = "tests/decoy.py"  # a test that must fail
 DISK = 2**26  # bytes of one file: checkpoints in miniature
 SCRATCH = ".scratch"  # in a tree: what tests write
-sandbox: Any = None  # nanorlhf/rlcf/sandbox.py, by its path: the package of that name is the student's
+supervisor: Any = None  # nanorlhf/sandbox/supervisor.py, by its path: the package of that name is the student's
 
 
 class Reporter:
@@ -108,11 +108,11 @@ def confine(root: Path, pipe: int) -> None:
     for kind, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_FSIZE, DISK), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(kind, (most, most))
     if sys.platform == "linux":
-        sandbox.call("prctl", sandbox.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        supervisor.call("prctl", supervisor.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         packages = {path for path in sys.path if os.path.isdir(path) and Path(path).resolve() != ROOT}
         readonly = [sys.prefix, sys.base_prefix, *sorted(packages), str(root)]
-        sandbox.restrict_files({"readonly": readonly, "writable": [], "home": str(scratch)})
-        sandbox.filter_system_calls(deny_signals=True, deny_processes=True)
+        supervisor.restrict_files({"readonly": readonly, "writable": [], "home": str(scratch)})
+        supervisor.filter_system_calls(deny_signals=True, deny_processes=True)
 
 
 def run_tests(
@@ -165,11 +165,11 @@ def answer(root: str, tests: list[str], limit: float, mutants: list[dict] | None
 
 
 def main() -> None:
-    global sandbox
-    spec = importlib.util.spec_from_file_location("sandbox", ROOT / "nanorlhf" / "rlcf" / "sandbox.py")
+    global supervisor
+    spec = importlib.util.spec_from_file_location("supervisor", ROOT / "nanorlhf" / "sandbox" / "supervisor.py")
     assert spec is not None and spec.loader is not None
-    sandbox = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sandbox)
+    supervisor = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(supervisor)
     for name in SLOW:
         with suppress(ImportError):
             importlib.import_module(name)

@@ -29,7 +29,7 @@ from nanorlhf.cli import Fraction, PositiveInt, Seconds, Seed, Workers, check_ra
 from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
-from nanorlhf.rlcf.execution import Verdict, isolation, program_of, run_programs
+from nanorlhf.sandbox.execution import Verdict, isolation, program_of, run_programs
 from nanorlhf.tokenizer import load_tokenizer
 
 # by the start of the task_id: MBJP/2, MathQA/0, HumanEval_java/0

@@ -186,7 +186,7 @@ def test_the_programs_are_what_reads_the_command_line() -> None:
     found = programs()
     assert list(found)[:6] == [f"train_{name}" for name in ("dpo", "grpo", "ppo", "rlcf", "rm", "sft")]
     assert {"eval", "data.tiny", "doctor", "rlcf.train_discriminator", "report.microscope"} <= found.keys()
-    assert not {"rewards.workers", "rlcf.sandbox", "doctor.code"} & found.keys()
+    assert not {"rewards.workers", "sandbox.supervisor", "doctor.code"} & found.keys()
     assert all(found.values())
 
 

@@ -52,7 +52,7 @@ STAGES = {  # module, or module:function -> the stages in which its bugs show; e
     "train_grpo": ("grpo",),
     "train_rlcf": (),
     "nanorlhf.evals.judge": (),
-    "nanorlhf.rlcf.execution": (),
+    "nanorlhf.sandbox.execution": (),
 }
 
 

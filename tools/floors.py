@@ -20,7 +20,7 @@ FLOORS = (
     {"nanorlhf.recipes"},
     {"nanorlhf.training"},
     {"nanorlhf.rules"},
-    {"nanorlhf.rewards"},
+    {"nanorlhf.rewards", "nanorlhf.sandbox"},
     {"nanorlhf"},
     {"kernels"},
 )

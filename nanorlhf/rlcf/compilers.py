@@ -35,6 +35,7 @@ import tree_sitter_java
 from tree_sitter import Language, Node, Parser
 
 from nanorlhf.errors import InputError
+from nanorlhf.sandbox.java import java_environment
 
 JAVA = Language(tree_sitter_java.language())
 START_SECONDS = 120  # a compiler's start, on a busy machine
@@ -196,12 +197,6 @@ def java_command(java: str, workers: int, error_prone_jar: str | Path | None) ->
         javac = javac + ["-XDcompilePolicy=simple", *plugin]
     checker = Path(__file__).with_name("Checker.java")
     return [found, *jvm, "-cp", str(checker.parent), str(checker), str(workers), *javac]
-
-
-def java_environment() -> dict[str, str]:
-    """The environment without options for Java, which would change what it does, and with UTF-8 for file names."""
-    options = ("CLASSPATH", "JAVA_TOOL_OPTIONS", "JDK_JAVAC_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
-    return {name: value for name, value in os.environ.items() if name not in options} | {"LC_ALL": "C.UTF-8"}
 
 
 def java_findings(program: str, reply: "bytes | Failure") -> list[Diagnostic]:

@@ -35,8 +35,8 @@ from nanorlhf.rlcf import report
 from nanorlhf.rlcf.compilers import Diagnostic, first_error
 from nanorlhf.rlcf.discriminator import Discriminator, load_discriminator
 from nanorlhf.rlcf.error_profile import error_category, error_profile
-from nanorlhf.rlcf.execution import Verdict, isolation, program_of, run_programs
 from nanorlhf.rlcf.feedback import compiler_for, programs_of
+from nanorlhf.sandbox.execution import Verdict, isolation, program_of, run_programs
 from nanorlhf.training.supervised import autocast
 
 SUCCESSES = {"pass": "passed", "exec": "executed", "comp": "compiled"}  # what counts as success -> field of a verdict

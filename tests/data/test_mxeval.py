@@ -10,7 +10,7 @@ from nanorlhf.dataset import load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.recipes import recipes
 from nanorlhf.rlcf import evaluation
-from nanorlhf.rlcf.execution import program_of
+from nanorlhf.sandbox.execution import program_of
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.conftest import run_program
 from tests.data.rows import read

@@ -14,7 +14,7 @@ import pytest
 from data import codenet, programs
 from nanorlhf.errors import InputError
 from nanorlhf.rlcf.compilers import JavaCompiler, PythonCompiler
-from nanorlhf.rlcf.execution import Program, program_of, run_programs
+from nanorlhf.sandbox.execution import Program, program_of, run_programs
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data import programs
-from nanorlhf.rlcf.execution import Program, run_programs
 from nanorlhf.rlcf.transformations import NAMES, rename_variables
+from nanorlhf.sandbox.execution import Program, run_programs
 
 needs_jdk = pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
 

@@ -2,8 +2,8 @@
 
     run_programs([...], "java") -> [Verdict(compiled=True, executed=True, passed=False, reason="wrong_answer"), ...]
 
-Java's tests are a class Main, Python's a script. sandbox.py says what programs may do; `isolation()` describes how much
-of that this machine supports, for callers to print. [RLCF evaluation]
+Java's tests are a class Main, Python's a script. supervisor.py limits what programs may do; `isolation()` describes how
+much of that this machine supports, for callers to print. [RLCF evaluation]
 
     reason          compiled executed passed
     passed             x        x       x    all tests ran, and the process exited with status 0
@@ -72,8 +72,8 @@ from queue import SimpleQueue
 from tqdm import tqdm
 
 from nanorlhf.errors import InputError
-from nanorlhf.rlcf.compilers import java_environment
-from nanorlhf.rlcf.python_harness import read_exactly, send
+from nanorlhf.sandbox.java import java_environment, java_home
+from nanorlhf.sandbox.python_harness import read_exactly, send
 
 HERE = Path(__file__).resolve().parent
 MIB = 2**20
@@ -125,7 +125,7 @@ class Worker:
 
     number: int
     box: Path  # its own directory
-    way: str  # of sandbox.py
+    way: str  # of supervisor.py
     running: set[subprocess.Popen]  # shared by all workers
     stopped: threading.Event  # shared by all workers: start nothing more
     watcher: ThreadPoolExecutor  # its only thread reads the running program's output
@@ -152,7 +152,7 @@ def run_programs(
     timeout     seconds of wall clock per run, not counting the compiler
     workers     programs at a time
     memory_mib  Java's heap, or all memory of a Python program
-    way         of sandbox.py: "namespaces" or "limits"; None is the best that works here
+    way         of supervisor.py: "namespaces" or "limits"; None is the best that works here
     weak_isolation  run them also where the system can't restrict their files or their network
 
     Raises InputError if programs can't be sandboxed here, or nothing can run them. An interrupt kills all of them.
@@ -387,7 +387,7 @@ def start(
     }  # fmt: skip
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(HERE / "sandbox.py"), json.dumps(config)],
+            [sys.executable, "-I", "-S", str(HERE / "supervisor.py"), json.dumps(config)],
             stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, pass_fds=(status_fd, *pipes),
             start_new_session=True, bufsize=0, env={},
         )  # fmt: skip
@@ -547,31 +547,17 @@ def stop_harness(worker: Worker) -> str:
     return "" if limit == "stopped" else limit
 
 
-@functools.cache
-def java_home() -> str:
-    """The directory of the JDK that `java` on the PATH belongs to."""
-    java = shutil.which("java")
-    if java is None:
-        raise InputError("no java on the PATH: install a JDK, version 17 or later.")
-    command = [java, "-XshowSettings:properties", "-version"]
-    shown = subprocess.run(command, capture_output=True, text=True, env=java_environment())
-    home = re.search(r"^ *java\.home = (.+)$", shown.stderr, re.MULTILINE)
-    if home is None or not Path(home[1], "bin", "javac").exists():
-        raise InputError(f"{java} comes without javac: install a JDK, version 17 or later, not a JRE.")
-    return home[1]
-
-
 def java_files() -> tuple[str, ...]:
     return java_home(), *glob.glob("/etc/java*")  # Debian keeps the JDK's settings there
 
 
 @functools.cache
 def java_classes() -> Path:
-    """A directory with the compiled execution.java, removed at exit."""
+    """A directory with the compiled harness.java, removed at exit."""
     directory = Path(tempfile.mkdtemp(prefix="nanorlhf-java-"))
     atexit.register(shutil.rmtree, directory)
     directory.chmod(0o755)
-    sources = (HERE / "execution.java", HERE / "NanoRlhfTests.java")
+    sources = (HERE / "harness.java", HERE / "NanoRlhfTests.java")
     subprocess.run([f"{java_home()}/bin/javac", "-d", directory, *sources], check=True, env=java_environment())
     return directory
 
@@ -612,7 +598,7 @@ def isolation() -> list[str]:
 
 @functools.cache
 def best_way() -> tuple[str, dict[str, bool]]:
-    """The first of sandbox.py's two ways that works here, and which of its parts do."""
+    """The first of supervisor.py's two ways that works here, and which of its parts do."""
     if not sys.platform.startswith("linux"):
         raise InputError("running generated programs needs Linux: the sandbox works on no other system.")
     for way in ("namespaces", "limits"):

@@ -1,6 +1,6 @@
 """The two Python processes of execution.py: the harness runs tests, the program, sandboxed apart, answers calls.
 
-    python -c SOURCE harness                        requests on stdin, as in execution.java
+    python -c SOURCE harness                        requests on stdin, as in harness.java
     python -c SOURCE program CALLS REPLIES PATH     two descriptors, and the program's file
 
 What passes between them are plain values, written by their type. A subclass is written as the built-in class that it

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nanorlhf.rlcf.execution import Program, run_programs
+from nanorlhf.sandbox.execution import Program, run_programs
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs run on Linux only")
 needs_jdk = pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")

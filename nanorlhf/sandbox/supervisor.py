@@ -1,6 +1,6 @@
 """Runs one command isolated from the rest of the machine: execution.py starts this file for every program.
 
-    python -I -S sandbox.py '{"way": "namespaces", "argv": ["/usr/bin/java", ...], ...}'
+    python -I -S supervisor.py '{"way": "namespaces", "argv": ["/usr/bin/java", ...], ...}'
 
     supervisor                 limits wall time, memory and disk; kills all processes left; exits as the program did
       init of a PID namespace  (only in the way "namespaces") when it ends, the kernel kills everything in it

@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from nanorlhf.errors import InputError
-from nanorlhf.rlcf import execution, sandbox
-from nanorlhf.rlcf.execution import (
+from nanorlhf.sandbox import execution, supervisor
+from nanorlhf.sandbox.execution import (
     MIB,
     Program,
     Verdict,
@@ -523,13 +523,13 @@ def run_hostile(language, hostile, way, canary):
                 programs[name] = java(attack, mbjp_test(0, 1, 1)), reasons
             else:
                 programs[name] = python(program), reasons
-        before, children = resource.getrlimit(resource.RLIMIT_CPU), set(sandbox.descendants(os.getpid()))
+        before, children = resource.getrlimit(resource.RLIMIT_CPU), set(supervisor.descendants(os.getpid()))
         verdicts = verdicts_on(programs, language, memory_mib=256, way=way)
         with pytest.raises(BlockingIOError):
             server.accept()  # no program connected
     assert secret.read_text() == "the secret"
     assert resource.getrlimit(resource.RLIMIT_CPU) == before
-    assert not set(sandbox.descendants(os.getpid())) - children  # those are the other tests' compilers
+    assert not set(supervisor.descendants(os.getpid())) - children  # those are the other tests' compilers
     assert not set(canary.iterdir()) - {secret}
     return verdicts
 
@@ -736,7 +736,7 @@ def test_weak_isolation_needs_a_flag(monkeypatch, missing):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_an_interrupt_kills_all_programs(way, scratch, number, code):
     script = (
-        "import signal, sys\nfrom nanorlhf.rlcf.execution import Program, run_programs\n"
+        "import signal, sys\nfrom nanorlhf.sandbox.execution import Program, run_programs\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run in the background
         "programs = [Program('', f'while {i}: pass', '', '') for i in range(1, 9)]\n"
         f"try: run_programs(programs, 'python', 60, workers=2, way={way!r})\n"
@@ -822,8 +822,8 @@ def test_isolation_describes_what_this_machine_supports(monkeypatch):
 
 
 def test_numbers_of_system_calls_are_those_of_the_headers():
-    numbers = {**sandbox.DENIED, **sandbox.SIGNALS, "clone": sandbox.CLONE, "clone3": sandbox.CLONE3,
-               "prlimit64": sandbox.PRLIMIT64, "pivot_root": sandbox.PIVOT_ROOT}  # fmt: skip
+    numbers = {**supervisor.DENIED, **supervisor.SIGNALS, "clone": supervisor.CLONE, "clone3": supervisor.CLONE3,
+               "prlimit64": supervisor.PRLIMIT64, "pivot_root": supervisor.PIVOT_ROOT}  # fmt: skip
     headers = "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h"  # aarch64: generic
     if not all(map(os.path.exists, headers)):
         pytest.skip("no kernel headers here")
