@@ -46,11 +46,10 @@ from nanorlhf.pretrained.directories import (
     find_config,
     find_updates,
     find_weights,
+    is_gguf,
     split_adapter,
 )
 from nanorlhf.pretrained.families import FAMILIES
-from nanorlhf.pretrained.gguf import is_gguf
-from nanorlhf.pretrained.gguf_header import open_gguf
 from nanorlhf.pretrained.layout import (
     check_fits,
     config_object,
@@ -151,6 +150,8 @@ def load(
     # before anything of these sizes is made: a weight takes two bytes at least, a quarter in GGUF;
     # 2^24 are no burden
     if is_gguf(file):
+        from nanorlhf.pretrained.gguf_header import open_gguf
+
         most = 4 * sum(tensor.data.nbytes for tensor in open_gguf(file).tensors.values())
     else:
         most = sum(shard.stat().st_size for shard in shards) // 2

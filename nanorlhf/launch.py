@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from kernels import processor, tune
+from kernels import processor
 from kernels.processor import DEFAULT, PLAIN, Choice
 from nanorlhf import distributed
 from nanorlhf.errors import InputError, Interrupted, PeerFailed, sentence_of
@@ -100,6 +100,8 @@ def chosen_kernels(threads: int) -> Choice:
     """What a CPU computes with: tuned, measured once per machine, unless NANORLHF_KERNELS says."""
     name = os.environ.get(KERNELS_VARIABLE, "tuned")
     if name == "tuned":
+        from kernels import tune
+
         return tune.tuned(threads)
     if name not in (DEFAULT.name, PLAIN.name):
         raise InputError(f"{KERNELS_VARIABLE}={name}: it must be tuned, default or plain.")

@@ -20,8 +20,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from nanorlhf.errors import InputError
 from nanorlhf.files import hub_directory, read_bytes, read_object, read_text, write_text
-from nanorlhf.pretrained.directories import ADAPTER_CONFIG, other_layout, split_adapter
-from nanorlhf.pretrained.gguf import gguf_tokenizer, is_gguf
+from nanorlhf.pretrained.directories import ADAPTER_CONFIG, is_gguf, other_layout, split_adapter
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
 PAD = "[PAD]"
@@ -201,6 +200,8 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
     """
     path = Path(where)
     if is_gguf(path):
+        from nanorlhf.pretrained.gguf import gguf_tokenizer  # optional: few models come in it
+
         backend, settings = gguf_tokenizer(path)
         return _finish(backend, path, *_settings(settings, path))
     if not path.exists():

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from nanorlhf.errors import InputError
 from nanorlhf.files import hub_directory, read_object
-from nanorlhf.pretrained.gguf import is_gguf
 
 WEIGHT_FILES = (  # in order of preference: safetensors before pickles, one file before shards
     ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),
@@ -38,6 +37,10 @@ OTHER_LAYOUTS = (  # file names, and what they are
     (("tf_model*.h5", "flax_model*.msgpack"), "TensorFlow or Flax weights: save them again with transformers 4"),
     (("*.ckpt", "*.pt", "*.pth"), "a training program's own checkpoint: save the model with save_pretrained()"),
 )
+
+
+def is_gguf(where: str | Path) -> bool:
+    return Path(where).suffix == ".gguf"
 
 
 def local_directory(where: str | Path, patterns: tuple[str, ...]) -> Path:

@@ -71,10 +71,6 @@ SPLITS = {  # tokenizer.ggml.pre: how texts are split before byte-pair encoding;
 }
 
 
-def is_gguf(where: str | Path) -> bool:
-    return Path(where).suffix == ".gguf"
-
-
 def metadata(path: Path, name: str, *kinds: type) -> Any:
     """A field's value; None where it isn't there. Raises InputError for a value of another type than `kinds`."""
     value = open_gguf(path).fields.get(name)

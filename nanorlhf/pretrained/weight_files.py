@@ -13,8 +13,14 @@ from torch import Tensor
 
 from nanorlhf.errors import InputError
 from nanorlhf.files import interrupts_wait, open_regular, read_object
-from nanorlhf.pretrained.directories import ADAPTER_CONFIG, find_config, find_updates, find_weights, split_adapter
-from nanorlhf.pretrained.gguf import gguf_settings, gguf_tensors, is_gguf
+from nanorlhf.pretrained.directories import (
+    ADAPTER_CONFIG,
+    find_config,
+    find_updates,
+    find_weights,
+    is_gguf,
+    split_adapter,
+)
 
 # what wrappers put into tensor names: torch.compile, DDP, FSDP, activation checkpointing, peft, TRL
 WRAPPERS = re.compile(
@@ -29,7 +35,11 @@ WRONG_BYTES = (RuntimeError, ValueError, KeyError, TypeError, AttributeError)
 
 def read_settings(config_file: Path) -> dict:
     """config.json, or GGUF's metadata as config.json would say it."""
-    return gguf_settings(config_file) if is_gguf(config_file) else read_object(config_file)
+    if is_gguf(config_file):
+        from nanorlhf.pretrained.gguf import gguf_settings  # optional: few models come in it
+
+        return gguf_settings(config_file)
+    return read_object(config_file)
 
 
 def shards_of(path: Path) -> dict[Path, set[str]]:
@@ -81,6 +91,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of one file, by name; InputError for a damaged file or one that holds more."""
     open_regular(path).close()
     if is_gguf(path):
+        from nanorlhf.pretrained.gguf import gguf_tensors
+
         return gguf_tensors(path)
     if path.suffix == ".safetensors":
         try:

@@ -13,9 +13,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import Ensemble, RewardModel, Scores
 from nanorlhf.rewards.function import is_function
-from nanorlhf.rewards.judge import Judge
 from nanorlhf.rewards.rule import Rule
-from nanorlhf.rewards.teacher import Teacher
 from nanorlhf.tokenizer import Tokenizer
 
 Kind = Literal["function", "teacher", "judge", "model"]
@@ -161,8 +159,12 @@ def load_rewards(
         if kind == "function":
             rewards.append(Rule(path, tokenizer, size, (row.record for row in rows), workers))
         elif kind == "teacher":
+            from nanorlhf.rewards.teacher import Teacher
+
             rewards.append(Teacher(path, tokenizer, device, size, temperature))
         elif kind == "judge":
+            from nanorlhf.rewards.judge import Judge  # with a client for an LLM's server
+
             rewards.append(Judge(path, tokenizer))
         else:
             rewards.append(RewardModel(flag, (path,), tokenizer, device, size))

@@ -1,6 +1,7 @@
 """A reward that is a user's function of texts: `--reward FILE.py:FUNCTION`."""
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,8 +12,10 @@ from nanorlhf.dataset import Demonstration, response_ids
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import Scores
 from nanorlhf.rewards.function import Responses, RewardFunction, Value, kept_alive
-from nanorlhf.rewards.workers import Workers
 from nanorlhf.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nanorlhf.rewards.workers import Workers
 
 
 class Rule:
@@ -23,6 +26,8 @@ class Rule:
     workers  processes that call it; 0: this one, unless the file sets a TIME_LIMIT
     """
 
+    workers: "Workers | None"
+
     def __init__(self, where: str, tokenizer: Tokenizer, size: int, records: Iterable[dict] = (), workers: int = 0):
         self.function = RewardFunction(where, records)
         self.name = self.function.name
@@ -30,8 +35,10 @@ class Rule:
         self.models: list[GPT | ScalarModel] = []
         self.tokenizer = tokenizer
         self.size = size
-        self.workers: Workers | None = None
+        self.workers = None
         if workers or self.function.time_limit is not None:
+            from nanorlhf.rewards.workers import Workers
+
             self.workers = Workers(self.function, workers or 1, show=distributed.rank() == 0)
         self.timeout_rate = 0.0
 

@@ -12,11 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from nanorlhf.pretrained.encoder import encoder_directory, files_of_encoder
 from nanorlhf.pretrained.weight_files import files_of_model
 from nanorlhf.rewards.combined import items, parse
 from nanorlhf.rewards.function import OURS, file_of, is_function
-from nanorlhf.rewards.judge import DECIDES_SCORES, read_settings
 from nanorlhf.tokenizer import files_of_tokenizer
 from nanorlhf.training.resume import Inputs, sha256
 from nanorlhf.training.settings import RunArgs
@@ -45,6 +43,10 @@ def models(settings: dict[str, Any]) -> Iterator[Part]:
         if settings.get(name) is not None:
             yield from named(name, "", settings[name], files_of_tokenizer(settings[name]))
             break
+    if settings.get("encoder") is None and settings.get("discriminator") is None:
+        return
+    from nanorlhf.pretrained.encoder import encoder_directory, files_of_encoder
+
     if settings.get("encoder") is not None:
         yield from named("encoder", "", settings["encoder"], files_of_encoder(encoder_directory(settings["encoder"])))
     if settings.get("discriminator") is not None:
@@ -87,5 +89,7 @@ def digest_part(part: Part) -> str:
     setting, name, path = part
     if not name.endswith("judge"):
         return sha256(path)
+    from nanorlhf.rewards.judge import DECIDES_SCORES, read_settings
+
     fields = read_settings(f"--{setting} judge:{path}", str(path))
     return hashlib.sha256(json.dumps([fields[field] for field in DECIDES_SCORES]).encode()).hexdigest()

@@ -1,6 +1,7 @@
 """How the training scripts load their models, and put them on their devices."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,9 +19,11 @@ from nanorlhf.dataset import Demonstration
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import reference, tune
 from nanorlhf.rewards.combined import Rewards, load_rewards
-from nanorlhf.rewards.gold import Gold
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 from nanorlhf.training.settings import RewardArgs, RolloutArgs, TrainingArgs
+
+if TYPE_CHECKING:
+    from nanorlhf.rewards.gold import Gold
 
 PER_TOKEN = ("ppo", "reinforce++")  # algorithms that can use a reward per token; the others compare responses
 
@@ -70,7 +73,7 @@ def load_policy(args: RolloutArgs, device: torch.device) -> tuple[Tokenizer, GPT
 
 def load_reward(
     args: RewardArgs, tokenizer: Tokenizer, device: torch.device, rows: Sequence[Demonstration]
-) -> tuple[Rewards, Gold | None, list[GPT | ScalarModel]]:
+) -> tuple[Rewards, "Gold | None", list[GPT | ScalarModel]]:
     """What scores the responses, the gold score, and the frozen models that the two need. [SO ppo] [STR ppo]"""
     algorithm = getattr(args, "algorithm", "ppo")
     whole_only = None if algorithm in PER_TOKEN else f"--algorithm {algorithm}"
@@ -78,11 +81,12 @@ def load_reward(
         args.reward, args.reward_model, args.reward_weights, tokenizer, device, args.read_size,
         temperature=args.temperature, workers=args.reward_workers, rows=rows, whole_only=whole_only,
     )  # fmt: skip
-    gold = None if args.gold is None else Gold(args.gold, tokenizer, device)
-    frozen = reward.frozen
-    if gold is not None and gold.model is not None:
-        frozen.append(gold.model)
-    return reward, gold, frozen
+    if args.gold is None:
+        return reward, None, reward.frozen
+    from nanorlhf.rewards.gold import Gold  # optional: a run with a known truth
+
+    gold = Gold(args.gold, tokenizer, device)
+    return reward, gold, reward.frozen + ([] if gold.model is None else [gold.model])
 
 
 def new_value_model(start: str | None, policy: GPT, device: torch.device) -> ScalarModel:

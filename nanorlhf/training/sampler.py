@@ -3,7 +3,7 @@
 import copy
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,11 @@ from nanorlhf.generate import for_sampling, generate
 from nanorlhf.model import GPT
 from nanorlhf.ppo import importance_weights, masked_mean
 from nanorlhf.tokenizer import Tokenizer
-from nanorlhf.training.engine import Engine
 from nanorlhf.training.run import write_checkpoint
 from nanorlhf.training.settings import RewardArgs
+
+if TYPE_CHECKING:
+    from nanorlhf.training.engine import Engine
 
 TIS_CLIP = 2.0  # largest importance weight of --sampler.correction tis: Yao et al. 2025
 MAX_GAP = 0.2  # nats per token between an engine and the policy, right after it got the policy's weights
@@ -29,6 +31,8 @@ MAX_GAP = 0.2  # nats per token between an engine and the policy, right after it
 class Sampler:
     """The policy itself, exactly, unless a setting says otherwise: rounded, filtered, stale, or an engine by URL."""
 
+    engine: "Engine | None"
+
     def __init__(self, policy: GPT, tokenizer: Tokenizer, args: RewardArgs, score_at: ScoreAt):
         self.policy = policy
         self.tokenizer = tokenizer
@@ -36,11 +40,13 @@ class Sampler:
         self.settings = args.sampler
         self.score_at: ScoreAt = score_at
         self.source = policy  # whose parameters are sampled from
-        self.engine: Engine | None = None
+        self.engine = None
         self.engine_path = args.out / "rollout_weights"  # where an engine reads the parameters
         self.synced_at: int | None = None  # the last update at which the engine got parameters from this process
         self.is_fresh = False  # it has the policy's parameters of this update
         if self.settings.url is not None:
+            from nanorlhf.training.engine import Engine  # optional: most runs sample here
+
             self.engine = Engine(self.settings.url)
         elif self.settings.sync_every > 1:
             self.source = copy.deepcopy(policy).requires_grad_(False)
