@@ -55,6 +55,12 @@ def works(monkeypatch):
     monkeypatch.setattr(memory_plan, "memory_plan", lambda work: work)
 
 
+@pytest.fixture
+def counts(works, monkeypatch):
+    """Plans for tests that count weights or cache: what autograd saves, which takes most of a plan's time, is 0."""
+    monkeypatch.setattr(memory_plan, "saved_per_row", lambda kind, config, rows, tuning: 0)
+
+
 def ppo_work(args) -> Work:
     return rollout_plan(args, args.value_model)
 
@@ -87,7 +93,7 @@ def allocated(run) -> int:
 @pytest.mark.parametrize(
     ("size", "published"), [("1b", 1_011_781_632), ("2.8b", 2_775_208_960), ("6.9b", 6_857_302_016)]
 )
-def test_pythia_has_the_published_number_of_parameters(works, size, published):
+def test_pythia_has_the_published_number_of_parameters(counts, size, published):
     config = PUBLISHED[f"EleutherAI/pythia-{size}"]
     C, V = config.d_model, config.vocab_size
     by_hand = 2 * V * C + config.n_layer * (12 * C**2 + 13 * C) + 2 * C
@@ -103,7 +109,7 @@ def test_pythia_has_the_published_number_of_parameters(works, size, published):
 @pytest.mark.parametrize(
     ("name", "published"), [("small", 60e6), ("base", 223e6), ("large", 738e6), ("large-ntp-py", 738e6)]
 )
-def test_codet5_has_the_published_number_of_parameters(works, name, published):
+def test_codet5_has_the_published_number_of_parameters(counts, name, published):
     config = PUBLISHED[f"Salesforce/codet5-{name}"]
     C, H = config.d_model, config.n_head
     encoder, decoder = 12 * C**2 + 2 * C, 16 * C**2 + 3 * C  # MLPs are 4 C wide, heads as wide together as the stream
@@ -116,7 +122,7 @@ def test_codet5_has_the_published_number_of_parameters(works, name, published):
 
 
 @pytest.mark.parametrize("family", ["gptj", "olmo2", "phi3", "gemma2", "gemma3_text"])
-def test_a_config_alone_gives_the_number_of_parameters(works, family, tmp_path):
+def test_a_config_alone_gives_the_number_of_parameters(counts, family, tmp_path):
     config = FAMILIES[family]()
     config.save_pretrained(tmp_path)
     with torch.device("meta"):
@@ -126,7 +132,7 @@ def test_a_config_alone_gives_the_number_of_parameters(works, family, tmp_path):
     assert models["value"].parameters < models["policy"].parameters or config.tie_word_embeddings
 
 
-def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4_or_2(works):
+def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4_or_2(counts):
     policy, value = 1_011_781_632, 1_011_781_632 - 50_304 * 2048 + 2048 + 1
     products = 16 * (12 * 2048**2 + 9 * 2048)  # of the blocks, with biases; those of frozen models are bfloat16
     for dtype, saving in (("float32", 0), ("bfloat16", 2 * 2 * products)):
@@ -140,7 +146,7 @@ def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4_or_2(works):
         assert sum(sharded[:3]) == pytest.approx(20 * (policy + value) / 8, rel=1e-6)
 
 
-def test_the_reference_of_low_rank_updates_takes_nothing_and_a_shared_trunk_counts_once(works):
+def test_the_reference_of_low_rank_updates_takes_nothing_and_a_shared_trunk_counts_once(counts):
     tuned = replace(TLDR, tune="lora", lora_rank=4, lora_targets=("q", "down"))
     policy, updates = 1_011_781_632, 16 * 4 * (2 * 2048 + 8192 + 2048)  # down and up of q, and of the MLP's last layer
     value, head = policy - 50_304 * 2048 + 2049, 2049
@@ -157,7 +163,7 @@ def test_the_reference_of_low_rank_updates_takes_nothing_and_a_shared_trunk_coun
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_planned_cache_is_the_one_that_generate_makes(works, tmp_path, dtype):
+def test_the_planned_cache_is_the_one_that_generate_makes(counts, tmp_path, dtype):
     """Of an encoder-decoder it has the query's keys and values too, made in the first call."""
     query = torch.ones((5, 20), dtype=torch.long)
     shape = {"vocab_size": 64, "d_model": 32, "n_layer": 3, "n_head": 4, "d_mlp": 64}
@@ -174,7 +180,7 @@ def test_the_planned_cache_is_the_one_that_generate_makes(works, tmp_path, dtype
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 6)])
-def test_a_sharded_policy_samples_from_a_full_float32_copy_plus_the_copy_of_autocast(works, dtype, width):
+def test_a_sharded_policy_samples_from_a_full_float32_copy_plus_the_copy_of_autocast(counts, dtype, width):
     work = ppo_work(replace(TLDR, dtype=dtype))
     held = peaks(work, replace(work.flags, shard="fsdp"), 8)
     number = work.models["policy"].parameters
@@ -390,7 +396,7 @@ def test_the_docs_show_what_is_printed(printed):
     assert "\n".join(f"    {line}".rstrip() for line in printed) in shown
 
 
-def test_a_gold_reward_model_counts_as_frozen_and_a_gold_function_does_not_count(works, tmp_path):
+def test_a_gold_reward_model_counts_as_frozen_and_a_gold_function_does_not_count(counts, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config_object(SMALL)))
     work = ppo_work(replace(SHORT, gold=str(tmp_path)))
     with torch.device("meta"):
@@ -405,7 +411,7 @@ def test_a_function_that_scores_needs_no_reward_model(works):
     assert "reward 1" not in ppo_work(replace(SHORT, reward="data/tiny.py:score")).models
 
 
-def test_each_model_among_several_rewards_counts_as_frozen(works, tmp_path):
+def test_each_model_among_several_rewards_counts_as_frozen(counts, tmp_path):
     """A teacher is a language model, so no value model is its copy."""
     (tmp_path / "config.json").write_text(json.dumps(config_object(SMALL)))
     with torch.device("meta"):
