@@ -4,7 +4,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-SCRIPTS = ("nano", "train_sft", "train_rm", "train_dpo", "train_ppo", "train_grpo", "train_rlcf", "eval")
 FOLDERS = ("tests", "tools", "course", "nanorlhf", "data", "kernels")
 # a room imports from its own row and from those below it
 FLOORS = (
@@ -28,7 +27,7 @@ FLOORS = (
 
 def modules(root: Path) -> dict[str, Path]:
     """Every module of a tree, with its file."""
-    files = [root / f"{name}.py" for name in (*SCRIPTS, "bench") if (root / f"{name}.py").exists()]
+    files = [*root.glob("*.py")]
     for folder in FOLDERS:
         files += (root / folder).rglob("*.py")
     return {module_of(file, root): file for file in files}
@@ -60,7 +59,7 @@ def room(module: str, known: dict[str, Path]) -> str:
     parts = module.split(".")
     if parts[0] in ("bench", "tests"):
         return "tools"
-    if module in SCRIPTS:
+    if parts[0] not in FOLDERS:
         return "scripts"
     if parts[0] != "nanorlhf" or len(parts) == 1 or parts[1] == "pretrained":
         return parts[0]
