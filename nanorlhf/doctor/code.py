@@ -43,7 +43,7 @@ def examine(scripts: Path, flags: Sequence[str] = ()) -> tuple[list[Finding], li
         if not is_here:
             overlay(ROOT, tree)
             overlay(scripts, tree)
-            for ours in ("nanorlhf/doctor", "nanorlhf/rules"):
+            for ours in ("nanorlhf/doctor", "nanorlhf/rules"):  # the doctor is ours, with what its findings are made of
                 shutil.rmtree(tree / ours)
                 shutil.copytree(ROOT / ours, tree / ours)
         root = ROOT if is_here else tree
