@@ -154,7 +154,7 @@ overoptimise: .venv
 
 lecture: .venv
 	test -f "$(RUNS)/ppo_fast_no_kl/summary.json" || $(MAKE) overoptimise
-	$(PY) -m nanorlhf.report.lecture --runs "$(RUNS)" --out "$(RUNS)/lecture"
+	$(PY) -m experiments.lecture.report --runs "$(RUNS)" --out "$(RUNS)/lecture"
 
 # the base model has read the site's other tag: it knows the language, not the answers
 stackoverflow: .venv
@@ -334,29 +334,29 @@ reason: .venv .venv/reason
 	$(PY) eval.py reason --data "$(REASON)/data" --policies before "$(MODEL)" grpo "$(REASON)/grpo" ppo "$(REASON)/ppo" \
 	  --out "$(REASON)/eval" --seed $(SEED) --overwrite
 
-# the experiments are tables in tools/experiments.py; a variable replaces one of their columns
+# the studies of experiments/; a variable replaces one of their settings
 given = $(if $($(2)),--$(1) $($(2)))
 
 lab: .venv
-	$(PY) -m tools.experiments lab --out "$(LAB)" --seed $(SEED) --jobs $(JOBS) $(call given,labellers,LAB_LABELLERS) \
+	$(PY) -m experiments lab --out "$(LAB)" --seed $(SEED) --jobs $(JOBS) $(call given,labellers,LAB_LABELLERS) \
 	  $(call given,policies,LAB_POLICIES) $(call given,remedies,LAB_REMEDIES)
 
 compare: .venv
-	$(PY) -m tools.experiments compare --out "$(COMPARE)" --jobs $(JOBS) $(call given,seeds,COMPARE_SEEDS) \
+	$(PY) -m experiments compare --out "$(COMPARE)" --jobs $(JOBS) $(call given,seeds,COMPARE_SEEDS) \
 	  $(call given,grid-seed,COMPARE_GRID_SEED) $(call given,lrs,COMPARE_LRS) $(call given,kl-coefs,COMPARE_KL_COEFS) \
 	  $(call given,algorithms,COMPARE_ALGORITHMS) $(call given,best-of,COMPARE_BEST_OF)
 
 # the table of its runs, docs/compare/worlds.csv, is what it remembers
 worlds: .venv
-	$(PY) -m tools.experiments worlds --out "$(WORLDS)" --jobs $(JOBS) $(call given,phase,WORLDS_PHASE) \
+	$(PY) -m experiments worlds --out "$(WORLDS)" --jobs $(JOBS) $(call given,phase,WORLDS_PHASE) \
 	  $(call given,share,WORLDS_SHARE) $(call given,seeds,WORLDS_SEEDS) $(call given,algorithms,WORLDS_ALGORITHMS)
-	$(PY) -m nanorlhf.report.worlds
+	$(PY) -m experiments.worlds.report
 
 scaling: .venv
-	$(PY) -m tools.experiments scaling --out "$(SCALING)" --jobs $(JOBS) $(call given,seeds,SCALING_SEEDS)
+	$(PY) -m experiments scaling --out "$(SCALING)" --jobs $(JOBS) $(call given,seeds,SCALING_SEEDS)
 
 mismatch: .venv
-	$(PY) -m tools.experiments mismatch --out "$(MISMATCH)" --seed $(SEED) --jobs $(JOBS) $(call given,runs,MISMATCH_RUNS) \
+	$(PY) -m experiments mismatch --out "$(MISMATCH)" --seed $(SEED) --jobs $(JOBS) $(call given,runs,MISMATCH_RUNS) \
 	  $(call given,seeds,MISMATCH_SEEDS)
 
 # the reward is what data/sums.py checks; the reward model learns from its comparisons, and is there to be compared
@@ -370,7 +370,7 @@ sums: .venv
 	  --out "$(SUMS)/eval" --seed $(SEED) --overwrite
 
 sums-study: .venv
-	$(PY) -m tools.experiments sums --out "$(SUMS_STUDY)" --jobs $(JOBS) $(call given,seeds,SUMS_SEEDS) \
+	$(PY) -m experiments sums --out "$(SUMS_STUDY)" --jobs $(JOBS) $(call given,seeds,SUMS_SEEDS) \
 	  $(call given,runs,SUMS_RUNS)
 
 # a sample of at most ten minutes on two quiet cores; `python -m course mutants` takes all

@@ -22,6 +22,7 @@ OTHERS = (
     ".devcontainer",
     "course",
     "docs",
+    "experiments",
     "tests",
     "tools",
     ".dockerignore",

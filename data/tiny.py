@@ -338,7 +338,7 @@ def make_world(args: Args) -> dict[str, list[dict]]:
     held_out: set[tuple[str, ...]] = set()
 
     def posts(count: int, hold_out: bool) -> list[Post]:
-        drawn = []
+        drawn: list[Post] = []
         while len(drawn) < count:
             post = write_post(rng)
             if post.facts in held_out:

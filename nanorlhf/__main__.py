@@ -21,6 +21,17 @@ from nanorlhf import __version__
 
 PACKAGE = Path(__file__).resolve().parent
 TREE = PACKAGE if (PACKAGE / "kernels").is_dir() else PACKAGE.parent
+# names of programs that have moved, which go on running them; the studies are in a clone only
+ALIASES = {
+    "report.compare": "experiments.compare.report",
+    "report.lab": "experiments.lab.report",
+    "report.learning_curve": "experiments.learning_curve.report",
+    "report.lecture": "experiments.lecture.report",
+    "report.mismatch": "experiments.mismatch.report",
+    "report.scaling": "experiments.scaling.report",
+    "report.sums": "experiments.sums.report",
+    "report.worlds": "experiments.worlds.report",
+}
 # other modules with such a block are parts of programs
 READS_FLAGS = re.compile(
     r'^if __name__ == "__main__":\n    (cli\.)?(command_line|run_module)\(main', re.M
@@ -43,6 +54,8 @@ def programs() -> dict[str, str]:
 
 def module_of(name: str) -> str | None:
     """The module that a name means, as it is imported; None for what is no program."""
+    if name in ALIASES:
+        return ALIASES[name] if TREE != PACKAGE else None
     path = name.removesuffix(".py").replace(".", "/")
     for root in (TREE, PACKAGE):
         for file in (root / f"{path}.py", root / path / "__main__.py"):
@@ -64,6 +77,10 @@ def main() -> None:
         return
     is_name = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name, re.ASCII) and len(name) < 100
     module = module_of(name) if is_name else None
+    if module is None and name in ALIASES:
+        moved = f"it is {ALIASES[name]} now, which needs a clone of the repository"
+        print(f"error: nanorlhf {name}: {moved}.", file=sys.stderr)
+        sys.exit(2)
     if module is None or module == "nanorlhf.__main__":
         shown = name if name.isprintable() and len(name) < 100 else f"{name!r:.100}"
         print(f"error: nanorlhf {shown}: no such program: `nanorlhf` lists them.", file=sys.stderr)

@@ -4,6 +4,7 @@
 """
 
 import ast
+import importlib.util
 import os
 import re
 import subprocess
@@ -16,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
+import nanorlhf.__main__
 from course.copies import CODE, OTHERS, copy_files, files_of
 from nanorlhf import __version__
-from nanorlhf.__main__ import main, programs
+from nanorlhf.__main__ import ALIASES, main, module_of, programs
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = [name for name in CODE if name != "bench.py"]
@@ -196,6 +198,18 @@ def test_a_program_that_is_not_there_is_told_so(name, monkeypatch, capsys) -> No
     with pytest.raises(SystemExit, match="2"):
         main()
     assert capsys.readouterr().err == f"error: nanorlhf {name}: no such program: `nanorlhf` lists them.\n"
+
+
+def test_a_program_that_has_moved_keeps_its_name_in_a_clone(
+    monkeypatch, capsys
+) -> None:
+    for old, new in ALIASES.items():
+        assert module_of(old) == new and importlib.util.find_spec(new)
+    monkeypatch.setattr("sys.argv", ["nanorlhf", "report.lab"])
+    monkeypatch.setattr("nanorlhf.__main__.TREE", nanorlhf.__main__.PACKAGE)  # as in an installed copy
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err.endswith("experiments.lab.report now, which needs a clone of the repository.\n")
 
 
 def test_the_version_is_that_of_the_citation_and_of_the_newest_changes(monkeypatch, capsys) -> None:

@@ -4,11 +4,12 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = ("tests", "tools", "course", "nanorlhf", "data", "kernels")
+FOLDERS = ("tests", "tools", "course", "experiments", "nanorlhf", "data", "kernels")
 # a room imports from its own row and from those below it
 FLOORS = (
     {"tools"},
     {"course"},
+    {"experiments"},
     {"nanorlhf.doctor"},
     {"scripts"},
     {"data"},

@@ -18,6 +18,8 @@ from tools import floors
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("nanorlhf", "kernels", "data")
+OUTSIDE = ("tests", "tools", "course", "experiments", "docs", "nanorlhf/sandbox")
+"""rooms that are not the library"""
 WIDTH = 100
 """columns of a line in a script, the core or a kernel"""
 
@@ -177,8 +179,8 @@ def main() -> None:
     lines = lines_per_room(root)
     for name, number in lines.items():
         print(f"{name:24} {number:7,}")
-    product = sum(number for name, number in lines.items() if name not in ("tests", "course", "tools"))
-    print(f"{'product':24} {product:7,}  without tests, course and tools\n")
+    library = sum(number for name, number in lines.items() if name not in OUTSIDE)
+    print(f"{'library':24} {library:7,}  without {', '.join(OUTSIDE)}\n")
     for name, count in whole(root).items():
         print(f"{name:26} {count}")
 

@@ -32,12 +32,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from data.pretrained import HUB_ID
+from experiments.__main__ import commands
+from experiments.scaling.runs import Scaling
+from experiments.worlds.runs import Worlds
 from nanorlhf import launch
 from nanorlhf.__main__ import module_of
 from nanorlhf.cli import command_line, run_module
 from nanorlhf.evals.common import best_of
 from nanorlhf.rewards.combined import items, parse
-from tools import experiments
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -191,7 +193,7 @@ def settings_of(command: Command) -> Any:
         name = name.removesuffix(".py")
     elif importlib.util.find_spec(name.partition(".")[0]) is None or importlib.util.find_spec(name) is None:
         raise Wrong(f"there is no module {name}")
-    module = importlib.import_module(name + ".__main__" if name in OF_COMMANDS else name)
+    module = importlib.import_module(f"{name}.__main__" if name in (*OF_COMMANDS, "experiments") else name)
     if not hasattr(module, "RECIPES") and not hasattr(module, "Args"):
         check_by_argparse(module, command)
         return None
@@ -341,10 +343,10 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
     found = []
     for line in recorded:
         command = Command(("python", *line.split("\t")[:-1]))
-        args = settings_of(command) if command.program == "tools.experiments" else None
+        args = settings_of(command) if command.program == "experiments" else None
         # the runs of worlds depend on what has finished; those of scaling are other experiments' with other numbers
-        if args is not None and not isinstance(args, experiments.Worlds | experiments.Scaling):
-            found += [Command(("python", *words)) for words in experiments.commands(args)]
+        if args is not None and not isinstance(args, Worlds | Scaling):
+            found += [Command(("python", *words)) for words in commands(args)]
         else:
             found.append(command)
     return tuple(found)

@@ -10,9 +10,9 @@
 #
 #     tuning=$(sbatch --parsable --array=1-6 docs/compare/slurm.sh tune 6)
 #     sbatch --dependency=afterok:$tuning --array=1-20 docs/compare/slurm.sh final 20
-#     .venv/bin/python -m nanorlhf.report.worlds     # when all have ended
+#     .venv/bin/python -m experiments.worlds.report     # when all have ended
 #
-# Arguments: the phase, the number of shares, and further flags of `python -m tools.experiments worlds`. A share of the
+# Arguments: the phase, the number of shares, and further flags of `python -m experiments worlds`. A share of the
 # tuning is an algorithm, one of the final runs a world. A task that was stopped goes on when it is submitted again, such
 # as task 3 alone with --array=3. Each core runs one program at a time.
 set -eu
@@ -20,5 +20,5 @@ phase=${1:?the phase: tune or final}
 shares=${2:?the number of shares}
 shift 2
 cd "${SLURM_SUBMIT_DIR:?submit this script with sbatch}"
-exec "${PYTHON:-.venv/bin/python}" -m tools.experiments worlds \
+exec "${PYTHON:-.venv/bin/python}" -m experiments worlds \
   --phase "$phase" --share "$SLURM_ARRAY_TASK_ID/$shares" --jobs "${SLURM_CPUS_PER_TASK:-1}" "$@"

@@ -47,7 +47,7 @@ def test_a_notebook_is_valid_and_each_cell_compiles(name) -> None:
 def test_the_lectures_sections_come_without_pictures() -> None:
     text = section("4. Twenty updates")
     assert text.startswith("## 4. Twenty updates") and "2.7 nats" in text
-    assert "](" not in text and "nanorlhf.report.lecture" not in text
+    assert "](" not in text and "experiments.lecture.report" not in text
 
 
 def test_the_stages_are_commands_that_parse() -> None:

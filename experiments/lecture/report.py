@@ -1,7 +1,7 @@
 """The five pictures of docs/lecture.md, drawn from finished runs.
 
-    python -m nanorlhf.report.lecture --runs runs/tiny --out runs/tiny/lecture
-    python -m nanorlhf.report.lecture --pictures masks tokens
+    python -m experiments.lecture.report --runs runs/tiny --out runs/tiny/lecture
+    python -m experiments.lecture.report --pictures masks tokens
 
     masks               what the first policy wrote to three queries, and which positions count
     tokens              one response token by token: KL, rewards and values, advantages
@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from experiments.tables import part
 from kernels import gae
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.cli import run_module
@@ -34,7 +35,6 @@ from nanorlhf.metrics.token_rewards import token_rewards
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks
-from nanorlhf.report.lab import part
 from nanorlhf.report.page import BLUE, GREY, ORANGE, aligned, draw, label_axes, svg
 from nanorlhf.report.reward_figures import draw_calibration
 from nanorlhf.report.run_curves import draw_against_kl

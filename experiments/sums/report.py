@@ -1,6 +1,6 @@
 """The tables and pictures of `make sums-study`: what a reward that is checked makes of a policy that adds.
 
-    python -m nanorlhf.report.sums --runs runs/sums_study --out runs/sums_study/report
+    python -m experiments.sums.report --runs runs/sums_study --out runs/sums_study/report
 
 Below --runs each seed has a directory, named by its number. Parts of it may be missing:
 
@@ -13,18 +13,18 @@ training.png, leak.png.
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from matplotlib.figure import Figure
 
+from experiments.tables import csv_text, float_at, markdown, part
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object, write_text
 from nanorlhf.metrics import t_interval
-from nanorlhf.report.lab import float_at, part
 from nanorlhf.report.page import (
     STYLES,
     Lines,
@@ -124,15 +124,12 @@ def sampled_tokens(updates: Rows) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------------ 2. tables
-def csv_text(policies: Iterable[Policy]) -> str:
+def policy_lines(policies: Iterable[Policy]) -> Iterator[list[str]]:
     """A line per seed and policy; an empty cell is unknown."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["seed", "policy", *(key for key, *_ in COLUMNS)])
+    yield ["seed", "policy", *(key for key, *_ in COLUMNS)]
     for policy in policies:
         cells = (policy.numbers[key] for key, *_ in COLUMNS)
-        writer.writerow([policy.seed, policy.name, *("" if x is None else f"{x:.6g}" for x in cells)])
-    return text.getvalue()
+        yield [policy.seed, policy.name, *("" if x is None else f"{x:.6g}" for x in cells)]
 
 
 def tables_of(rows: Iterable[dict[str, str]]) -> dict[str, Lines]:
@@ -205,12 +202,6 @@ def happened(rows: Sequence[dict[str, str]], leaks: Lines) -> Section:
     return Section(about=markup.verdict([(kind, text)]))
 
 
-def markdown(table: Lines) -> str:
-    """A table of a page in docs/."""
-    head, *lines = (f"| {' | '.join(line)} |" for line in table)
-    return "\n".join([head, "|" + " --- |" * len(table[0]), *lines])
-
-
 def leak_table(policies: Iterable[Policy]) -> Lines:
     """When each run found the leak: the update from which the mean reward for layout stayed above FOUND."""
     lines = [["policy", "seed", "found at update", "layout at the end", "right answers at the end"]]
@@ -274,7 +265,7 @@ def main(args: Args) -> list[str]:
     check_out(args.out)
     policies = read_policies(args.runs)
     by_name = seeds_of(policies)
-    text = csv_text(policies)
+    text = csv_text(policy_lines(policies))
     rows = list(csv.DictReader(io.StringIO(text)))
     tables = tables_of(rows)
     for base in (START, "ppo"):

@@ -1,6 +1,6 @@
 """What a set of comparisons can teach: how accuracy on unseen pairs grows with the number of pairs.
 
-    python -m nanorlhf.report.learning_curve --data runs/real/all --model HuggingFaceTB/SmolLM2-135M-Instruct
+    python -m experiments.learning_curve.report --data runs/real/all --model HuggingFaceTB/SmolLM2-135M-Instruct
 
 A curve of reward models takes a day, and a tenth of the pairs, kept for validation, leaves an interval as wide as the
 question. Here nothing is trained but a linear layer: ridge regression on what a pretrained model's middle

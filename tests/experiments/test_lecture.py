@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import train_ppo
+from experiments.lecture import report as lecture
+from experiments.lecture.report import Args, main, masks_figure, three_responses, token_columns
 from kernels.gae import gae_loop
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.reward_accuracy import calibration
-from nanorlhf.report import lecture
-from nanorlhf.report.lecture import Args, main, masks_figure, three_responses, token_columns
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import read_metrics
 

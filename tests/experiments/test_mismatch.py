@@ -1,4 +1,4 @@
-"""The table and pictures of `make mismatch`, from runs written by hand, and the table of tools/experiments.py."""
+"""The table and pictures of `make mismatch`, from runs written by hand, and the runs of the study."""
 
 import json
 import re
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.mismatch.report import BY_UPDATE, OF_UPDATES, Args, main, read_runs, sampler_figure, table_of
+from experiments.mismatch.runs import CORRECTIONS, SAMPLERS, Mismatch
 from nanorlhf.errors import InputError
-from nanorlhf.report.mismatch import BY_UPDATE, OF_UPDATES, Args, main, read_runs, sampler_figure, table_of
-from tools import experiments
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,8 +124,8 @@ def test_what_cannot_be_read_is_one_sentence(runs: Path, tmp_path: Path) -> None
 
 
 def test_each_sampler_and_correction_of_the_table_has_flags_and_the_page_has_its_rows() -> None:
-    pairs = [entry.split("/") for entry in experiments.Mismatch().runs]
-    assert {sampler for sampler, _ in pairs} == experiments.SAMPLERS.keys()
-    assert {correction for _, correction in pairs} == experiments.CORRECTIONS.keys()
+    pairs = [entry.split("/") for entry in Mismatch().runs]
+    assert {sampler for sampler, _ in pairs} == SAMPLERS.keys()
+    assert {correction for _, correction in pairs} == CORRECTIONS.keys()
     rows = re.findall(r"^\| (\S+) \| (none|tis|ratio) \|", (ROOT / "docs" / "mismatch.md").read_text(), re.M)
     assert [list(row) for row in rows] == pairs

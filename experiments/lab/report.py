@@ -1,6 +1,6 @@
 """The pictures of `make lab`: for each dial of the labellers, what became of reward model and policy at each setting.
 
-    python -m nanorlhf.report.lab --runs runs/lab --out runs/lab/report
+    python -m experiments.lab.report --runs runs/lab --out runs/lab/report
 
 Below --runs each dial has a directory, and in it each setting one, named by its value. Parts of it may be missing:
 
@@ -15,14 +15,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.tables import Numbers, float_at, part
 from nanorlhf.cli import run_module
-from nanorlhf.dataset import field, list_of
+from nanorlhf.dataset import list_of
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object
 from nanorlhf.metrics.reward_accuracy import FEW
@@ -76,9 +76,6 @@ class Args:
     """directory of a directory per dial, which holds one per setting"""
     out: Path = Path("runs/lab/report")
     """directory of the pictures and of lab.html"""
-
-
-Numbers = dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -159,21 +156,6 @@ def policy_numbers(path: Path) -> Numbers:
         numbers |= dict(zip(("win_low", "win_high"), ends, strict=False))
     samples = float_at(reward_model, where, "samples_gold_agreement") if reward_model else None
     return numbers | {"rm_samples": samples}
-
-
-def part(record: Any, where: str, *keys: str) -> Any:
-    """`record[key][key]...`; InputError where a file lacks it."""
-    for key in keys:
-        if not isinstance(record, dict) or key not in record:
-            raise InputError(f"{where}: {'.'.join(keys)} is missing: evaluate this setting again.")
-        record = record[key]
-    return record
-
-
-def float_at(record: Any, where: str, *keys: str) -> float | None:
-    """`part`, a number or None."""
-    found = part(record, where, *keys)
-    return None if found is None else field({keys[-1]: found}, keys[-1], float, where)
 
 
 # ----------------------------------------------------------------------------------------------------------- 2. figures

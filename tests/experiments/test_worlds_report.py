@@ -1,4 +1,4 @@
-"""The tables of nanorlhf.report.worlds from rows written by hand, and the page that shows them."""
+"""The tables of experiments.worlds.report from rows written by hand, and the page that shows them."""
 
 import csv
 import math
@@ -12,10 +12,9 @@ import pytest
 import torch
 from scipy import stats
 
-from nanorlhf.errors import InputError
-from nanorlhf.report import worlds
-from nanorlhf.report.sums import markdown
-from nanorlhf.report.worlds import (
+from experiments.tables import csv_text, markdown
+from experiments.worlds import report as worlds
+from experiments.worlds.report import (
     COLUMNS,
     MARKS,
     SUMMARY,
@@ -24,23 +23,24 @@ from nanorlhf.report.worlds import (
     against_table,
     at_edge,
     complete_worlds,
-    csv_text,
     explained_variance,
     finals,
     joined,
     main,
     matrix,
     page_text,
+    pair_lines,
     pairs,
-    pairs_text,
     pictures,
     read_rows,
+    rows_text,
     spread_table,
     summary_table,
     tuned,
     tuning_table,
     variant_table,
 )
+from nanorlhf.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 PPO = {"lr": "0.001", "kl_coef": "0.05", "epochs": "2", "lam": "0.95", "value_model": "policy"}
@@ -182,7 +182,7 @@ def test_joining_depends_on_no_order_and_keeps_one_row_of_a_run(rows) -> None:
     expected = joined([*rows, twice])
     assert len(expected) == len(rows)
     shuffled = list(np.random.default_rng(0).permutation(len(rows) + 1))
-    assert csv_text(joined([[*rows, twice][i] for i in shuffled])) == csv_text(expected)
+    assert rows_text(joined([[*rows, twice][i] for i in shuffled])) == rows_text(expected)
     of_another = rows[0] | {"gold_score": "-9", "processor": "B"}
     assert joined([of_another, *rows]) == joined(rows)  # not the lower one
     numbers = [int(r["world"]) for r in expected if r["phase"] == "final"]
@@ -191,7 +191,7 @@ def test_joining_depends_on_no_order_and_keeps_one_row_of_a_run(rows) -> None:
 
 def test_a_csv_is_read_as_it_was_written(tmp_path, rows) -> None:
     path = tmp_path / "worlds.csv"
-    path.write_text(csv_text(rows))
+    path.write_text(rows_text(rows))
     assert read_rows(path) == rows and read_rows(tmp_path / "missing.csv") == []
 
 
@@ -209,7 +209,7 @@ def test_a_csv_is_read_as_it_was_written(tmp_path, rows) -> None:
 )
 def test_a_broken_csv_is_named_with_its_line(tmp_path, old, new, sentence) -> None:
     path = tmp_path / "worlds.csv"
-    text = csv_text([row(1, "ppo", 0.9)])
+    text = rows_text([row(1, "ppo", 0.9)])
     assert old in text
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(InputError, match="worlds.csv" + sentence):
@@ -231,7 +231,7 @@ def test_the_explained_variance_counts_states_and_pools_the_updates(tmp_path, mo
 # ------------------------------------------------------------------------------------------------------------ the page
 def test_the_page_gets_its_tables_between_the_marks(tmp_path, rows) -> None:
     args = Args(csv=tmp_path / "worlds.csv", page=tmp_path / "page.md", out=tmp_path / "pictures")
-    args.csv.write_text(csv_text(rows))
+    args.csv.write_text(rows_text(rows))
     args.page.write_text(f"# Page\n\n{SUMMARY[0]}\n{SUMMARY[1]}\n\n{MARKS[0]}\nbefore\n{MARKS[1]}\n\nThe end.\n")
     main(args)
     text = args.page.read_text()
@@ -293,7 +293,7 @@ def test_a_fresh_world_is_predicted_from_the_others_and_changes_no_table(rows) -
     assert "| 1,024 | `rloo` | 0.900 to 0.940 | 0.930 | -0.010 to +0.300 | **-0.030** |" in table
     for budget in (256, 1024):
         assert finals([*rows, *fresh], budget) == finals(rows, budget)
-    assert pairs_text([*rows, *fresh]) == pairs_text(rows)
+    assert list(pair_lines([*rows, *fresh])) == list(pair_lines(rows))
     assert page_text([*rows, *fresh]).split("### A fresh")[0] == page_text(rows).split("### A fresh")[0]
 
 
@@ -313,7 +313,7 @@ def test_the_pages_tables_and_pairs_are_those_of_its_csv() -> None:
     page = (ROOT / "docs/compare.md").read_text()
     assert f"{SUMMARY[0]}\n\n{markdown(summary_table(rows))}\n\n{SUMMARY[1]}" in page
     assert f"{MARKS[0]}\n\n{page_text(rows)}\n\n{MARKS[1]}" in page
-    assert (ROOT / "docs/compare/worlds_pairs.csv").read_text() == pairs_text(rows)
+    assert (ROOT / "docs/compare/worlds_pairs.csv").read_text() == csv_text(pair_lines(rows))
     assert all((ROOT / "docs/compare" / name).exists() for name in pictures(rows))
 
 

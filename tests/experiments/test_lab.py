@@ -9,11 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from data.tiny import Args as World
+from experiments.lab import report as lab
+from experiments.lab.report import Args, dial_figure, main, read_settings, table_of
+from experiments.lab.runs import BASE, Lab, labels
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, deciders
-from nanorlhf.report import lab
-from nanorlhf.report.lab import Args, dial_figure, main, read_settings, table_of
-from tools import experiments
 from tools.page_commands import Command, commands_of, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,9 +230,9 @@ def test_a_directory_without_evaluations_is_refused(tmp_path: Path) -> None:
 
 def test_what_the_experiment_calls_the_base_is_the_default_of_each_dial() -> None:
     """DIAL/VALUE links to the base; were the default another, a picture would show the base at a wrong value."""
-    [data, *_] = experiments.labels(experiments.Lab(), "base")
+    [data, *_] = labels(Lab(), "base")
     world = settings_of(Command(("python", *data.words)))
-    for point in experiments.BASE:
+    for point in BASE:
         dial, value = point.split("/")
         default = getattr(world, dial.replace("-", "_"))
         assert default == (World().summarisers if value == "all" else float(value)), point

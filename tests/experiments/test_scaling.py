@@ -1,4 +1,4 @@
-"""The fits of nanorlhf.report.scaling against curves with known coefficients, and the page that shows them."""
+"""The fits of experiments.scaling.report against curves with known coefficients, and the page that shows them."""
 
 import json
 import math
@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from scipy.optimize import curve_fit
 
-from nanorlhf.errors import InputError
-from nanorlhf.report.scaling import (
+from experiments.__main__ import commands
+from experiments.scaling.report import (
     CASES,
     COLUMNS,
     MARKS,
     PANELS,
     Args,
     Point,
-    csv_text,
     difference_table,
     finished,
     fit_table,
@@ -29,10 +28,11 @@ from nanorlhf.report.scaling import (
     page_text,
     pictures,
     place_of,
+    points_text,
     read_points,
 )
-from tools import experiments
-from tools.experiments import Scaling
+from experiments.scaling.runs import Scaling
+from nanorlhf.errors import InputError
 from tools.page_commands import Command, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,9 +133,9 @@ def test_the_tables_have_means_over_worlds_and_differences_within_them(points) -
 # ------------------------------------------------------------------------------------------------------------- the CSV
 def test_points_are_read_as_they_were_written(tmp_path, points) -> None:
     path = tmp_path / "scaling.csv"
-    path.write_text(csv_text(points))
+    path.write_text(points_text(points))
     found = read_points(path)
-    assert csv_text(found) == csv_text(points) and len(found) == len(points)
+    assert points_text(found) == points_text(points) and len(found) == len(points)
     assert found[5].gold == pytest.approx(points[5].gold, rel=1e-4)
 
 
@@ -187,14 +187,14 @@ def test_finished_runs_become_points_and_others_are_left_out(tmp_path) -> None:
     [_, start, best] = finished(tmp_path)
     assert start == Point(1, "6,400 comparisons", "best-of-n", 1, 0.0, 2.4, 0.1)
     assert best == replace(start, step=4, kl=0.6, gold=3.0, proxy=0.9)
-    with pytest.raises(InputError, match="empty: no run of `python -m tools.experiments scaling` has finished there"):
+    with pytest.raises(InputError, match="empty: no run of `python -m experiments scaling` has finished there"):
         finished(tmp_path / "empty")
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
 def test_the_page_gets_its_tables_and_pictures(tmp_path, points) -> None:
     args = Args(csv=tmp_path / "scaling.csv", page=tmp_path / "page.md", out=tmp_path / "pictures")
-    args.csv.write_text(csv_text(points))
+    args.csv.write_text(points_text(points))
     args.page.write_text(f"# Page\n\n{MARKS[0]}\nbefore\n{MARKS[1]}\n")
     main(args)
     text = args.page.read_text()
@@ -213,7 +213,7 @@ def test_the_pages_tables_are_those_of_its_csv() -> None:
 
 # ------------------------------------------------------------------------------------------------------------ the runs
 def test_every_command_is_one_that_its_program_takes_and_what_cases_share_is_made_once(tmp_path) -> None:
-    words = list(experiments.commands(Scaling(out=tmp_path, seeds=(7,))))
+    words = list(commands(Scaling(out=tmp_path, seeds=(7,))))
     settings = [settings_of(Command(("python", *one))) for one in words]
     assert all(settings) and len({one.out for one in settings}) == len(settings)
     programs = [one[0] if one[0] != "-m" else one[1] for one in words]
@@ -230,4 +230,4 @@ def test_every_command_is_one_that_its_program_takes_and_what_cases_share_is_mad
 
 def test_an_unknown_case_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="--cases 'policy 256': choose from 'base', "):
-        list(experiments.commands(Scaling(out=tmp_path, cases=("policy 256",))))
+        list(commands(Scaling(out=tmp_path, cases=("policy 256",))))

@@ -1,6 +1,6 @@
 """The tables and pictures of `make compare`: every algorithm in the same worlds, from the same start, at the same cost.
 
-    python -m nanorlhf.report.compare --runs runs/compare --out runs/compare/report
+    python -m experiments.compare.report --runs runs/compare --out runs/compare/report
 
 Below --runs each seed has a directory, named by its number. Parts of it may be missing:
 
@@ -16,18 +16,17 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.tables import Numbers, evaluated, float_at
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object
 from nanorlhf.metrics import t_interval
 from nanorlhf.report.compare_runs import ComparedRun, mean_and_sd, read_run
-from nanorlhf.report.lab import Numbers, float_at, part
 from nanorlhf.report.page import (
     BLUE,
     GREY,
@@ -113,14 +112,6 @@ def read_policies(runs: Path) -> Policies:
     if not found:
         raise InputError(f"--runs {runs}: no SEED below it holds an evaluation: `make compare` makes them.")
     return found
-
-
-def evaluated(path: Path) -> dict[str, Any]:
-    """The policies of an eval.json."""
-    policies = part(read_object(path), str(path), "policies")
-    if not isinstance(policies, dict) or not policies:
-        raise InputError(f"{path}: it holds no policies: evaluate again with eval.py tiny.")
-    return policies
 
 
 def with_costs(rows: Rows) -> Rows:

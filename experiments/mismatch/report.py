@@ -1,6 +1,6 @@
 """The table and pictures of `make mismatch`: what a sampler that is not quite the policy does to PPO.
 
-    python -m nanorlhf.report.mismatch --runs runs/mismatch --out runs/mismatch/report
+    python -m experiments.mismatch.report --runs runs/mismatch --out runs/mismatch/report
 
 Below --runs each run of PPO has a directory SAMPLER/CORRECTION/SEED, and `exact/none` is what the others are compared
 with; eval/eval.json, where it is there, has the trained policies, all sampled alike, as SAMPLER-CORRECTION-SEED.
@@ -15,12 +15,12 @@ from statistics import fmean
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.tables import float_at, part
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object
 from nanorlhf.metrics import t_interval
 from nanorlhf.metrics.reward_accuracy import mean_and_std
-from nanorlhf.report.lab import float_at, part
 from nanorlhf.report.page import GREY, LINES, Lines, label_axes, number, plus_minus, series, smooth, write_gallery
 from nanorlhf.report.verdict import Gain, comparison
 from nanorlhf.training.run_directory import Rows, read_metrics

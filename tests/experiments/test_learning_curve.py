@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from data import tiny
-from nanorlhf.dataset import Comparison
-from nanorlhf.errors import InputError
-from nanorlhf.report.learning_curve import (
+from experiments.learning_curve.report import (
     FOLDS,
     Args,
     length_difference,
@@ -18,6 +16,8 @@ from nanorlhf.report.learning_curve import (
     on_the_line,
     unseen,
 )
+from nanorlhf.dataset import Comparison
+from nanorlhf.errors import InputError
 
 PAIRS = [
     Comparison([5, 6, 7, 8], [11, 12, 1], [13, 14, 15, 16, 1], {"chosen": "four", "rejected": "a"}),

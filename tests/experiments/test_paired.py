@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from nanorlhf.metrics.paired import detectable_effect, effect_interval, holm, paired, power, worlds_needed
+from experiments.worlds.paired import detectable_effect, effect_interval, holm, paired, power, worlds_needed
 
 DIFFERENCES = [0.31, -0.12, 0.55, 0.07, 0.42, -0.03, 0.26, 0.18]
 

@@ -1,7 +1,7 @@
-"""How far a reward model carries before the truth falls: the fits of Gao et al. 2022, from `make scaling`'s CSV alone.
+"""How far a reward model carries before the truth falls: the fits of Gao et al. 2022, from the study's CSV.
 
-    python -m nanorlhf.report.scaling --runs runs/scaling      # the CSV from finished runs, then the page and pictures
-    python -m nanorlhf.report.scaling                          # the page and pictures from the CSV
+    python -m experiments.scaling.report --runs runs/scaling   # the CSV from finished runs, then the page and pictures
+    python -m experiments.scaling.report                          # the page and pictures from the CSV
 
 With d the square root of the KL to the start, in nats, and R the gold score gained since the start, section 1 of
 *Scaling Laws for Reward Model Overoptimization* has
@@ -13,7 +13,6 @@ Both are fitted by least squares in each world. The gold score of the start is m
 """
 
 import csv
-import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,15 +23,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.tables import csv_text, evaluated, markdown, with_tables
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_text, write_text
 from nanorlhf.metrics import t_interval
-from nanorlhf.report.compare import evaluated
 from nanorlhf.report.page import LINES, Lines, label_axes, number, write_pictures
-from nanorlhf.report.sums import markdown
-from nanorlhf.report.worlds import with_tables
 from nanorlhf.training.run_directory import read_metrics
 
 
@@ -72,13 +69,13 @@ PANELS = {
 METHODS = {"rl": "PPO", "best-of-n": "best of n"}
 TOGETHER = {"rl": 5, "best-of-n": 1}  # points in a row whose mean counts as measured
 COLUMNS = ("seed", "case", "method", "step", "kl", "gold", "proxy")
-MARKS = ("<!-- the tables of python -m nanorlhf.report.scaling -->", "<!-- the end of the tables -->")
+MARKS = ("<!-- the tables of python -m experiments.scaling.report -->", "<!-- the end of the tables -->")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     runs: Path | None = None
-    """directory of the runs of `tools.experiments scaling`, whose points the CSV gets; None: it is only read"""
+    """directory of the runs of `experiments scaling`, whose points the CSV gets; None: it is only read"""
     csv: Path = Path("docs/compare/scaling.csv")
     """a row for each update and each n; of curves that are not in --runs it keeps its own"""
     page: Path = Path("docs/scaling.md")
@@ -131,7 +128,7 @@ def finished(runs: Path) -> list[Point]:
                     gold, proxy = (field(values, key, float, str(path)) for key in ("gold_score", "rm_score"))
                     found.append(Point(seed, name, "best-of-n", n, kl, gold, proxy))
     if not found:
-        raise InputError(f"--runs {runs}: no run of `python -m tools.experiments scaling` has finished there.")
+        raise InputError(f"--runs {runs}: no run of `python -m experiments scaling` has finished there.")
     return found
 
 
@@ -143,18 +140,13 @@ def joined(known: Iterable[Point], new: Sequence[Point]) -> list[Point]:
     return sorted(points, key=lambda point: (point.seed, rank[point.case], rank[point.method], point.step))
 
 
-def csv_text(points: Iterable[Point]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for point in points:
-        numbers = (f"{x:.5g}" for x in (point.kl, point.gold, point.proxy))
-        writer.writerow((point.seed, point.case, point.method, point.step, *numbers))
-    return text.getvalue()
+def points_text(points: Iterable[Point]) -> str:
+    lines = ((p.seed, p.case, p.method, p.step, *(f"{x:.5g}" for x in (p.kl, p.gold, p.proxy))) for p in points)
+    return csv_text([COLUMNS, *lines])
 
 
 def read_points(path: Path) -> list[Point]:
-    """Raises InputError, which names the line, for one that is none of `csv_text`."""
+    """Raises InputError, which names the line, for one that is none of `points_text`."""
     lines = list(csv.reader(read_text(path).splitlines()))
     if not lines or tuple(lines[0]) != COLUMNS:
         raise InputError(f"{path}:1: the columns must be {','.join(COLUMNS)}.")
@@ -344,7 +336,7 @@ def main(args: Args) -> None:
     page = with_tables(read_text(args.page), args.page, page_text(points), MARKS)
     write_pictures(args.out, pictures(points))
     if args.runs is not None:
-        write_text(args.csv, csv_text(points))
+        write_text(args.csv, points_text(points))
     write_text(args.page, page)
     print(f"written: {args.page} and its pictures, of {len(points):,} points")
 

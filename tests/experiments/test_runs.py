@@ -5,21 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from experiments.__main__ import PHASES, commands, main
+from experiments.compare.runs import Compare, algorithm, points
+from experiments.lab.runs import Lab
+from experiments.mismatch.runs import Mismatch
+from experiments.runs import Run, execute, flag, stage
 from nanorlhf.errors import InputError
-from tools.experiments import (
-    Compare,
-    Lab,
-    Mismatch,
-    Run,
-    algorithm,
-    commands,
-    execute,
-    flag,
-    main,
-    phases,
-    points,
-    stage,
-)
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +100,7 @@ def test_the_comparison_goes_on_with_the_best_point_of_its_grid(here) -> None:
     scores = dict(zip(points(args, "ppo"), (1.0, 3.0, 2.0, 0.0), strict=True))
     rows = ", ".join(f'"{name}": {{"gold_score": {score}}}' for name, score in ({"sft": 9.0} | scores).items())
     (grid / "eval.json").write_text(f'{{"policies": {{{rows}}}}}')
-    [*_, runs, _, _] = phases(args)
+    [*_, runs, _, _] = PHASES[type(args)](args)
     words = " ".join(runs[0].words)
     assert "--lr 3e-4 --kl-coef 0.1" in words and words.endswith(f"--out {here / '1' / 'ppo'} --seed 1")
 
@@ -118,7 +109,7 @@ def test_every_run_of_an_experiment_is_needed_by_none_that_comes_before_it_only(
     """Whatever a run waits for is written by a run of the same phase or of one before it."""
     for args in (Lab(), Compare(), Mismatch()):
         written: set[Path | None] = set()
-        for runs in phases(replace(args, dry_run=True)):
+        for runs in PHASES[type(args)](replace(args, dry_run=True)):
             written |= {run.done for run in runs}
             assert {file for run in runs for file in run.needs} <= written
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nanorlhf.errors import InputError
-from nanorlhf.report.compare import (
+from experiments.compare.report import (
     Args,
     best_point,
     cell,
@@ -26,6 +25,7 @@ from nanorlhf.report.compare import (
     token_figure,
     with_costs,
 )
+from nanorlhf.errors import InputError
 from tools.page_commands import commands_of, settings_of
 
 BATCH = 8
@@ -276,7 +276,7 @@ def test_orpo_and_simpo_hold_the_policy_alone(loss, number):
     assert models_held({"loss": loss, "beta": 0.1}) == number
 
 
-# ------------------------------------------------------------------------------------ the table of tools/experiments.py
+# ------------------------------------------------------------------------------------ the runs of the study
 def test_all_algorithms_share_the_grid_and_the_budget_and_the_grid_has_a_seed_of_its_own() -> None:
     commands = commands_of("compare")
     settings = [(str(command), settings_of(command)) for command in commands if command.program.endswith(".py")]

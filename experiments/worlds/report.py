@@ -1,6 +1,6 @@
 """The tables and pictures of `make worlds`, from its CSV alone: twenty worlds, three budgets, PPO taken apart.
 
-    python -m nanorlhf.report.worlds --csv docs/compare/worlds.csv --page docs/compare.md --out docs/compare
+    python -m experiments.worlds.report --csv docs/compare/worlds.csv --page docs/compare.md --out docs/compare
 
 The CSV has a row per finished run. Out: the tables between the marks of --page; worlds_pairs.csv, every pair of
 algorithms with all that is said about it; worlds_spread.png and worlds_variance.png, once there is something to draw.
@@ -19,16 +19,15 @@ import numpy as np
 import scipy  # .stats loads with its first use
 from matplotlib.figure import Figure
 
+from experiments.compare.report import EVALUATED, cell, costs, with_costs
+from experiments.tables import csv_text, evaluated, float_at, markdown, with_tables
+from experiments.worlds.paired import Paired, detectable_effect, holm, paired, worlds_needed
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_text, write_text
 from nanorlhf.metrics import t_interval
-from nanorlhf.metrics.paired import Paired, detectable_effect, holm, paired, worlds_needed
-from nanorlhf.report.compare import EVALUATED, cell, costs, evaluated, with_costs
 from nanorlhf.report.compare_runs import read_run
-from nanorlhf.report.lab import float_at
 from nanorlhf.report.page import BLUE, LINES, Lines, label_axes, number, write_pictures
-from nanorlhf.report.sums import markdown
 from nanorlhf.training.trace import read_traces
 
 TUNING_WORLDS = (101, 102, 103, 104, 105)
@@ -65,8 +64,8 @@ VARIANCE = ("explained_variance_end", "explained_variance_run")  # of PPO's valu
 MEASURED = (*(key for key, *_ in EVALUATED), "tokens", "seconds", *VARIANCE)
 COLUMNS = (*KEY, *MEASURED, "processor", "revision")
 Row = dict[str, str]  # COLUMNS; "" where something has no value
-SUMMARY = ("<!-- the table of python -m nanorlhf.report.worlds -->", "<!-- the end of the table -->")
-MARKS = ("<!-- the tables of python -m nanorlhf.report.worlds -->", "<!-- the end of the tables -->")
+SUMMARY = ("<!-- the table of python -m experiments.worlds.report -->", "<!-- the end of the table -->")
+MARKS = ("<!-- the tables of python -m experiments.worlds.report -->", "<!-- the end of the tables -->")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +137,8 @@ def joined(rows: Iterable[Row]) -> list[Row]:
     return list(found.values())
 
 
-def csv_text(rows: Iterable[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+def rows_text(rows: Iterable[Row]) -> str:
+    return csv_text([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)])
 
 
 def measured(out: Path, policy: str) -> Row:
@@ -521,12 +516,6 @@ def pair_lines(rows: list[Row]) -> Iterator[list[str]]:
                 yield [str(budget), metric, pair.a, pair.b, str(found.num_worlds), *cells]
 
 
-def pairs_text(rows: list[Row]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(pair_lines(rows))
-    return text.getvalue()
-
-
 def spread_figure(rows: list[Row]) -> Figure | None:
     """A panel per budget: quartiles and median of the gold win rate, and a dot for each world. None without worlds."""
     budgets = budgets_of(rows)
@@ -571,15 +560,6 @@ def pictures(rows: list[Row]) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure}
 
 
-def with_tables(page: str, where: Path, tables: str, marks: tuple[str, str]) -> str:
-    """A page with the text between its marks replaced. Raises InputError where it lacks them."""
-    before, begins, rest = page.partition(marks[0])
-    _, ends, after = rest.partition(marks[1])
-    if not begins or not ends:
-        raise InputError(f"{where}: it must have the lines {marks[0]} and {marks[1]}, between which the tables stand.")
-    return f"{before}{begins}\n\n{tables}\n\n{ends}{after}"
-
-
 def main(args: Args) -> None:
     """Write the page's tables, worlds_pairs.csv and the pictures."""
     check_out(args.out)
@@ -587,7 +567,7 @@ def main(args: Args) -> None:
     page = with_tables(read_text(args.page), args.page, markdown(summary_table(rows)), SUMMARY)
     page = with_tables(page, args.page, page_text(rows), MARKS)
     write_pictures(args.out, pictures(rows))
-    write_text(args.out / "worlds_pairs.csv", pairs_text(rows))
+    write_text(args.out / "worlds_pairs.csv", csv_text(pair_lines(rows)))
     write_text(args.page, page)
     print(f"written: {args.page}, {args.out / 'worlds_pairs.csv'}, of {len(rows)} rows of {args.csv}")
 

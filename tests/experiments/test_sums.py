@@ -1,4 +1,4 @@
-"""The tables and pictures of `make sums-study`, from runs written by hand, and the table of tools/experiments.py."""
+"""The tables and pictures of `make sums-study`, from runs written by hand, and the runs of the study."""
 
 import csv
 import json
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nanorlhf.errors import InputError
-from nanorlhf.report.sums import (
+from experiments.sums.report import (
     COMPARED,
     Args,
     differences,
@@ -19,8 +18,9 @@ from nanorlhf.report.sums import (
     read_policies,
     tables_of,
 )
+from experiments.sums.runs import Sums, sums
+from nanorlhf.errors import InputError
 from tests.conftest import ROOT
-from tools import experiments
 
 
 def write_run(place: Path, layouts: list[float], refilled: float = 0.0) -> None:
@@ -168,12 +168,12 @@ def test_the_page_shows_the_tables_of_its_csv():
 
 
 def test_the_study_evaluates_all_it_trains_and_refuses_names_it_does_not_know():
-    args = experiments.Sums(seeds=(4,), runs=("ppo", "grpo/learned"))
-    runs, _ = experiments.phases(args)
+    args = Sums(seeds=(4,), runs=("ppo", "grpo/learned"))
+    runs, _ = sums(args)
     *_, evaluation = runs
     assert evaluation.words[evaluation.words.index("--policies") + 1 :: 2][:3] == ("sft", "ppo", "grpo-learned")
     learned = next(run for run in runs if "runs/sums_study/4/grpo-learned" in run.words)
     assert learned.words[learned.words.index("--reward") + 1] == "runs/sums_study/4/rm"
     for entry in ("ppo/magic", "a2c"):
         with pytest.raises(InputError, match=f"--runs {entry}: write it as ALGORITHM"):
-            list(experiments.phases(experiments.Sums(runs=(entry,))))
+            list(sums(Sums(runs=(entry,))))

@@ -13,13 +13,25 @@ from pathlib import Path
 
 import pytest
 
+from experiments import runs
+from experiments.__main__ import commands, main
+from experiments.worlds import report as table
+from experiments.worlds.runs import (
+    A_WORLD,
+    AROUND_A_RUN,
+    PPO_VARIANTS,
+    Worlds,
+    drawn,
+    hours_left,
+    key_of_run,
+    rungs,
+    setting_flags,
+    standing,
+)
 from nanorlhf.errors import InputError
-from nanorlhf.report import worlds as table
-from tools import experiments
-from tools.experiments import Worlds, drawn, hours_left, main, rungs, setting_flags, standing
 from tools.page_commands import Command, settings_of
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def luck(*words: object) -> float:
@@ -29,7 +41,7 @@ def luck(*words: object) -> float:
 
 
 class Programs:
-    """Stands for `experiments.call`: writes what the programs of the study would, and counts them."""
+    """Stands for `runs.call`: writes what the programs of the study would, and counts them."""
 
     def __init__(self, diverging: str = "nothing", stop_after: int | None = None):
         self.called: list[str] = []
@@ -87,7 +99,7 @@ def args(tmp_path: Path) -> Worlds:
 def run(args: Worlds, monkeypatch, **settings) -> list[str]:
     """The commands that were run."""
     programs = Programs(**settings)
-    monkeypatch.setattr(experiments, "call", programs)
+    monkeypatch.setattr(runs, "call", programs)
     main(args)
     return programs.called
 
@@ -118,7 +130,7 @@ def test_every_run_has_a_row_and_none_is_repeated_although_its_directory_is_gone
         ("sft", "0"),
     ]  # fmt: skip
     variants = {row["variant"] for row in by_world} - {""}
-    assert len(variants) in (5, 6) and variants < {*experiments.PPO_VARIANTS}  # one or two are PPO as tuned
+    assert len(variants) in (5, 6) and variants < {*PPO_VARIANTS}  # one or two are PPO as tuned
     assert sum("eval.py" in words for words in called) == len(rows) - 3 * 4  # four rows of one evaluation
     assert not list((args.out / "runs").iterdir())
     assert run(args, monkeypatch) == []
@@ -131,7 +143,7 @@ def test_a_lost_row_is_run_again_with_its_world(args, monkeypatch) -> None:
     run(args, monkeypatch)
     rows = table.read_rows(args.csv)
     lost = next(row for row in rows if row["algorithm"] == "dpo" and row["world"] == "2")
-    args.csv.write_text(table.csv_text(row for row in rows if row != lost))
+    args.csv.write_text(table.rows_text(row for row in rows if row != lost))
     [file] = [path for path in (args.out / "rows").glob("final_2_dpo*.csv")]
     file.unlink()
     for name in ("tokenizer.json", "summary.json"):
@@ -161,7 +173,7 @@ def test_a_run_that_diverges_counts_as_nothing_and_stops_no_other(args, monkeypa
 
 
 def test_another_failure_stops_the_study(args, monkeypatch) -> None:
-    monkeypatch.setattr(experiments, "call", lambda command: (2, b"error: the disk is full"))
+    monkeypatch.setattr(runs, "call", lambda command: (2, b"error: the disk is full"))
     with pytest.raises(InputError, match="data.tiny .* failed with exit status 2"):
         main(args)
 
@@ -245,7 +257,7 @@ def test_halving_keeps_the_best_by_the_mean_over_the_worlds_so_far() -> None:
     def rows(scores: dict[tuple[int, int], float]) -> list[table.Row]:
         found = []
         for (i, seed), gold in scores.items():
-            key = experiments.key_of_run(args, "tune", seed, "rloo", 1024, points[i])
+            key = key_of_run(args, "tune", seed, "rloo", 1024, points[i])
             found.append(dict.fromkeys(table.COLUMNS, "") | key | {"gold_score": str(gold)})
         return found
 
@@ -292,7 +304,7 @@ def test_settings_become_the_flags_of_their_script() -> None:
     ],
 )
 def test_bad_settings_are_refused_before_anything_runs(args, monkeypatch, changes, sentence) -> None:
-    monkeypatch.setattr(experiments, "call", lambda command: pytest.fail("it ran"))
+    monkeypatch.setattr(runs, "call", lambda command: pytest.fail("it ran"))
     with pytest.raises(InputError, match=sentence):
         main(replace(args, **changes))
 
@@ -322,16 +334,16 @@ def test_the_seconds_of_the_csv_replace_the_guess(args, monkeypatch) -> None:
     rows = table.read_rows(args.csv)
     kept = [row | {"seconds": "7200"} for row in rows if row["world"] != "4" and row["algorithm"] == "dpo"]
     kept += [row for row in rows if row["algorithm"] != "dpo"]
-    args.csv.write_text(table.csv_text(kept))
+    args.csv.write_text(table.rows_text(kept))
     for file in (args.out / "rows").glob("*dpo*.csv"):
         file.unlink()
-    assert hours_left(args) == pytest.approx((7200 + experiments.A_WORLD + experiments.AROUND_A_RUN) / 3600)
+    assert hours_left(args) == pytest.approx((7200 + A_WORLD + AROUND_A_RUN) / 3600)
 
 
 def test_every_command_is_one_that_its_program_takes(args) -> None:
     """Of one world of each phase, all algorithms and all of PPO's variants."""
     small = replace(args, algorithms=tuple(table.SPACE), tune_seeds=(101,), seeds=(1,), budgets=(256,))
-    settings = [settings_of(Command(("python", *words))) for words in experiments.commands(small)]
+    settings = [settings_of(Command(("python", *words))) for words in commands(small)]
     assert len(settings) > 50 and all(settings)
     from_scratch = [run for run in settings if str(getattr(run, "value_model", "")).endswith("scratch")]
     assert len(from_scratch) == 1
@@ -349,7 +361,7 @@ SMALL = """--algorithms ppo --tune-seeds 101 --num-points 2 --seeds 1 --budgets 
 
 def start_study(out: Path) -> subprocess.Popen:
     """In a group of processes of its own, with the programs that it starts."""
-    command = (sys.executable, "-m", "tools.experiments", "worlds", *SMALL, "--out", out / "runs")
+    command = (sys.executable, "-m", "experiments", "worlds", *SMALL, "--out", out / "runs")
     return subprocess.Popen(
         list(map(str, (*command, "--csv", out / "worlds.csv"))), cwd=ROOT, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

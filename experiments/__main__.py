@@ -1,0 +1,59 @@
+"""Studies of many runs in the embedded worlds. What has finished is not repeated, so a table can grow.
+
+    python -m experiments lab                              # faults of labellers, dial by dial
+    python -m experiments compare --seeds 7 --grid-seed 8 --out runs/compare7
+    python -m experiments mismatch --runs exact/none stale/tis
+    python -m experiments sums --seeds 1 2 3 --jobs 2
+    python -m experiments worlds --share 3/8 --phase final
+    python -m experiments scaling --seeds 1 2 3 4
+    python -m experiments lab --dry-run                    # print the commands
+
+Each study has a folder: its page (README.md), its runs (runs.py), its tables and pictures (report.py), its results.
+"""
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from experiments.compare.runs import Compare, compare
+from experiments.lab.runs import Lab, lab
+from experiments.mismatch.runs import Mismatch, mismatch
+from experiments.runs import Args, Run, Words, execute
+from experiments.scaling.runs import Scaling, scaling
+from experiments.sums.runs import Sums, sums
+from experiments.worlds.runs import Worlds, hours_left, worlds
+from nanorlhf.cli import command_line
+
+RECIPES: dict[str, tuple[str, Args]] = {
+    "lab": ("faults of labellers, dial by dial", Lab()),
+    "compare": ("algorithms at the same cost", Compare()),
+    "mismatch": ("samplers that are not quite the policy", Mismatch()),
+    "sums": ("a reward that is checked, not learned", Sums()),
+    "worlds": ("the algorithms tuned alike, in twenty worlds", Worlds()),
+    "scaling": ("how far a reward model carries, by its size, its data and the policy's size", Scaling()),
+}
+PHASES: dict[type[Args], Callable[[Any], Iterator[list[Run]]]] = {
+    Lab: lab, Compare: compare, Mismatch: mismatch, Sums: sums, Worlds: worlds, Scaling: scaling,
+}  # fmt: skip
+
+
+def commands(args: Args) -> Iterator[Words]:
+    """The commands of all runs, without `python`."""
+    for runs in PHASES[type(args)](replace(args, dry_run=True)):
+        for run in dict.fromkeys(runs):
+            yield (*run.words, *(["--overwrite"] if run.state is not None else []))
+
+
+def main(args: Args) -> None:
+    if args.dry_run:
+        print("\n".join(shlex.join(("python", *words)) for words in commands(args)))
+        if isinstance(args, Worlds):
+            print(f"# about {hours_left(args):.1f} core hours for what has no row in {args.csv}")
+        return
+    for runs in PHASES[type(args)](args):
+        execute(runs, args.jobs)
+
+
+if __name__ == "__main__":
+    command_line(main, RECIPES)

@@ -1,0 +1,149 @@
+"""Every algorithm from the same start at the same cost, each tuned on a grid in a world of its own."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.compare.report import best_point, flags_of
+from experiments.runs import START, Args, Run, Words, evaluation, stage, world
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Args):
+    out: Path = Path("runs/compare")
+    algorithms: Words = (
+        *("ppo", "rloo", "grpo", "dr-grpo", "reinforce++", "gspo", "dapo", "cispo", "online-dpo"),
+        *("dpo", "kto", "orpo", "simpo"),
+        "rejection",
+    )
+    seeds: tuple[int, ...] = (1, 2, 3, 4)
+    grid_seed: int = 5
+    """seed of the world in which the learning rate and the KL coefficient are chosen"""
+    lrs: Words = ("3e-4", "1e-3")
+    kl_coefs: Words = ("0.02", "0.1")
+    best_of: tuple[int, ...] = (4, 16, 64)
+    """numbers of samples per answer of best of n"""
+
+
+GROUPED = ("train_grpo.py", "--num-epochs", 2, "--samples-per-query")
+WITHOUT_KL = ("train_grpo.py", "--kl-coef", 0, "--samples-per-query", 4)
+# 1,024 responses each, and what DAPO samples again
+ON_POLICY = {
+    "ppo": ("train_ppo.py", "--num-ppo-epochs", 2),
+    "rloo": (*GROUPED, 4, "--algorithm", "rloo"),
+    "grpo": (*GROUPED, 4, "--algorithm", "grpo"),
+    "dr-grpo": (*GROUPED, 4, "--algorithm", "dr_grpo"),
+    "reinforce++": (*GROUPED, 1, "--algorithm", "reinforce++"),
+    "gspo": (*GROUPED, 4, "--algorithm", "gspo", "--clip-range", 0.03, 0.04),
+    "dapo": (*WITHOUT_KL, "--algorithm", "dapo"),
+    "cispo": (*WITHOUT_KL, "--algorithm", "cispo"),
+    "online-dpo": ("train_grpo.py", "--num-epochs", 1, "--samples-per-query", 4, "--algorithm", "online_dpo"),
+}
+# no responses, but as many steps as the comparisons give
+OFFLINE = {
+    "dpo": (),
+    "kto": ("--loss", "kto"),
+    "orpo": ("--loss", "orpo"),
+    "simpo": ("--loss", "simpo", "--labels.target-margin", 1),
+}
+# what keeps the policy near its start, where that is not the KL coefficient; of ORPO and SimPO their beta, which
+# scales something else
+CONSTRAINTS = {
+    "dpo": ("beta", ("0.02", "0.1")),
+    "kto": ("beta", ("0.02", "0.1")),
+    "orpo": ("beta", ("0.1", "1")),
+    "simpo": ("beta", ("2", "10")),
+    "rejection": ("num-epochs", ("4", "16")),
+    "dapo": ("num-epochs", ("1", "2")),
+    "cispo": ("num-epochs", ("1", "2")),
+}
+
+
+def algorithm(name: str, place: Path, num_responses: int = 1024, winners: str = "winners") -> tuple[object, ...]:
+    """The command of an algorithm in the world at `place`."""
+    data, sft = place / "data", place / "sft"
+    if name in OFFLINE:
+        return "train_dpo.py", "--data", data, "--sft", sft, *OFFLINE[name]
+    if name == "rejection":
+        return "train_sft.py", "--model", sft, "--data", place / winners, "--warmup-steps", 0
+    script, *flags = ON_POLICY[name]
+    models = ("--data", data, "--sft", sft, "--reward-model", place / "rm")
+    return script, *models, "--total-episodes", num_responses, *flags
+
+
+def compared_world(place: Path, seed: int, num_demonstrations: int = 8000, num_comparisons: int = 1600) -> list[Run]:
+    """The data, the start and the reward model."""
+    data, sft, rm = (place / name for name in ("data", "sft", "rm"))
+    sizes = ("--num-comparisons", num_comparisons, "--num-validation", 512)
+    return [
+        world(data, seed, *sizes, num_demonstrations=num_demonstrations),
+        stage(sft, seed, *START, "--data", data, "--num-epochs", 1, needs=(data / "tokenizer.json",)),
+        stage(
+            rm, seed, "train_rm.py", "--data", data, "--sft", sft, "--num-epochs", 2, "--num-normalisation", 512,
+            needs=(sft / "summary.json",),
+        ),
+    ]  # fmt: skip
+
+
+def sampled_winners(place: Path, seed: int, name: str = "winners", num_responses: int = 1024) -> Run:
+    """The best of 16 responses to each query, of which rejection sampling learns; four queries are for validation."""
+    rm, winners = place / "rm", place / name
+    sampled = (
+        "-m", "data.best_of", "--policy", place / "sft", "--reward-model", rm, "--data", place / "data",
+        "--out", winners, "--num-queries", num_responses // 16 - 4, "--num-validation-queries", 4,
+        "--num-samples", 16, "--seed", seed,
+    )  # fmt: skip
+    return Run(
+        tuple(map(str, sampled)), winners / "best_of.json", needs=(rm / "summary.json",),
+        state=winners / "best_of.partial.jsonl",
+    )  # fmt: skip
+
+
+def judged(out: Path, place: Path, seed: int, policies: list[object], num_queries: int = 128) -> Run:
+    """Policies at the temperature that they were trained at: how they answer, and how they differ."""
+    return evaluation(
+        out / "eval", "tiny", "--data", place / "data", "--reward-model", place / "rm", "--num-queries", num_queries,
+        "--temperature", 0.7, "--num-distinct-samples", 4, "--seed", seed,
+        "--policies", "sft", place / "sft", *policies,
+    )  # fmt: skip
+
+
+def points(args: Compare, name: str) -> list[str]:
+    """The points of an algorithm's grid, FLAG/VALUE/FLAG/VALUE, which is the directory of its run as well."""
+    constraint, values = CONSTRAINTS.get(name, ("kl-coef", args.kl_coefs))
+    return [f"lr/{lr}/{constraint}/{value}" for lr in args.lrs for value in values]
+
+
+def compare(args: Compare) -> Iterator[list[Run]]:
+    grid_world = args.out / str(args.grid_seed)
+    places = {seed: args.out / str(seed) for seed in (*args.seeds, args.grid_seed)}
+    yield [
+        run for seed, place in places.items() for run in (*compared_world(place, seed), sampled_winners(place, seed))
+    ]
+    yield [
+        stage(args.out / "grid" / name / point, args.grid_seed, *algorithm(name, grid_world), *flags_of(point).split())
+        for name in args.algorithms
+        for point in points(args, name)
+    ]
+    grids = {name: args.out / "grid" / name for name in args.algorithms}
+    evaluations = []
+    for name, grid in grids.items():
+        policies: list[object] = [word for point in points(args, name) for word in (point, grid / point)]
+        evaluations.append(judged(grid, grid_world, args.grid_seed, policies))
+    yield evaluations
+    runs = []
+    for name, grid in grids.items():
+        found = grid / "eval/eval.json"
+        point = best_point(found) if found.exists() else points(args, name)[0]  # --dry-run may come first
+        for seed in args.seeds:
+            place = args.out / str(seed)
+            runs.append(stage(place / name, seed, *algorithm(name, place), *flags_of(point).split()))
+    yield runs
+    evaluations = []
+    for seed in args.seeds:
+        place = args.out / str(seed)
+        policies = [word for name in args.algorithms for word in (name, place / name)]
+        policies += [word for n in args.best_of for word in (f"best-of-{n}", f"best-of-{n}:{place / 'sft'}")]
+        evaluations.append(judged(place, place, seed, policies))
+    yield evaluations
+    yield [Run(("-m", "experiments.compare.report", "--runs", str(args.out), "--out", str(args.out / "report")))]

@@ -1,0 +1,81 @@
+"""PPO and best of n against reward models of several sizes, far enough to see the truth fall."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.runs import Args, Run, Words, evaluation, stage, world
+from experiments.scaling import report
+from nanorlhf.cli import Count, PositiveFloat, Seed
+from nanorlhf.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(Args):
+    out: Path = Path("runs/scaling")
+    seeds: tuple[Seed, ...] = (1, 2, 3, 4)
+    cases: Words = tuple(report.CASES)
+    """of CASES in experiments/scaling/report.py"""
+    lr: PositiveFloat = 4e-4
+    """of PPO: slow enough for a curve, fast enough to go far"""
+    total_episodes: Count = 4096
+    """responses of a PPO run"""
+    best_of: tuple[Count, ...] = (2, 4, 8, 16, 32, 64)
+    """numbers of samples per answer of best of n"""
+    num_demonstrations: Count = 8000
+    num_queries: Count = 256
+    """queries that best of n answers"""
+
+
+def reward_models(place: Path, seed: int, case: report.Case) -> list[Run]:
+    """Its data and its start, which other cases share, and its reward models; an ensemble's differ by their seeds."""
+    data, sft = place / f"data_{case.num_comparisons}", place / f"sft_{case.reward_model}"
+    runs = []
+    for i in range(1, case.num_members + 1):
+        out = place / f"rm_{case.reward_model}_{case.num_comparisons}_{i}"
+        words = ("--data", data, "--sft", sft, "--num-epochs", 2, "--num-normalisation", 512)
+        needs = (data / "tokenizer.json", sft / "summary.json")
+        runs.append(stage(out, int(f"{seed}{i}"), "train_rm.py", *words, needs=needs))
+    return runs
+
+
+def scaling(args: Scaling) -> Iterator[list[Run]]:
+    """In each world the cases; what some of them share is made once."""
+    for name in args.cases:
+        if name not in report.CASES:
+            raise InputError(f"--cases {name!r}: choose from {', '.join(map(repr, report.CASES))}.")
+    base = report.CASES[report.BASE]
+    runs = []
+    for seed in args.seeds:
+        place = args.out / str(seed)
+        shared = place / f"data_{base.num_comparisons}"
+        for name in args.cases:
+            case, out = report.CASES[name], report.place_of(args.out, seed, name)
+            for number in {base.num_comparisons, case.num_comparisons}:
+                sizes = ("--num-comparisons", number, "--num-validation", 512)
+                runs.append(world(place / f"data_{number}", seed, *sizes, num_demonstrations=args.num_demonstrations))
+            for width in {case.policy, case.reward_model}:
+                shape = ("train_sft.py", "--n-layer", 3, "--d-model", width, "--n-head", 4)
+                words: tuple[object, ...] = (*shape, "--data", shared, "--num-epochs", 1)
+                runs.append(stage(place / f"sft_{width}", seed, *words, needs=(shared / "tokenizer.json",)))
+            models = reward_models(place, seed, case)
+            runs += models
+            policy = place / f"sft_{case.policy}"
+            needs = (policy / "summary.json", *(run.done for run in models if run.done is not None))
+            members = [run.words[run.words.index("--out") + 1] for run in models]
+            words = (
+                "train_ppo.py", "--data", shared, "--sft", policy, "--value-model", policy, "--reward-model", *members,
+                "--lr", args.lr, "--num-ppo-epochs", 2, "--total-episodes", args.total_episodes,
+                "--kl-coef", case.kl_coef, *(("--reward-weights", case.weights) if case.weights else ()),
+            )  # fmt: skip
+            runs.append(stage(out, seed, *words, needs=needs))
+            if report.has_best_of(case):
+                policies = [word for n in args.best_of for word in (f"best-of-{n}", f"best-of-{n}:{policy}")]
+                words = (
+                    "tiny", "--data", shared, "--reward-model", *members, "--num-queries", args.num_queries,
+                    "--temperature", 0.7, "--seed", seed, "--policies", "sft", policy, *policies,
+                )  # fmt: skip
+                runs.append(evaluation(out / "best_of", *words, needs=needs))
+    yield runs
+    if not args.dry_run:
+        yield [Run(("-m", "experiments.scaling.report", "--runs", str(args.out)))]

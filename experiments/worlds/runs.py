@@ -1,0 +1,367 @@
+"""The algorithms tuned alike, by successive halving, then in twenty worlds at three budgets.
+
+The CSV is the study's memory: a run whose row it has is not repeated, and its directory is deleted.
+"""
+
+import fcntl
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Literal
+
+import numpy as np
+
+from data.tiny import LOWEST
+from experiments.compare.runs import ON_POLICY, algorithm, compared_world, judged, sampled_winners
+from experiments.runs import START, Args, Run, Words, stage
+from experiments.worlds import report as table
+from experiments.worlds.report import Row
+from nanorlhf.cli import MAY_BE_EMPTY, Count, Seed
+from nanorlhf.errors import InputError
+from nanorlhf.files import check_out, write_text
+from nanorlhf.launch import KERNELS_VARIABLE
+
+PPO_VARIANTS: dict[str, dict[str, str]] = {  # what differs from PPO as tuned; what doesn't is not run again
+    "lambda 1": {"lam": "1"},
+    "value model from the reward model": {"value_model": "reward model"},
+    "value model from the policy": {"value_model": "policy"},
+    "value model from scratch": {"value_model": "scratch"},
+    "value model of a first run": {"value_model": "first run"},
+    "values not clipped": {"value_clip": "None"},
+    "rollouts of 256": {"batch_size": "256"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worlds(Args):
+    """Runs whose row is in the CSV are not repeated, even where their directories are gone."""
+
+    out: Path = Path("runs/worlds")
+    csv: Path = table.Args.csv
+    """table of all finished runs: the study's memory"""
+    phase: Literal["all", "tune", "final"] = "all"
+    """tune: the tuning alone; final: the runs of algorithms that have been tuned"""
+    share: str = "1/1"
+    """K/N: the K-th of N shares: of the tuning every N-th algorithm, then every N-th world"""
+    keep: bool = False
+    """keep the directory of a run whose row is written"""
+    algorithms: Words = tuple(table.SPACE)
+    tune_seeds: tuple[Seed, ...] = table.TUNING_WORLDS
+    """worlds of the tuning: all points run in the first, half in the next two, a quarter in the others"""
+    num_points: Count = 12
+    """points of each algorithm"""
+    draw_seed: Seed = 38
+    """seed of the points"""
+    seeds: tuple[Seed, ...] = table.WORLDS
+    """worlds of the final runs"""
+    budgets: tuple[Count, ...] = table.BUDGETS
+    """responses sampled by a final run"""
+    budget: Count = 1024
+    """responses sampled by a run of the tuning, and by PPO's variants"""
+    best_of: tuple[Count, ...] = (4, 16, 64)
+    """numbers of samples per answer of best of n"""
+    variants: Annotated[Words, MAY_BE_EMPTY] = tuple(PPO_VARIANTS)
+    """of PPO as tuned; its flags are in PPO_VARIANTS"""
+    num_demonstrations: Count = 8000
+    num_comparisons: Count = 1600
+    num_queries: Count = 256
+    """queries of an evaluation"""
+
+
+BATCH_SIZE = 64  # responses of a rollout
+# core seconds on two cores of an AMD EPYC (Zen 4), where the CSV has none: what makes a world; an evaluation and the
+# start of two programs; training on 1,024 responses, of DPO and the best of n all of it
+A_WORLD, AROUND_A_RUN = 70, 25
+TRAINING = {"ppo": 24, "rloo": 14, "grpo": 14, "reinforce++": 14, "dpo": 32, "rejection": 12, table.START: 60}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of the study and its evaluation."""
+
+    world: int
+    keys: tuple[Row, ...]  # KEY of its rows of the CSV: one, or the start's and one for each best of n
+    runs: tuple[Run, ...]
+
+
+def home(args: Worlds) -> Path:
+    """Where a share keeps its worlds and runs: two shares may run at once, on one disk."""
+    return args.out if args.share == "1/1" else args.out / f"share_{args.share.replace('/', '_of_')}"
+
+
+def of_share(args: Worlds, values: tuple) -> tuple:
+    """The K-th of every N."""
+    found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", args.share)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise InputError(f"--share {args.share}: write K/N with K from 1 to N, such as 3/8.")
+    return values[int(found[1]) - 1 :: int(found[2])]
+
+
+# the CSV
+def known_rows(args: Worlds) -> list[Row]:
+    """The rows of the CSV and of all files in OUT/rows, whether a run wrote them or they come from another machine."""
+    return table.joined(row for path in (args.csv, *args.out.glob("rows/*.csv")) for row in table.read_rows(path))
+
+
+def join(args: Worlds) -> None:
+    """Write all known rows to the CSV. No job can undo what another has added meanwhile."""
+    with (args.out / "rows" / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        write_text(args.csv, table.rows_text(known_rows(args)))
+
+
+def record(args: Worlds, keys: tuple[Row, ...], out: Path, has_diverged: bool = False) -> None:
+    """Write the rows of the run in `out`, each named in its evaluation as its algorithm, and delete the run.
+
+    A run whose loss is no longer finite has no evaluation: it counts as one whose responses are all empty.
+    """
+    made = {"processor": processor(), "revision": revision()}
+    rows = []
+    for key in keys:
+        lost = dict.fromkeys(table.MEASURED, "") | {"gold_score": str(LOWEST), "gold_win_rate": "0"}
+        rows.append(key | (lost if has_diverged else table.measured(out, key["algorithm"])) | made)
+    write_text(rows_file(args, out), table.rows_text(rows))
+    join(args)
+    if not args.keep:
+        shutil.rmtree(out)
+
+
+def rows_file(args: Worlds, out: Path) -> Path:
+    return args.out / "rows" / f"{out.name}.csv"
+
+
+@cache
+def processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return found[1] if found else platform.processor()
+
+
+@cache
+def revision() -> str:
+    """Of this checkout, with + where its code was changed since; empty where it is none."""
+    root = Path(__file__).parents[2]
+    if shutil.which("git") is None or not (root / ".git").exists():
+        return ""
+    results = ("docs", "*.csv", "*.md", "*.png")  # of this study and others, which no run reads
+    status = ("status", "--short", "-uno", "--", ".", *(f":!{name}" for name in results))
+    head, changes = (
+        subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+        for words in (("rev-parse", "--short", "HEAD"), status)
+    )
+    return head + "+" * bool(changes)
+
+
+# the tuning
+def drawn(args: Worlds, name: str) -> list[Row]:
+    """The points of an algorithm. Each setting is stratified: of its range every 1/N-th has one of the N points."""
+    generator = np.random.default_rng([args.draw_seed, *name.encode()])
+    n = args.num_points
+    columns = {}
+    for setting, values in table.SPACE[name].items():
+        shares = (generator.permutation(n) + generator.random(n)) / n  # (n,) from 0 to 1
+        low, high = values[0], values[-1]
+        if isinstance(low, float) and isinstance(high, float):
+            columns[setting] = [f"{low * (high / low) ** share:.3g}" for share in shares]
+        else:
+            columns[setting] = [str(values[int(share * len(values))]) for share in shares]
+    return [{name: columns[name][i] if name in columns else "" for name in table.SETTINGS} for i in range(n)]
+
+
+def rungs(args: Worlds) -> list[tuple[tuple[int, ...], int]]:
+    """Successive halving: worlds, and the number of points that run in them."""
+    seeds, n = args.tune_seeds, args.num_points
+    groups = ((seeds[:1], n), (seeds[1:3], max(1, n // 2)), (seeds[3:], max(1, n // 4)))
+    return [group for group in groups if group[0]]
+
+
+def standing(args: Worlds, rows: list[Row], name: str, rung: int) -> list[Row] | None:
+    """The points of an algorithm that run in a rung; after the last one its choice alone.
+
+    They have the highest mean gold score over the worlds so far. None where a run of an earlier rung has no row; in a
+    dry run then the first ones.
+    """
+    golds = {table.key_of(row): float(row["gold_score"]) for row in rows}
+    points = drawn(args, name)
+    worlds: tuple[int, ...] = ()
+    for seeds, num_points in rungs(args)[:rung]:
+        points, worlds = points[:num_points], worlds + seeds
+        scores = []
+        for point in points:
+            keys = (table.key_of(key_of_run(args, "tune", seed, name, args.budget, point)) for seed in worlds)
+            scores.append([golds.get(key) for key in keys])
+        if any(score is None for of_point in scores for score in of_point):
+            if not args.dry_run:
+                return None
+            break
+        means = [fmean(score for score in of_point if score is not None) for of_point in scores]
+        points = [points[i] for i in sorted(range(len(points)), key=lambda i: -means[i])]
+    return points[: rungs(args)[rung][1] if rung < len(rungs(args)) else 1]
+
+
+# the runs
+def key_of_run(args: Worlds, phase: str, seed: int, name: str, budget: int, settings: Row, variant: str = "") -> Row:
+    """KEY of its row; what samples nothing in training has the budget 0."""
+    samples = name in ON_POLICY or name == "rejection"
+    key = {"phase": phase, "world": str(seed), "algorithm": name, "variant": variant}
+    return key | {"budget": str(budget if samples else 0)} | settings
+
+
+def setting_flags(key: Row, place: Path) -> Iterator[object]:
+    """How a script is told the settings of its row."""
+    flags = {"lr": "--lr", "kl_coef": "--kl-coef", "beta": "--beta", "lam": "--lam", "value_clip": "--value-clip-range"}
+    flags["epochs"] = "--num-ppo-epochs" if key["algorithm"] == "ppo" else "--num-epochs"
+    for setting, flag in flags.items():
+        if key[setting]:
+            yield from (flag, key[setting])
+    value_models = {"policy": "sft", "scratch": "scratch", "first run": "first_run/value_model"}
+    if key["value_model"] in value_models:
+        yield from ("--value-model", place / value_models[key["value_model"]])
+    if key["batch_size"]:  # with as many optimizer steps
+        yield from ("--batch-size", key["batch_size"], "--num-minibatches", int(key["batch_size"]) // BATCH_SIZE)
+
+
+def job_of(args: Worlds, key: Row) -> Job:
+    """A training, with what it needs besides the world, and its evaluation."""
+    name, seed, budget = key["algorithm"], int(key["world"]), int(key["budget"])
+    place = home(args) / str(seed)
+    out = home(args) / "runs" / "_".join(word.replace(" ", "-") for word in key.values() if word)
+    runs = []
+    if name == "rejection":
+        runs.append(sampled_winners(place, seed, f"winners_{budget}", budget))
+    if key["value_model"] == "scratch":  # the policy's shape, and no step away from its first weights
+        one_step = ("--num-epochs", 20 / args.num_demonstrations, "--lr", 0, "--warmup-steps", 0)
+        runs.append(
+            stage(
+                place / "scratch",
+                seed,
+                *START,
+                "--data",
+                place / "data",
+                *one_step,
+                needs=(place / "data/tokenizer.json",),
+            )
+        )
+    if key["value_model"] == "first run":  # it takes a quarter of the responses; what becomes of its policy is not used
+        first, budget = budget // 4, budget - budget // 4
+        words = (*algorithm(name, place, first), *setting_flags(key | {"value_model": ""}, place))
+        runs.append(stage(place / "first_run", seed, *words, needs=(place / "rm/summary.json",)))
+    needs = (place / "rm/summary.json", *(run.done for run in runs if run.done is not None))
+    words = (*algorithm(name, place, budget, f"winners_{budget}"), *setting_flags(key, place))
+    if name == "ppo":
+        words = (*words, "--trace", BATCH_SIZE)  # of which the report takes the explained variance
+    training = stage(out, seed, *words, needs=needs)
+    runs.append(replace(training, diverged=partial(record, args, (key,), out, has_diverged=True)))
+    return Job(seed, (key,), (*runs, rated(args, (key,), out, [name, out], out / "summary.json")))
+
+
+def start_of(args: Worlds, seed: int) -> Job:
+    """The evaluation of the start and of the best of its n."""
+    place = home(args) / str(seed)
+    names = (table.START, *(f"best-of-{n}" for n in args.best_of))
+    keys = tuple(key_of_run(args, "final", seed, name, 0, dict.fromkeys(table.SETTINGS, "")) for name in names)
+    policies: list[object] = [word for name in names[1:] for word in (name, f"{name}:{place / 'sft'}")]
+    out = home(args) / "runs" / f"final_{seed}_best-of-{'-'.join(map(str, args.best_of))}"
+    return Job(seed, keys, (rated(args, keys, out, policies, place / "rm/summary.json"),))
+
+
+def rated(args: Worlds, keys: tuple[Row, ...], out: Path, policies: list[object], needed: Path) -> Run:
+    """The evaluation of a job, which ends with its rows."""
+    seed = int(keys[0]["world"])
+    run = judged(out, home(args) / str(seed), seed, policies, args.num_queries)
+    return replace(run, done=rows_file(args, out), needs=(needed,), then=partial(record, args, keys, out))
+
+
+def finals_of(args: Worlds, seed: int, choices: dict[str, Row]) -> Iterator[Job]:
+    """All final runs in a world."""
+    yield start_of(args, seed)
+    for name, settings in choices.items():
+        keys = [key_of_run(args, "final", seed, name, budget, settings) for budget in args.budgets]
+        if name == "ppo":
+            for variant in args.variants:
+                if (other := settings | PPO_VARIANTS[variant]) != settings:
+                    keys.append(key_of_run(args, "final", seed, name, args.budget, other, variant))
+        yield from (job_of(args, key) for key in {table.key_of(key): key for key in keys}.values())
+
+
+def job_lists(args: Worlds) -> Iterator[list[Job]]:
+    """All jobs of a share, finished ones too: a list for each rung of the tuning, then one of the final runs."""
+    names = of_share(args, args.algorithms)
+    for rung, (seeds, _) in enumerate(rungs(args)) if args.phase != "final" else ():
+        rows = known_rows(args)
+        yield [
+            job_of(args, key_of_run(args, "tune", seed, name, args.budget, point))
+            for seed in seeds
+            for name in names
+            for point in standing(args, rows, name, rung) or ()
+        ]
+    if args.phase != "tune":
+        rows, choices = known_rows(args), {}
+        for name in args.algorithms:
+            if found := standing(args, rows, name, len(rungs(args))):
+                choices[name] = found[0]
+                for setting in [] if args.dry_run else table.at_edge(name, found[0]):
+                    print(f"{name}: its best {setting}, {found[0][setting]}, is in the outer tenth of the range.")
+            else:
+                print(f"{name}: not all runs of its tuning have rows in {args.csv}, so it has no final runs yet.")
+        yield [job for seed in of_share(args, args.seeds) for job in finals_of(args, seed, choices)]
+
+
+def without_row(args: Worlds, jobs: Iterable[Job]) -> list[Job]:
+    known = {table.key_of(row) for row in known_rows(args)}
+    return [job for job in jobs if not all(table.key_of(key) in known for key in job.keys)]
+
+
+def worlds(args: Worlds) -> Iterator[list[Run]]:
+    """Jobs without rows, world by world, each after what makes its world."""
+    check_worlds(args)
+    if not args.dry_run:
+        os.environ.setdefault(KERNELS_VARIABLE, "default")  # measured ones differ by machine, and round otherwise
+        (args.out / "rows").mkdir(parents=True, exist_ok=True)
+        join(args)
+    for jobs in job_lists(args):
+        runs: list[Run] = []
+        for job in jobs if args.dry_run else without_row(args, jobs):
+            place = home(args) / str(job.world)
+            runs += compared_world(place, job.world, args.num_demonstrations, args.num_comparisons)
+            runs += job.runs
+        yield runs
+
+
+def check_worlds(args: Worlds) -> None:
+    for name in args.algorithms:
+        if name not in table.SPACE:
+            raise InputError(f"--algorithms {name}: choose from {', '.join(table.SPACE)}.")
+    for name in args.variants:
+        if name not in PPO_VARIANTS:
+            raise InputError(f"--variants {name!r}: choose from {', '.join(PPO_VARIANTS)}.")
+    if both := {*args.seeds} & {*args.tune_seeds}:
+        raise InputError(f"--seeds {min(both)}: it is one of --tune-seeds, so what it shows was chosen in it.")
+    for flag, budget in (("--budget", args.budget), *(("--budgets", budget) for budget in args.budgets)):
+        if budget % 256:
+            raise InputError(f"{flag} {budget}: write a multiple of 256, the largest rollout.")
+    check_out(args.out)
+    check_out(args.csv.parent, "--csv")
+
+
+def hours_left(args: Worlds) -> float:
+    """Core hours of the jobs without rows: from the CSV's seconds where it has some, else from what we measured."""
+    measured: dict[tuple[str, str], list[float]] = {}
+    for row in known_rows(args):
+        if row["seconds"]:
+            measured.setdefault((row["algorithm"], row["budget"]), []).append(float(row["seconds"]))
+    jobs = without_row(args, (job for jobs in job_lists(args) for job in jobs))
+    seconds = float(A_WORLD * len({job.world for job in jobs}))
+    for job in jobs:
+        name, budget = job.keys[0]["algorithm"], job.keys[0]["budget"]
+        found = measured.get((name, budget))
+        guess = TRAINING[name] * (int(budget) / 1024 if budget != "0" else 1)
+        seconds += AROUND_A_RUN + (fmean(found) if found else guess)
+    return seconds / 3600
