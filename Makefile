@@ -14,8 +14,8 @@
 # make sums           a reward that a program checks, on embedded sums: SFT, a reward model, PPO, GRPO, pass@k of 64 samples
 # make sums-study     the same with every algorithm, process rewards, a leak and other samplers, at three seeds, in pictures
 # make compare        PPO, RLOO, GRPO, REINFORCE++, DPO, best of n at the same cost, judged by the truth, at four seeds
-# make worlds         the same in twenty worlds, tuned alike, at three budgets; ten core hours, in pieces; fills in docs/compare.md
-# make scaling        how far a reward model carries, by its size, its data and the policy's size, fitted; fills in docs/scaling.md
+# make worlds         the same in twenty worlds, tuned alike, at three budgets; ten core hours, in pieces; fills in experiments/worlds/README.md
+# make scaling        how far a reward model carries, by its size, its data and the policy's size, fitted; fills in experiments/scaling/README.md
 # make mutants        how good the course's graders are: which wrong solutions of its exercises they let pass; a sample
 # make doctor         how good the doctor is: each bug of the course, and twelve others, in code and in a run; false alarms
 # make docs           the documentation as one static site, which works offline: runs/docs/index.html
@@ -346,7 +346,7 @@ compare: .venv
 	  $(call given,grid-seed,COMPARE_GRID_SEED) $(call given,lrs,COMPARE_LRS) $(call given,kl-coefs,COMPARE_KL_COEFS) \
 	  $(call given,algorithms,COMPARE_ALGORITHMS) $(call given,best-of,COMPARE_BEST_OF)
 
-# the table of its runs, docs/compare/worlds.csv, is what it remembers
+# the table of its runs, experiments/worlds/worlds.csv, is what it remembers
 worlds: .venv
 	$(PY) -m experiments worlds --out "$(WORLDS)" --jobs $(JOBS) $(call given,phase,WORLDS_PHASE) \
 	  $(call given,share,WORLDS_SHARE) $(call given,seeds,WORLDS_SEEDS) $(call given,algorithms,WORLDS_ALGORITHMS)

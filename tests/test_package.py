@@ -200,9 +200,7 @@ def test_a_program_that_is_not_there_is_told_so(name, monkeypatch, capsys) -> No
     assert capsys.readouterr().err == f"error: nanorlhf {name}: no such program: `nanorlhf` lists them.\n"
 
 
-def test_a_program_that_has_moved_keeps_its_name_in_a_clone(
-    monkeypatch, capsys
-) -> None:
+def test_a_program_that_has_moved_keeps_its_name_in_a_clone(monkeypatch, capsys) -> None:
     for old, new in ALIASES.items():
         assert module_of(old) == new and importlib.util.find_spec(new)
     monkeypatch.setattr("sys.argv", ["nanorlhf", "report.lab"])

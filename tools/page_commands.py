@@ -48,6 +48,7 @@ PAGES = [
     ROOT / "course" / "README.md",
     ROOT / "course" / "module.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "experiments").rglob("README.md")),
 ]
 PROGRAMS = ("python", "torchrun", "nanorlhf", "make", "pip", "pytest")
 INLINE = re.compile(

@@ -1,4 +1,4 @@
-"""Which pages the site has: README.md, docs/, course/, kernels/, one per module, at their paths in the repository.
+"""Which pages the site has: README.md, docs/, experiments/, course/, kernels/, one per module, at their paths in the repository.
 
 So the relative links of a page lead where they lead in the repository; one to a module or to what make reads leads to
 the page of that file, which holds its public docstrings and its source: the code of the version that the site is built
@@ -25,7 +25,7 @@ from nanorlhf.report.details_index import with_lines
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "course/*.md", "docs/*.md", "docs/slides/*.md")
-PAGES += ("kernels/README.md",)
+PAGES += ("kernels/README.md", "experiments/README.md", "experiments/*/README.md")
 STATIC = (
     "Dockerfile",
     "constraints.txt",
@@ -34,7 +34,9 @@ STATIC = (
     "docs/*/*.svg",
     "docs/*.csv",
     "docs/*/*.csv",
-    "docs/*/*.sh",
+    "experiments/*/*.png",
+    "experiments/*/*.csv",
+    "experiments/*/*.sh",
     "course/*.csv",
     "kernels/*.csv",
     "course/*.ipynb",

@@ -76,11 +76,11 @@ MARKS = ("<!-- the tables of python -m experiments.scaling.report -->", "<!-- th
 class Args:
     runs: Path | None = None
     """directory of the runs of `experiments scaling`, whose points the CSV gets; None: it is only read"""
-    csv: Path = Path("docs/compare/scaling.csv")
+    csv: Path = Path("experiments/scaling/scaling.csv")
     """a row for each update and each n; of curves that are not in --runs it keeps its own"""
-    page: Path = Path("docs/scaling.md")
+    page: Path = Path("experiments/scaling/README.md")
     """page whose tables are replaced, between its two marks"""
-    out: Path = Path("docs/compare")
+    out: Path = Path("experiments/scaling")
     """directory of the pictures"""
 
 
@@ -323,7 +323,7 @@ def page_text(points: Sequence[Point]) -> str:
         if len(differences := difference_table(by_case)) > 1:
             parts.append(markdown(differences))
         if name in names:
-            parts.append(f"![Gold score and proxy of {title} against the square root of the KL](compare/{name})")
+            parts.append(f"![Gold score and proxy of {title} against the square root of the KL]({name})")
     return "\n\n".join(parts) or "No run is in yet."
 
 

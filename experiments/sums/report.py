@@ -7,7 +7,7 @@ Below --runs each seed has a directory, named by its number. Parts of it may be 
     SEED/eval/eval.json            eval.py sums: first the policy that all start from, then the trained ones
     SEED/ALGORITHM[-VARIANT]/      the run of train_ppo.py or train_grpo.py of that name
 
-Out: sums.csv, a line per seed and policy; sums.md, the tables as docs/sums.md shows them; sums.html; pass_at_k.png,
+Out: sums.csv, a line per seed and policy; sums.md, the tables as README.md shows them; sums.html; pass_at_k.png,
 training.png, leak.png.
 """
 

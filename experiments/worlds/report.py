@@ -1,6 +1,6 @@
 """The tables and pictures of `make worlds`, from its CSV alone: twenty worlds, three budgets, PPO taken apart.
 
-    python -m experiments.worlds.report --csv docs/compare/worlds.csv --page docs/compare.md --out docs/compare
+    python -m experiments.worlds.report
 
 The CSV has a row per finished run. Out: the tables between the marks of --page; worlds_pairs.csv, every pair of
 algorithms with all that is said about it; worlds_spread.png and worlds_variance.png, once there is something to draw.
@@ -70,11 +70,11 @@ MARKS = ("<!-- the tables of python -m experiments.worlds.report -->", "<!-- the
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    csv: Path = Path("docs/compare/worlds.csv")
+    csv: Path = Path("experiments/worlds/worlds.csv")
     """table of all finished runs"""
-    page: Path = Path("docs/compare.md")
+    page: Path = Path("experiments/worlds/README.md")
     """page whose tables are replaced, between two marks each"""
-    out: Path = Path("docs/compare")
+    out: Path = Path("experiments/worlds")
     """directory of worlds_pairs.csv and the pictures"""
 
 
@@ -492,7 +492,7 @@ def page_text(rows: list[Row]) -> str:
         "worlds_spread.png": "Gold win rate by algorithm and budget, a dot for each world",
         "worlds_variance.png": "Gold score of PPO against the variance that its value model explains",
     }
-    parts += [f"![{captions[name]}](compare/{name})" for name in pictures(rows)]
+    parts += [f"![{captions[name]}]({name})" for name in pictures(rows)]
     return "\n\n".join(parts)
 
 

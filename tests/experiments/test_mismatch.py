@@ -127,5 +127,5 @@ def test_each_sampler_and_correction_of_the_table_has_flags_and_the_page_has_its
     pairs = [entry.split("/") for entry in Mismatch().runs]
     assert {sampler for sampler, _ in pairs} == SAMPLERS.keys()
     assert {correction for _, correction in pairs} == CORRECTIONS.keys()
-    rows = re.findall(r"^\| (\S+) \| (none|tis|ratio) \|", (ROOT / "docs" / "mismatch.md").read_text(), re.M)
+    rows = re.findall(r"^\| (\S+) \| (none|tis|ratio) \|", (ROOT / "experiments/mismatch/README.md").read_text(), re.M)
     assert [list(row) for row in rows] == pairs

@@ -199,16 +199,16 @@ def test_the_page_gets_its_tables_and_pictures(tmp_path, points) -> None:
     main(args)
     text = args.page.read_text()
     assert "### PPO\n\n|" in text and "### Best of n\n\n|" in text and "before" not in text
-    assert "](compare/scaling_rl.png)" in text and "scaling_best_of" not in text  # one case alone has no panel
+    assert "](scaling_rl.png)" in text and "scaling_best_of" not in text  # one case alone has no panel
     assert (args.out / "scaling_rl.png").read_bytes().startswith(b"\x89PNG")
     main(args)
     assert args.page.read_text() == text
 
 
 def test_the_pages_tables_are_those_of_its_csv() -> None:
-    points = read_points(ROOT / "docs/compare/scaling.csv")
-    assert f"{MARKS[0]}\n\n{page_text(points)}\n\n{MARKS[1]}" in (ROOT / "docs/scaling.md").read_text()
-    assert all((ROOT / "docs/compare" / name).exists() for name in pictures(points))
+    points = read_points(ROOT / "experiments/scaling/scaling.csv")
+    assert f"{MARKS[0]}\n\n{page_text(points)}\n\n{MARKS[1]}" in (ROOT / "experiments/scaling/README.md").read_text()
+    assert all((ROOT / "experiments/scaling" / name).exists() for name in pictures(points))
 
 
 # ------------------------------------------------------------------------------------------------------------ the runs

@@ -159,8 +159,8 @@ def test_a_broken_evaluation_is_named(runs):
 
 
 def test_the_page_shows_the_tables_of_its_csv():
-    page = (ROOT / "docs/sums.md").read_text()
-    with (ROOT / "docs/sums/sums.csv").open(newline="") as stream:
+    page = (ROOT / "experiments/sums/README.md").read_text()
+    with (ROOT / "experiments/sums/sums.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert {row["seed"] for row in rows} == {"1", "2", "3"}
     tables = [*tables_of(rows).values(), *(differences(rows, base) for base in ("sft", "ppo"))]

@@ -246,7 +246,7 @@ def test_the_page_gets_its_tables_between_the_marks(tmp_path, rows) -> None:
         *("### PPO and its variants after 1,024 responses", "### A fresh world, predicted"),
     ]
     for name in ("worlds_spread.png", "worlds_variance.png"):
-        assert f"](compare/{name})" in text and (args.out / name).read_bytes().startswith(b"\x89PNG")
+        assert f"]({name})" in text and (args.out / name).read_bytes().startswith(b"\x89PNG")
     lines = list(csv.DictReader((args.out / "worlds_pairs.csv").open()))
     assert len(lines) == 2 * (8 * 7 / 2 + 5 * 4 / 2)  # both metrics; eight algorithms at 1,024, five at 256
     [line] = [x for x in lines if (x["budget"], x["metric"], x["a"], x["b"]) == ("1024", "gold_score", "ppo", "dpo")]
@@ -308,18 +308,18 @@ def test_a_page_without_marks_is_refused(tmp_path) -> None:
 
 
 def test_the_pages_tables_and_pairs_are_those_of_its_csv() -> None:
-    rows = read_rows(ROOT / "docs/compare/worlds.csv")
+    rows = read_rows(ROOT / "experiments/worlds/worlds.csv")
     assert rows == joined(rows)
-    page = (ROOT / "docs/compare.md").read_text()
+    page = (ROOT / "experiments/worlds/README.md").read_text()
     assert f"{SUMMARY[0]}\n\n{markdown(summary_table(rows))}\n\n{SUMMARY[1]}" in page
     assert f"{MARKS[0]}\n\n{page_text(rows)}\n\n{MARKS[1]}" in page
-    assert (ROOT / "docs/compare/worlds_pairs.csv").read_text() == csv_text(pair_lines(rows))
-    assert all((ROOT / "docs/compare" / name).exists() for name in pictures(rows))
+    assert (ROOT / "experiments/worlds/worlds_pairs.csv").read_text() == csv_text(pair_lines(rows))
+    assert all((ROOT / "experiments/worlds" / name).exists() for name in pictures(rows))
 
 
 # ------------------------------------------------------------------------------------------------------------ for Slurm
 def test_the_job_array_starts_its_share(tmp_path) -> None:
-    script = ROOT / "docs/compare/slurm.sh"
+    script = ROOT / "experiments/worlds/slurm.sh"
     subprocess.run(["bash", "-n", script], check=True)
     environment = os.environ | {
         "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_ARRAY_TASK_ID": "3", "SLURM_CPUS_PER_TASK": "2", "PYTHON": sys.executable,

@@ -8,8 +8,8 @@
 
 # The study over twenty worlds as a Slurm job array. From the top of a checkout with a .venv, on a disk that all nodes see:
 #
-#     tuning=$(sbatch --parsable --array=1-6 docs/compare/slurm.sh tune 6)
-#     sbatch --dependency=afterok:$tuning --array=1-20 docs/compare/slurm.sh final 20
+#     tuning=$(sbatch --parsable --array=1-6 experiments/worlds/slurm.sh tune 6)
+#     sbatch --dependency=afterok:$tuning --array=1-20 experiments/worlds/slurm.sh final 20
 #     .venv/bin/python -m experiments.worlds.report     # when all have ended
 #
 # Arguments: the phase, the number of shares, and further flags of `python -m experiments worlds`. A share of the
