@@ -41,7 +41,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 from torch.profiler import ProfilerActivity, profile
-from tqdm import tqdm
 
 import train_dpo
 import train_ppo
@@ -61,6 +60,7 @@ from nanorlhf.launch import die_with_parent
 from nanorlhf.model import GPT, GPTConfig, KVCache, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.ppo import eos_masks, policy_loss, value_loss, whiten
+from nanorlhf.progress import Progress
 from nanorlhf.rlcf.compilers import JAVAC, JavaCompiler, PythonCompiler
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.run import Run
@@ -359,7 +359,7 @@ def in_processes(
 ) -> dict[str, tuple[float, int]]:
     """Alternate between the ways, each call in a process of its own -> (median seconds, peak bytes) of each."""
     times, peaks = {name: [] for name in ways}, {}
-    for _ in tqdm(range(args.rounds), desc=what):
+    for _ in Progress(range(args.rounds), desc=what):
         for name, way in ways.items():
             spawn = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(1, mp_context=spawn, initializer=die_with_parent) as worker:
@@ -411,7 +411,7 @@ def bench_compile(args: Args, shape: Shape, device: torch.device) -> list[dict]:
                 start_seconds = time.perf_counter() - start
                 assert not any(compiler.check(programs))  # also the warm-up
                 peaks[way] = peak_of_command([*command, files[0]])
-                for _ in tqdm(range(args.rounds), desc=what):
+                for _ in Progress(range(args.rounds), desc=what):
                     start = time.perf_counter()
                     compiler.check(programs)
                     times["ours"].append((time.perf_counter() - start) / len(programs))

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from tqdm import tqdm
 
 from course import assignment, handout, hunt, marks, mutants, questions, similar, slides, verify
 from course.copies import ROOT, check_copy
@@ -30,6 +29,7 @@ from course.questions import right_answers
 from course.start import start
 from nanorlhf.cli import Count, Fraction, Seconds, Seed, Workers, check_ranges, run_module
 from nanorlhf.errors import InputError
+from nanorlhf.progress import Progress
 
 Directory = tyro.conf.Positional[Path]
 
@@ -105,12 +105,12 @@ class Grade:
             assert self.out is not None
             submissions = marks.submissions_in(self.directory)
             marks.read_class(self.out, exercises)  # refused before anything runs
-            with tqdm(total=len(submissions), unit="submission", leave=False) as bar, desks(num) as found:
+            with Progress(total=len(submissions), unit="submission", leave=False) as bar, desks(num) as found:
                 rows = marks.grade_class(self.directory, exercises, self.limit, found, self.out, bar.update)
             print(f"{self.out}: {len(rows)} submissions, {marks.points_of(exercises)} points each at most.")
             return
         check_copy(self.directory)
-        with tqdm(total=len(exercises), unit="exercise", leave=False) as bar, desks(num) as found:
+        with Progress(total=len(exercises), unit="exercise", leave=False) as bar, desks(num) as found:
             outcomes = grade(self.directory, exercises, self.limit, found, bar.update)
         if self.format == "table" or self.out is not None:
             print(marks.table(exercises, outcomes))
@@ -202,7 +202,7 @@ class Handout:
 
     def run(self) -> None:
         exercises = chosen(self.exercises) if self.exercises else list(EXERCISES)
-        with tqdm(unit="page", leave=False) as bar:
+        with Progress(unit="page", leave=False) as bar:
             written = handout.write_handouts(self.out, exercises, self.key, self.pdf, bar.update)
         print(f"{self.out}: {len(written)} files.")
 
@@ -232,7 +232,7 @@ class Slides:
     """print each deck into a PDF too, by Chromium"""
 
     def run(self) -> None:
-        with tqdm(unit="deck", leave=False) as bar:
+        with Progress(unit="deck", leave=False) as bar:
             written = slides.write_slides(self.out, self.pdf, bar.update)
         print("\n".join(map(str, written)))
 
@@ -278,7 +278,7 @@ class Mutants:
         exercises = chosen(self.exercises) if self.exercises else list(EXERCISES)
         tasks = mutants.tasks_of(exercises, self.sample, self.seed)
         known = mutants.read_verdicts(self.json)
-        with tqdm(total=len(tasks), unit="mutant", leave=False) as bar:
+        with Progress(total=len(tasks), unit="mutant", leave=False) as bar:
 
             def tell(verdict: mutants.Verdict) -> None:
                 known[verdict.key] = verdict

@@ -24,7 +24,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from data.prepare import converted_files
 from data.sampling import SPLITS, SamplingArgs, load_policy, longest_query, read_queries
@@ -38,6 +37,7 @@ from nanorlhf.generate import sample_answers
 from nanorlhf.metrics.best_of import best_of_n_bound
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
+from nanorlhf.progress import Progress
 from nanorlhf.rewards.combined import Rewards, load_rewards, scoring_models
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 from nanorlhf.training.checks import check_other_model, check_reward
@@ -182,7 +182,7 @@ def main(args: Args) -> None:
         for split in SPLITS
         for number, chunk in enumerate(micro_batches(list(queries[split].items()), QUERIES_AT_ONCE))
     ]
-    progress = tqdm(total=len(to_answer), initial=len(chunks), desc="chunks")
+    progress = Progress(total=len(to_answer), initial=len(chunks), desc="chunks")
     with path.open("a", encoding="ascii") as file, progress:
         for split, number, some in to_answer[len(chunks) :]:
             seed = int(np.random.default_rng((args.seed, SPLITS.index(split), number)).integers(2**63))

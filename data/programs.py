@@ -23,13 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tqdm import tqdm
-
 from data.codenet import java_methods, python_methods, row_of
 from data.prepare import jsonl_files
 from nanorlhf.cli import Count, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, delete
+from nanorlhf.progress import Progress
 
 # ---------------------------------------------------------------- 1. problems
 ITEMS = {  # name of the list: name of an item
@@ -282,7 +281,7 @@ def main(args: Args) -> None:
     folder, suffix = ("Java", "java") if language == "java" else ("Python", "py")
     num_programs = 0
     (sources / "problem_descriptions").mkdir(parents=True)
-    for number in tqdm(range(1, args.num_problems + 1), desc="programs", unit=" problems", leave=False):
+    for number in Progress(range(1, args.num_problems + 1), desc="programs", unit=" problems", leave=False):
         problem = next(stream)
         name = f"p{number:05}"
         (sources / "problem_descriptions" / f"{name}.html").write_text(f"<p>{problem.text}</p>\n", encoding="utf-8")

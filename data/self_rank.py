@@ -32,7 +32,6 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from data.prepare import LengthTable, jsonl_files, list_reasons, print_left_out
 from data.sampling import SPLITS, SamplingArgs, load_policy, longest_query, read_queries
@@ -44,6 +43,7 @@ from nanorlhf.files import check_out
 from nanorlhf.generate import sample_answers
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
+from nanorlhf.progress import Progress
 from nanorlhf.selfrank.isodata import Limits, isodata
 from nanorlhf.selfrank.noise import add_noise
 from nanorlhf.selfrank.ranked import Ranked
@@ -212,7 +212,7 @@ def main(args: Args) -> None:
         for split in SPLITS
         for number, asked in enumerate(micro_batches(list(queries[split].items()), QUESTIONS_AT_ONCE))
     ]
-    progress = tqdm(total=sum(map(len, queries.values())), desc="questions", unit="", leave=False)
+    progress = Progress(total=sum(map(len, queries.values())), desc="questions", unit="", leave=False)
     no_pair = {"comparisons.validation": "the validation queries made no pair"}
     no_answer = {"self_rank.validation": "the validation queries have no answer, or the train queries made no pair"}
     with jsonl_files(args.out, no_pair | no_answer) as write, progress:

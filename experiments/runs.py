@@ -14,10 +14,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tqdm import tqdm
-
 from nanorlhf.cli import Count
 from nanorlhf.errors import InputError
+from nanorlhf.progress import Progress
 
 Words = tuple[str, ...]
 
@@ -80,7 +79,7 @@ def execute(runs: list[Run], jobs: int) -> None:
     """Run what has not finished, each after what it needs. Raises InputError when a command fails."""
     waiting = [run for run in dict.fromkeys(runs) if run.done is None or not run.done.exists()]
     running: dict[Future[tuple[int, bytes]], Run] = {}
-    with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(waiting), unit="run") as bar:
+    with ThreadPoolExecutor(jobs) as pool, Progress(total=len(waiting), unit="run") as bar:
         while waiting or running:
             unfinished = {run.done for run in running.values()}  # a file may be there before its run ends
             ready = [run for run in waiting if all(file.exists() and file not in unfinished for file in run.needs)]

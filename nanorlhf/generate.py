@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from kernels.cuda_graph import CAPTURE_PAYS, Replay
 from kernels.int8 import Int8Weight
@@ -15,6 +14,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, KVCache, Linear
 from nanorlhf.padding import left_pad
 from nanorlhf.peft import has_updates, merge
+from nanorlhf.progress import Progress
 from nanorlhf.tokenizer import Tokenizer
 
 
@@ -288,7 +288,7 @@ def sample_answers(
     sampler = for_sampling(policy, "same")
     starts = range(0, len(query), batch_size)
     responses = []
-    for start in tqdm(starts, desc="answers", unit=" batches", leave=False):
+    for start in Progress(starts, desc="answers", unit=" batches", leave=False):
         rows = slice(start, start + batch_size)
         response, _ = generate(
             sampler,

@@ -25,14 +25,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from tqdm import tqdm
-
 from course.bugs import BUGS, Bug
 from course.copies import CODE, ROOT, copy_files
 from course.hunt import put_in
 from nanorlhf.cli import Workers, check_ranges, run_module
 from nanorlhf.doctor import code, run
 from nanorlhf.errors import InputError
+from nanorlhf.progress import Progress
 from nanorlhf.rules.finding import Finding
 from tools.changes import CHANGES
 from tools.other_bugs import OTHER_BUGS
@@ -229,7 +228,7 @@ def main(args: Args) -> None:
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     found = {line["key"]: Verdict(**line) for line in lines if line["key"] in wanted}
     open_ = [case for case in cases if case.key not in found]
-    with ThreadPoolExecutor(args.jobs) as pool, tqdm(total=len(open_), desc="bugs") as bar:
+    with ThreadPoolExecutor(args.jobs) as pool, Progress(total=len(open_), desc="bugs") as bar:
         for verdict in pool.map(lambda case: judge(case, args), open_):
             found[verdict.key] = verdict
             with file.open("a") as stream:

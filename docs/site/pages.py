@@ -1,4 +1,4 @@
-"""Which pages the site has: README.md, docs/, experiments/, course/, kernels/, one per module, at their paths in the repository.
+"""Which pages the site has: README.md, docs/, experiments/, course/, kernels/, one per module, at their paths here.
 
 So the relative links of a page lead where they lead in the repository; one to a module or to what make reads leads to
 the page of that file, which holds its public docstrings and its source: the code of the version that the site is built

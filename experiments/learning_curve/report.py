@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 from nanorlhf.cli import Count, Fraction, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import Comparison, load_comparisons
@@ -23,6 +22,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
 from nanorlhf.metrics.intervals import bootstrap_interval, percentile_interval
 from nanorlhf.metrics.length_control import NEAR
+from nanorlhf.progress import Progress
 from nanorlhf.report.page import BLUE, ORANGE, aligned, number, panel, write_pictures
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.train_linear import load_lower_blocks, pair_features, query_numbers
@@ -148,7 +148,7 @@ def main(args: Args) -> None:
     lengths = length_difference(rows)
     by_length = unseen(lengths[:, None], queries, 1.0, args.num_repeats, args.seed)[0].mean(1)  # (pairs,)
     inputs = pair_features(policy, rows, tokenizer.pad_id, args.batch_size)
-    sizes = tqdm([0.5**halvings for halvings in range(args.num_sizes)], desc="sizes")
+    sizes = Progress([0.5**halvings for halvings in range(args.num_sizes)], desc="sizes")
     found = [unseen(inputs, queries, share, args.num_repeats, args.seed) for share in sizes]
     right = np.column_stack([ours.mean(1) for ours, _ in found])  # (pairs, sizes)
     num_pairs = [learnt for _, learnt in found]

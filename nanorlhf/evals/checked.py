@@ -11,13 +11,13 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from nanorlhf.cli import Count, PositiveInt, Temperature
 from nanorlhf.dataset import Demonstration, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.evals import common
 from nanorlhf.metrics import bootstrap_interval, pass_at_k
+from nanorlhf.progress import Progress
 from nanorlhf.report import checked_report
 from nanorlhf.rewards.function import Responses, RewardFunction, fields_of
 from nanorlhf.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ def main(args: Args) -> dict:
     # ---------------------------------------------------------------------------------------- 2. responses and scores
     results, texts, num_passed, differences = {}, {}, {}, {}  # by policy
     first: dict[str, np.ndarray] = {}  # the first policy's pass@1 and rewards, (queries, n)
-    for name, place in tqdm(policies.items(), desc="policies"):
+    for name, place in Progress(policies.items(), desc="policies"):
         _, response = common.sample(
             common.load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded
             rows, tokenizer, args, n, temperature=args.temperature,

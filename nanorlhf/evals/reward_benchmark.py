@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from nanorlhf.checkpoint import holds_reward_model
 from nanorlhf.cli import Seed
@@ -37,6 +36,7 @@ from nanorlhf.metrics.reward_accuracy import calibration, deciders
 from nanorlhf.metrics.reward_benchmarks import SIZES, TIES, Row, benchmark_tables, unpaired_ties
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
+from nanorlhf.progress import Progress
 from nanorlhf.report import benchmark_report
 from nanorlhf.tokenizer import Tokenizer
 
@@ -68,7 +68,7 @@ def main(args: Args) -> dict:
         name: np.stack(
             [
                 score_responses(place, responses, ref_policy, tokenizer, device, args)
-                for place in tqdm(of_name, desc=name, leave=False)
+                for place in Progress(of_name, desc=name, leave=False)
             ]
         )
         for name, of_name in models.items()

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar
@@ -36,6 +35,7 @@ from nanorlhf.metrics.reward_accuracy import (
 )
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
+from nanorlhf.progress import Progress
 from nanorlhf.report import reward_report
 from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.tokenizer import Tokenizer
@@ -206,7 +206,7 @@ def measure_rewards(
 
     for name, places in models.items():
         of_pairs, of_references = defaultdict(list), []  # a row per seed
-        for place in tqdm(places, desc=name, leave=False):
+        for place in Progress(places, desc=name, leave=False):
             if not holds_reward_model(place):
                 implicit += [name] if name not in implicit else []
             of_sets, scores_of_references = measure(place)

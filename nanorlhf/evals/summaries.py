@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
-from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_scalar
@@ -34,6 +33,7 @@ from nanorlhf.metrics.token_shift import shift_shares, text_pieces, to_terminal,
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.ppo import eos_masks
+from nanorlhf.progress import Progress
 from nanorlhf.report import reward_report, summary_report, token_report
 from nanorlhf.report.length_figures import length_figures
 from nanorlhf.rewards.gold import Gold
@@ -159,7 +159,7 @@ def main(args: Args) -> dict:
         columns[name], responses[name] = scored(texts, rm, golds), response
         lengths[name] = ((response != tokenizer.eos_id) & (response != tokenizer.pad_id)).sum(1).tolist()
 
-    for name, place in tqdm(policies.items(), desc="policies"):
+    for name, place in Progress(policies.items(), desc="policies"):
         measure(name, place)
 
     # --------------------------------------------------------------------------- 4. the judge; do longer responses win?

@@ -3,10 +3,10 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from nanorlhf.padding import micro_batches
 from nanorlhf.pretrained.encoder import Encoder, token_embeddings
+from nanorlhf.progress import Progress
 
 
 def bert_score(references: list[str], responses: list[str], encoder: Encoder, batch_size: int = 32) -> list[float]:
@@ -27,7 +27,7 @@ def bert_score(references: list[str], responses: list[str], encoder: Encoder, ba
     prefix = " " if encoder.model.config.model_type == "roberta" else ""
     scores: list[float] = []
     pairs = list(zip(references, responses, strict=True))
-    for batch in tqdm(micro_batches(pairs, batch_size), desc="BERTScore", unit=" batches", leave=False):
+    for batch in Progress(micro_batches(pairs, batch_size), desc="BERTScore", unit=" batches", leave=False):
         texts = list(dict.fromkeys(text for pair in batch for text in pair))  # ten answers share one reference
         stripped = [text.strip() and prefix + text.strip() for text in texts]
         embeddings, ids, mask = token_embeddings(stripped, encoder, encoder.max_length)

@@ -16,12 +16,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from nanorlhf import dataset
 from nanorlhf.cli import check_url
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_bytes
+from nanorlhf.progress import Progress
 
 SYSTEM = "You are a helpful assistant."
 TRIES = 6  # per prompt, while the endpoint is busy or slow
@@ -240,7 +239,7 @@ def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[di
             # the first ones, and not those whose threads come first: which pairs are judged must not be a race
             futures = {pool.submit(asker.ask, prompt): prompt for prompt in waiting[: endpoint.max_calls]}
             try:
-                for future in tqdm(
+                for future in Progress(
                     as_completed(futures), total=len(futures), desc="judge", unit=" prompts", leave=None
                 ):
                     prompt, answer = futures[future], future.result()

@@ -17,9 +17,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from tqdm import tqdm
-
 from nanorlhf.errors import InputError
+from nanorlhf.progress import Progress
 from nanorlhf.rewards.function import Responses, RewardFunction, Value
 
 CHUNKS = 4  # per worker and call: a slow chunk then leaves few workers idle
@@ -87,7 +86,7 @@ class Workers:
             self.workers.append(Worker(self.function))
         idle, busy = [*self.workers], dict[Any, Worker]()
         settings: dict[str, Any] = {"unit": " responses", "delay": SLOW, "leave": False, "disable": not self.show}
-        with tqdm(total=len(given), desc=self.function.name, **settings) as progress:
+        with Progress(total=len(given), desc=self.function.name, **settings) as progress:
             while waiting or busy:
                 while waiting and idle:
                     worker = idle.pop()

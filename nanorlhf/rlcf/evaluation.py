@@ -12,7 +12,6 @@ from statistics import fmean
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.cli import Count, Fraction, PositiveInt, Seconds, TemperatureOrGreedy, Workers
@@ -31,6 +30,7 @@ from nanorlhf.evals.common import (
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import bootstrap_interval, pass_at_k
 from nanorlhf.padding import micro_batches
+from nanorlhf.progress import Progress
 from nanorlhf.rlcf import report
 from nanorlhf.rlcf.compilers import Diagnostic, first_error
 from nanorlhf.rlcf.discriminator import Discriminator, load_discriminator
@@ -119,7 +119,7 @@ def main(args: Args) -> dict:
             settings = tokenizer, n, args.response_length, args.batch_size, args.seed
             return [sample_answers(policy, queries, *settings, t, top_p=args.top_p)[1] for t in args.temperatures]
 
-    for name, place in tqdm(policies.items(), desc="policies"):
+    for name, place in Progress(policies.items(), desc="policies"):
         results[name] = {"at_k": [], "temperatures": []}
         for temperature, response in zip(args.temperatures, answer(place), strict=True):
             texts[name, temperature] = [tokenizer.decode(ids) for ids in response.tolist()]
@@ -204,7 +204,7 @@ def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcom
     diagnostics = []
     with compiler_for(language, args.error_prone_jar, args.workers) as compiler:
         size = args.batch_size
-        for start in tqdm(range(0, len(programs), size), desc="static checks", unit=" batches", leave=False):
+        for start in Progress(range(0, len(programs), size), desc="static checks", unit=" batches", leave=False):
             diagnostics += compiler.check(programs[start : start + size], spans[start : start + size])
     tested = [program_of(rows[i].record, text) for i, text in distinct]
     verdicts = run_programs(tested, language, args.timeout, args.workers, weak_isolation=args.weak_isolation)
@@ -215,7 +215,7 @@ def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcom
 def add_scores(outcomes: Outcomes, records: list[dict], discriminator: Discriminator, batch_size: int) -> None:
     """Give the outcomes of problems with a written program their D(x, y', y), as figures 1 and 14 of the paper do."""
     known = [key for key in outcomes if records[key[0]]["response"]]
-    for batch in tqdm(micro_batches(known, batch_size), desc="discriminator", unit=" batches", leave=False):
+    for batch in Progress(micro_batches(known, batch_size), desc="discriminator", unit=" batches", leave=False):
         scores = discriminator.compare_pairs([(records[i], text) for i, text in batch])
         for key, score in zip(batch, scores.tolist(), strict=True):
             outcomes[key] = replace(outcomes[key], score=score)

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt
@@ -48,6 +47,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import Transformer
 from nanorlhf.padding import left_pad
+from nanorlhf.progress import Progress
 from nanorlhf.recipes import recipes
 from nanorlhf.rlcf.discriminator import Discriminator, discriminator_from_encoder, save_discriminator, triplet_loss
 from nanorlhf.rlcf.feedback import check_responses, training_compiler
@@ -129,7 +129,7 @@ def sample_programs(args: Args, rows: list[Demonstration], device: torch.device)
     generator = torch.Generator().manual_seed(args.seed)
     uniforms = torch.rand((len(rows), T), generator=generator, dtype=torch.float64)  # a row's own, on whichever rank
     is_first = distributed.rank() == 0
-    progress = tqdm(total=len(rows), initial=len(samples), desc="samples", disable=not is_first)
+    progress = Progress(total=len(rows), initial=len(samples), desc="samples", disable=not is_first)
     with training_compiler(rows, args.error_prone_jar) as compiler:
         for start in range(len(samples), len(rows), size):
             first = start + distributed.rank() * args.rollout_batch_size

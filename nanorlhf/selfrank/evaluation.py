@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import Count, Fraction, PositiveInt, TemperatureOrGreedy
@@ -20,6 +19,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.evals import common
 from nanorlhf.metrics import bootstrap_interval
 from nanorlhf.metrics.agreement import load_rankings
+from nanorlhf.progress import Progress
 from nanorlhf.selfrank import report
 from nanorlhf.selfrank.self_ranking import (
     draw_answers,
@@ -106,7 +106,7 @@ def main(args: Args) -> dict:
     measured: dict[str, dict[str, np.ndarray]] = {}  # policy -> metric -> (questions, 1)
     texts, results = {}, {}  # by policy
 
-    for name, place in tqdm(policies.items(), desc="policies"):
+    for name, place in Progress(policies.items(), desc="policies"):
         decoding = {"temperature": args.temperature, "top_p": args.top_p}
         query, response = common.sample(
             common.load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.dataset import Comparison, Demonstration, field, iter_jsonl, list_of
@@ -24,6 +23,7 @@ from nanorlhf.metrics.agreement import (
 from nanorlhf.metrics.intervals import bootstrap_interval, percentile_interval
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import micro_batches
+from nanorlhf.progress import Progress
 from nanorlhf.reward import pair_scores
 from nanorlhf.rewards.gold import Gold
 from nanorlhf.selfrank.cluster_figure import cluster_figure
@@ -79,7 +79,7 @@ def evaluate_pairs(
     margins: list[float] = []
     if reward_model:
         with distributed.on_device(reward_model):
-            for batch in tqdm(micro_batches(rows, batch_size), desc="reward model", leave=False):
+            for batch in Progress(micro_batches(rows, batch_size), desc="reward model", leave=False):
                 margins += torch.sub(*pair_scores(reward_model, batch, pad_id)).tolist()
         columns["rm_accuracy"] = [margin > 0 for margin in margins]  # a tie is wrong
     if gold:

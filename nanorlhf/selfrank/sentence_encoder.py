@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_json
 from nanorlhf.padding import micro_batches
 from nanorlhf.pretrained.encoder import check_encoder_files, encoder_directory, longest_text
+from nanorlhf.progress import Progress
 
 TEXTS_AT_ONCE = 256  # encoder batch; fixed, because rounding depends on it
 
@@ -66,7 +66,7 @@ def embed(texts: set[str], encoder: Any) -> dict[str, np.ndarray]:
     """[STR textrank] The unit vector (d,) of each text, in batches of similar length. Raises InputError for NaN."""
     in_order = sorted(texts, key=lambda text: (len(text), text))
     settings = {"batch_size": TEXTS_AT_ONCE, "normalize_embeddings": True, "show_progress_bar": False}
-    batches = tqdm(micro_batches(in_order, TEXTS_AT_ONCE), desc="encoder", unit=" batches", leave=False)
+    batches = Progress(micro_batches(in_order, TEXTS_AT_ONCE), desc="encoder", unit=" batches", leave=False)
     vectors = [row for batch in batches for row in encoder.encode(batch, **settings).astype(np.float64)]
     if not np.isfinite(vectors).all():
         raise InputError("--encoder: its vectors are not finite: its weights are damaged.")

@@ -10,7 +10,6 @@ from typing import Literal
 
 import numpy as np
 from torch import Tensor
-from tqdm import tqdm
 
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import Count, Fraction, NonNegativeInt, PositiveInt, TemperatureOrGreedy
@@ -20,6 +19,7 @@ from nanorlhf.metrics import bootstrap_interval, metric_at_k, mrr_at_k, rouge_sc
 from nanorlhf.metrics.bert_score import bert_score
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.pretrained.encoder import load_encoder
+from nanorlhf.progress import Progress
 from nanorlhf.stackoverflow import report
 from nanorlhf.stackoverflow.labels import load_labels
 from nanorlhf.training.supervised import autocast
@@ -102,7 +102,7 @@ def main(args: Args) -> dict:
     results: dict[str, dict] = {}
 
     decoding = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "no_repeat_ngram_size")}
-    for name, place in tqdm(policies.items(), desc="policies"):
+    for name, place in Progress(policies.items(), desc="policies"):
         query, response = common.sample(
             common.load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded
             rows, tokenizer, args, args.num_samples, **decoding,

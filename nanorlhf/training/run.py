@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 from kernels import processor
 from kernels.processor import CLEAR
@@ -39,6 +38,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, delete, to_json, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
+from nanorlhf.progress import Progress
 from nanorlhf.rules.finding import paragraphs
 from nanorlhf.rules.metric_rules import examine_metrics
 from nanorlhf.rules.record import Record
@@ -235,7 +235,7 @@ class Run:
     def steps(self, num_steps: int) -> Iterator[int]:
         """The remaining steps, with a progress bar; saves every --save-every steps, at the end and on a signal."""
         self.num_steps = num_steps
-        self.progress = tqdm(
+        self.progress = Progress(
             range(self.first_step, num_steps),
             initial=self.first_step,
             total=num_steps,

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from nanorlhf.checkpoint import load_gpt, save
 from nanorlhf.cli import Count, Fraction, PositiveInt, Seed, check_ranges, run_module
@@ -26,6 +25,7 @@ from nanorlhf.files import check_out, to_json, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.pairs import join_pairs
+from nanorlhf.progress import Progress
 from nanorlhf.reward import response_scores
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
@@ -83,7 +83,7 @@ def load_lower_blocks(
 def pair_features(policy: GPT, rows: Sequence[Comparison], pad_id: int, size: int) -> np.ndarray:
     """Chosen minus rejected (pairs, C): the mean of a response's hidden states."""
     found = []
-    for some in tqdm(micro_batches(rows, size), desc="pairs", unit="batch"):
+    for some in Progress(micro_batches(rows, size), desc="pairs", unit="batch"):
         joined = join_pairs(some, pad_id, torch.device("cpu"))
         hidden = policy.transformer(joined.ids, joined.ids != pad_id, branch=joined.branch)  # (B, L, C)
         chosen, rejected = (response_mean(hidden, joined.ids, joined.branch == i, pad_id) for i in (1, 2))

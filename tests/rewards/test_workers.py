@@ -1,5 +1,6 @@
 """Worker processes of a reward function: order, death, time limits, interrupts, and none that outlives the run."""
 
+import math
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nanorlhf.errors import InputError
+from nanorlhf.progress import Progress
 from nanorlhf.rewards import workers as workers_module
 from nanorlhf.rewards.function import Responses, RewardFunction
 from nanorlhf.rewards.rule import Rule
@@ -231,5 +233,6 @@ def test_a_slow_call_shows_its_progress(workers, monkeypatch, capsys):
     called(responses(*"abcd"))
     assert "rule.py:score" not in capsys.readouterr().err
     monkeypatch.setattr(workers_module, "SLOW", 0.0)
+    monkeypatch.setattr(Progress, "last_line", -math.inf)  # a log has a line every ten seconds
     called(responses(*"abcd"))
     assert "rule.py:score" in capsys.readouterr().err
