@@ -23,6 +23,7 @@ OTHERS = (
     "course",
     "docs",
     "experiments",
+    "pipelines",
     "tests",
     "tools",
     ".dockerignore",

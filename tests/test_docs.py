@@ -86,6 +86,12 @@ def test_every_setting_that_is_text_or_a_path_is_known_to_the_checker() -> None:
                 )
 
 
+def test_a_page_names_every_pipeline_and_so_its_commands_are_checked() -> None:
+    named = {word for page in ALL.values() for command in page.commands for word in command.arguments}
+    pipelines = {path.stem for path in (ROOT / "pipelines").glob("*.sh")} - {"common"}
+    assert pipelines <= named and len(pipelines) >= 12
+
+
 # --------------------------------------------------------------------------------------------------- 2. the execution
 # what makes a program small; the flags of a recipe come after those of its script
 SMALL = {
@@ -352,10 +358,11 @@ def test_a_line_of_a_shell_block_that_is_no_known_command_is_an_error(text) -> N
         read_page("typed.md", text)
 
 
-def test_a_make_target_is_followed_through_its_recipe() -> None:
+def test_a_make_target_is_followed_through_its_pipeline() -> None:
     checked = check_page(read_page("typed.md", "    make rlcf      # a comment\n"))
     assert not checked.problems and {command.program for command in checked.runnable} >= {"data.programs", "eval.py"}
     assert sum("_bench" in str(command) and command.program == "train_sft.py" for command in checked.runnable) == 3
+    assert check_page(read_page("typed.md", "`bash pipelines/rlcf.sh`")).runnable == checked.runnable
     assert problems_of("`make demos`") and problems_of("`RUNS=elsewhere make demo` `python eval.py tiny-rm`")
 
 

@@ -19,7 +19,8 @@ from tools.page_commands import read_command, settings_of
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-MAKEFILE = (ROOT / "Makefile").read_text()
+RULES = re.findall(r"^([\w./ -]+):", (ROOT / "Makefile").read_text(), re.M)
+TARGETS = {name for rule in RULES for name in rule.split()} | {path.stem for path in (ROOT / "pipelines").glob("*.sh")}
 
 
 def read(path: Path) -> dict[Any, Any]:
@@ -45,11 +46,10 @@ def test_a_workflow_reads_the_repository_and_no_more(path) -> None:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_a_step_runs_what_can_be_run_by_hand(path) -> None:
     """A target of the Makefile, .ci/run, or the installation of uv; actions are GitHub's own, by version."""
-    targets = set(re.findall(r"^([\w./-]+):", MAKEFILE, re.M))
     for step in steps(read(path)):
         if "run" in step:
             ours = step["run"] in (".ci/run", "python -m pip install uv")
-            assert ours or step["run"].removeprefix("make ") in targets, step["run"]
+            assert ours or step["run"].removeprefix("make ") in TARGETS, step["run"]
         else:
             assert re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"])
 
@@ -106,7 +106,7 @@ def test_the_image_that_grades_runs_the_courses_command_on_what_is_mounted() -> 
     _, stage, _ = STAGES
     assert stage.startswith("tools AS grade\n") and re.search(r"^USER [1-9]\d*$", stage, re.M)
     [build] = re.findall(r"^RUN UV_CONSTRAINT=constraints.txt UV_COMPILE_BYTECODE=1 make (.+)$", stage, re.M)
-    assert re.search(rf"^{re.escape(build)}:", MAKEFILE, re.M)
+    assert build in TARGETS
     [block] = re.findall(
         r"```text\n(docker build --target grade .*?)```", (ROOT / "course" / "README.md").read_text(), re.S
     )
@@ -127,8 +127,7 @@ def test_the_development_container_is_the_images_first_stage() -> None:
     settings = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
     dockerfile = (ROOT / ".devcontainer" / settings["build"]["dockerfile"]).read_text()
     assert f" AS {settings['build']['target']}\n" in dockerfile
-    targets = set(re.findall(r"^([\w./-]+):", MAKEFILE, re.M))
-    assert set(re.findall(r"make (\S+)", settings["postCreateCommand"])) <= targets
+    assert set(re.findall(r"make (\S+)", settings["postCreateCommand"])) <= TARGETS
 
 
 def test_no_package_registry_is_named() -> None:

@@ -1,6 +1,5 @@
 """How good is the doctor? Each bug of the course, twelve that it was not made for, and changes made right and wrong.
 
-    make doctor
     python -m tools.doctor --demo runs/tiny --out runs/doctor --healthy runs/tiny runs/site
 
 Each bug, and each change of tools/changes.py, is planted in a copy of the tree. `doctor code` examines the copy; then

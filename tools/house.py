@@ -103,11 +103,11 @@ def room(file: str) -> str:
 
 
 def lines_per_room(root: Path) -> dict[str, int]:
-    """Lines of the Python, Java and make files under version control."""
+    """Lines of the Python, Java, shell and make files under version control."""
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout
     lines: dict[str, int] = {}
     for file in listed.splitlines():
-        if file.endswith((".py", ".java", ".mk")) or file == "Makefile":
+        if file.endswith((".py", ".java", ".sh")) or file == "Makefile":
             lines[room(file)] = lines.get(room(file), 0) + len((root / file).read_text().splitlines())
     return dict(sorted(lines.items()))
 

@@ -33,6 +33,7 @@ import pytest
 
 from data.pretrained import HUB_ID
 from experiments.__main__ import commands
+from experiments.runs import Args
 from experiments.scaling.runs import Scaling
 from experiments.worlds.runs import Worlds
 from nanorlhf import launch
@@ -50,9 +51,9 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "experiments").rglob("README.md")),
 ]
-PROGRAMS = ("python", "torchrun", "nanorlhf", "make", "pip", "pytest")
+PROGRAMS = ("python", "torchrun", "nanorlhf", "make", "bash", "pip", "pytest")
 INLINE = re.compile(
-    r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|nanorlhf|make|pip|pytest|torchrun \S.*?\.py) (?:(?! \[)[^`])+)`(?!`)"
+    r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|nanorlhf|make|bash|pip|pytest|torchrun \S.*?\.py) (?:(?! \[)[^`])+)`(?!`)"
 )
 
 # ---------------------------------------------------------------------------------- which settings name files, and how
@@ -76,7 +77,7 @@ NO_PATHS = {
     "directory",  # of the course: some commands write it and some read it
     "since",  # of the check: a commit
     *("scripts", "flags"),  # of the doctor: a tree that a reader has changed, and flags of its scripts
-    *("algorithms", "variants", "share", "cases"),  # of the experiments
+    *("algorithms", "variants", "share", "cases", "labellers", "remedies", "lrs", "kl_coefs"),  # of the experiments
     *("bugs", "demo", "healthy"),  # of its judge: names, and directories of runs
 }
 OF_COMMANDS = ("course", "nanorlhf.doctor")  # programs whose settings are those of one of several commands
@@ -310,7 +311,7 @@ def paths_written(program: str, args: Any) -> list[str]:
     return [str(path) for path in (out, getattr(args, "json", None), *files) if path is not None]
 
 
-# ------------------------------------------------------------------------------------------------------ 3. make targets
+# ---------------------------------------------------------------------------------------- 3. make targets and pipelines
 STUB = """#!/bin/sh
 case "$1 $2" in -c*) exec "$REAL_PYTHON" "$@";; "-m data.pretrained") echo "$HUB_ID"; exit;; esac
 line=$(printf '%s\\t' "$@")
@@ -320,11 +321,12 @@ printf '%s\\n' "$line" >> "$RECORDED" # in one write: another may come in betwee
 
 @functools.cache
 def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tuple[Command, ...]:
-    """What `make target` runs, one at a time: make runs it, with a Python that writes down its arguments."""
+    """What `make target`, or `bash target` of a script, runs, with a Python that writes down its arguments."""
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory)
         for name in ("Makefile", "pyproject.toml"):
             shutil.copy(ROOT / name, here)
+        shutil.copytree(ROOT / "pipelines", here / "pipelines")
         (here / ".venv" / "bin").mkdir(parents=True)
         stub = here / ".venv" / "bin" / "python"
         stub.write_text(STUB)
@@ -334,23 +336,23 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
         (here / "recorded").touch()  # for targets that run no Python, such as .venv
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))},
-            **dict(variables), "JOBS": "1", "REAL_PYTHON": sys.executable, "HUB_ID": HUB_ID,
+            **dict(variables), "REAL_PYTHON": sys.executable, "HUB_ID": HUB_ID,
             "RECORDED": str(here / "recorded"),
         }  # fmt: skip
-        done = subprocess.run(["make", target], cwd=here, env=environment, capture_output=True, text=True)
+        program = "bash" if target.endswith(".sh") else "make"
+        done = subprocess.run([program, target], cwd=here, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
-            raise Wrong(f"make {target}: {done.stderr.strip()}")
+            raise Wrong(f"{program} {target}: {done.stderr.strip()}")
         recorded = (here / "recorded").read_text().splitlines()
-    found = []
-    for line in recorded:
-        command = Command(("python", *line.split("\t")[:-1]))
-        args = settings_of(command) if command.program == "experiments" else None
-        # the runs of worlds depend on what has finished; those of scaling are other experiments' with other numbers
-        if args is not None and not isinstance(args, Worlds | Scaling):
-            found += [Command(("python", *words)) for words in commands(args)]
-        else:
-            found.append(command)
-    return tuple(found)
+    return tuple(Command(("python", *line.split("\t")[:-1])) for line in recorded)
+
+
+def runs_of(args: Any) -> list[Command]:
+    """What an experiment runs. The runs of worlds depend on what has finished; those of scaling are other experiments'
+    with other numbers."""
+    if not isinstance(args, Args) or isinstance(args, Worlds | Scaling):
+        return []
+    return [Command(("python", *words)) for words in commands(args)]
 
 
 # --------------------------------------------------------------------------------------------------- 4. checking a page
@@ -359,8 +361,8 @@ class Checked:
     problems: list[str] = field(default_factory=list)
     written: set[str] = field(default_factory=set)
     runnable: list[Command] = field(default_factory=list)
-    """commands that need neither a download nor anything of the reader's, those of make targets one by one; not those
-    of a target with variables, which are the same elsewhere or with another seed"""
+    """commands that need neither a download nor anything of the reader's, those of pipelines and experiments one by
+    one; not those of one with variables or flags, which are the same elsewhere or with another seed"""
 
 
 def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
@@ -390,7 +392,7 @@ def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
 
     def check(command: Command, where: str, execute: bool = True) -> None:
         try:
-            if command.program == "make":
+            if command.program in ("make", "bash"):
                 targets = [word for word in command.arguments if not word.startswith("-")]
                 for target in targets:
                     for step in commands_of(target, command.environment):
@@ -402,6 +404,10 @@ def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
             args = settings_of(command)
         except Wrong as wrong:
             checked.problems.append(f"{where}: {command}: {wrong}")
+            return
+        if runs := runs_of(args):
+            for run in runs:
+                check(run, f"{where}: {command}", execute=execute and len(command.arguments) == 1)
             return
         sources = {path: source_of(path) for path in paths_read(command.program, args)} if args is not None else {}
         for path, source in sources.items():

@@ -1,4 +1,4 @@
-"""Curves of healthy and of sick runs side by side, from the runs that `make doctor` trains.
+"""Curves of healthy and of sick runs side by side, from the runs that `tools.doctor` trains.
 
     python -m tools.sick_runs --demo runs/tiny --doctor runs/doctor
 
@@ -40,7 +40,7 @@ class Args:
     demo: Path = Path("runs/tiny")
     """directory of the demo's runs, of which ppo is the healthy one"""
     doctor: Path = Path("runs/doctor")
-    """what `make doctor` wrote: runs/BUG/ppo"""
+    """what `tools.doctor` wrote: runs/BUG/ppo"""
     out: Path = Path("docs/troubleshooting.png")
 
 
@@ -54,7 +54,7 @@ def side_by_side(demo: Path, doctor: Path) -> Figure:
         ):
             rows = read_metrics(run)
             if not rows:
-                raise InputError(f"{run} holds no metrics.jsonl: run `make doctor` first.")
+                raise InputError(f"{run} holds no metrics.jsonl: run `python -m tools.doctor` first.")
             draw(axes, rows, panel.metric, label, color)
         label_axes(axes, panel.title, "update", panel.unit)
         axes.legend(frameon=False, fontsize=8)

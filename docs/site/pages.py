@@ -1,8 +1,8 @@
 """Which pages the site has: README.md, docs/, experiments/, course/, kernels/, one per module, at their paths here.
 
-So the relative links of a page lead where they lead in the repository; one to a module or to what make reads leads to
-the page of that file, which holds its public docstrings and its source: the code of the version that the site is built
-from. home.md is the first page, and each exercise has one. mkdocs calls the functions named on_*.
+So the relative links of a page lead where they lead in the repository; one to a module or a pipeline leads to the page
+of that file, which holds its public docstrings and its source: the code of the version that the site is built from.
+home.md is the first page, and each exercise has one. mkdocs calls the functions named on_*.
 """
 
 import re
@@ -62,10 +62,11 @@ ROWS = {"kl": "KL, nats", "rewards": "reward", "values": "value", "advantages": 
 
 @cache
 def sources() -> list[str]:
-    """The files that have a page of their own, as paths from the root: scripts, modules by package, what make reads."""
+    """The files that have a page of their own, as paths from the root: scripts, modules by package, pipelines."""
     modules = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py") if path.stat().st_size)
     modules.remove(HIDDEN)
     modules.sort(key=lambda path: (PACKAGES.index(path.relative_to(ROOT).parts[0]), str(path.parent)))
+    modules += sorted((ROOT / "pipelines").glob("*.sh"))
     return [*SCRIPTS, *(path.relative_to(ROOT).as_posix() for path in modules), "Makefile"]
 
 

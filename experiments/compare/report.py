@@ -1,4 +1,4 @@
-"""The tables and pictures of `make compare`: every algorithm in the same worlds, from the same start, at the same cost.
+"""Tables and pictures of `experiments compare`: every algorithm in the same worlds, from one start, at one cost.
 
     python -m experiments.compare.report --runs runs/compare --out runs/compare/report
 
@@ -110,7 +110,9 @@ def read_policies(runs: Path) -> Policies:
             numbers |= costs(run) if run else {"models": 2.0 if is_best_of else None}
             found.setdefault(name, []).append(Policy(place.name, numbers, is_best_of, run))
     if not found:
-        raise InputError(f"--runs {runs}: no SEED below it holds an evaluation: `make compare` makes them.")
+        raise InputError(
+            f"--runs {runs}: no SEED below it holds an evaluation: `python -m experiments compare` makes them."
+        )
     return found
 
 

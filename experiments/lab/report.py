@@ -1,4 +1,4 @@
-"""The pictures of `make lab`: for each dial of the labellers, what became of reward model and policy at each setting.
+"""Pictures of `experiments lab`: for each dial of the labellers, what became of reward model and policy.
 
     python -m experiments.lab.report --runs runs/lab --out runs/lab/report
 
@@ -100,7 +100,9 @@ def read_settings(runs: Path) -> dict[str, list[Setting]]:
             dial = place.parent.name
             dials.setdefault(dial, []).append(Setting(dial, place.name, numbers, bins, updates))
     if not dials:
-        raise InputError(f"--runs {runs}: no DIAL/VALUE below it holds an evaluation: `make lab` makes them.")
+        raise InputError(
+            f"--runs {runs}: no DIAL/VALUE below it holds an evaluation: `python -m experiments lab` makes them."
+        )
     return dials
 
 

@@ -1,4 +1,4 @@
-"""The table and pictures of `make mismatch`: what a sampler that is not quite the policy does to PPO.
+"""The table and pictures of `experiments mismatch`: what a sampler that is not quite the policy does to PPO.
 
     python -m experiments.mismatch.report --runs runs/mismatch --out runs/mismatch/report
 
@@ -79,7 +79,8 @@ def read_runs(runs: Path) -> list[Setting]:
             settings.append(Setting(sampler, correction, updates, judged))
     if not settings:
         raise InputError(
-            f"--runs {runs}: no SAMPLER/CORRECTION/SEED below it holds a run of PPO: `make mismatch` makes them."
+            f"--runs {runs}: no SAMPLER/CORRECTION/SEED below it holds a run of PPO: "
+            "`python -m experiments mismatch` makes them."
         )
     return settings
 

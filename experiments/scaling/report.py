@@ -1,7 +1,7 @@
 """How far a reward model carries before the truth falls: the fits of Gao et al. 2022, from the study's CSV.
 
     python -m experiments.scaling.report --runs runs/scaling   # the CSV from finished runs, then the page and pictures
-    python -m experiments.scaling.report                          # the page and pictures from the CSV
+    python -m experiments.scaling.report                       # the page and pictures from the CSV
 
 With d the square root of the KL to the start, in nats, and R the gold score gained since the start, section 1 of
 *Scaling Laws for Reward Model Overoptimization* has

@@ -1,4 +1,4 @@
-"""The tables and pictures of `make sums-study`: what a reward that is checked makes of a policy that adds.
+"""The tables and pictures of `experiments sums`: what a reward that is checked makes of a policy that adds.
 
     python -m experiments.sums.report --runs runs/sums_study --out runs/sums_study/report
 
@@ -91,7 +91,9 @@ def read_policies(runs: Path) -> list[Policy]:
         for name, row in part(read_object(path), str(path), "policies").items():
             found.append(policy_of(place, name, row, str(path)))
     if not found:
-        raise InputError(f"--runs {runs}: no SEED below it holds an evaluation: `make sums-study` makes them.")
+        raise InputError(
+            f"--runs {runs}: no SEED below it holds an evaluation: `python -m experiments sums` makes them."
+        )
     return found
 
 

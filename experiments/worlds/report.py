@@ -1,4 +1,4 @@
-"""The tables and pictures of `make worlds`, from its CSV alone: twenty worlds, three budgets, PPO taken apart.
+"""Tables and pictures of `experiments worlds`, from its CSV alone: twenty worlds, three budgets, PPO taken apart.
 
     python -m experiments.worlds.report
 

@@ -134,5 +134,5 @@ def test_each_panel_shows_its_metric_of_the_healthy_and_of_the_sick_run(tmp_path
 
 def test_a_run_that_the_doctor_has_not_trained_is_named(demo, tmp_path):
     write_metrics(demo / "ppo", "objective/kl", [0.0])
-    with pytest.raises(InputError, match=f"{PANELS[0].bug}/ppo holds no metrics.jsonl: run `make doctor` first"):
+    with pytest.raises(InputError, match=f"{PANELS[0].bug}/ppo holds no metrics.jsonl: run `python -m tools"):
         side_by_side(demo, tmp_path / "doctor")

@@ -25,8 +25,9 @@ from experiments.compare.report import (
     token_figure,
     with_costs,
 )
+from experiments.compare.runs import Compare
 from nanorlhf.errors import InputError
-from tools.page_commands import commands_of, settings_of
+from tools.page_commands import runs_of, settings_of
 
 BATCH = 8
 
@@ -247,7 +248,7 @@ def test_a_mean_of_nothing_is_a_dash() -> None:
 
 def test_bad_input_is_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(InputError, match="no SEED below it holds an evaluation: `make compare` makes them"):
+    with pytest.raises(InputError, match="holds an evaluation: `python -m experiments compare` makes them"):
         main(Args(runs=tmp_path / "none", out=out))
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no SEED below it holds an evaluation"):
@@ -278,7 +279,7 @@ def test_orpo_and_simpo_hold_the_policy_alone(loss, number):
 
 # ------------------------------------------------------------------------------------ the runs of the study
 def test_all_algorithms_share_the_grid_and_the_budget_and_the_grid_has_a_seed_of_its_own() -> None:
-    commands = commands_of("compare")
+    commands = runs_of(Compare())
     settings = [(str(command), settings_of(command)) for command in commands if command.program.endswith(".py")]
     rollouts = [args for text, args in settings if "train_ppo.py" in text or "train_grpo.py" in text]
     epochs: dict[str, set[int]] = {}

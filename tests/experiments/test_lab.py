@@ -14,7 +14,7 @@ from experiments.lab.report import Args, dial_figure, main, read_settings, table
 from experiments.lab.runs import BASE, Lab, labels
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, deciders
-from tools.page_commands import Command, commands_of, settings_of
+from tools.page_commands import Command, runs_of, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -219,7 +219,7 @@ def test_an_evaluation_that_lacks_something_is_named_and_nothing_is_written(runs
 
 
 def test_a_directory_without_evaluations_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds an evaluation: `make lab` makes them"):
+    with pytest.raises(InputError, match="holds an evaluation: `python -m experiments lab` makes them"):
         main(Args(runs=tmp_path / "none", out=tmp_path / "out"))
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="holds an evaluation"):
@@ -239,7 +239,7 @@ def test_what_the_experiment_calls_the_base_is_the_default_of_each_dial() -> Non
 
 
 def test_the_laboratory_trains_an_ensemble_of_three_reward_models_with_seeds_of_their_own() -> None:
-    commands = commands_of("lab")
+    commands = runs_of(Lab())
     [ppo] = [command for command in commands if "--reward-weights" in command.words]
     members = settings_of(ppo).reward_model
     assert len(set(members)) == 3 and settings_of(ppo).reward_weights == "uncertainty"

@@ -1,4 +1,4 @@
-"""The tables and pictures of `make sums-study`, from runs written by hand, and the runs of the study."""
+"""The tables and pictures of the study, from runs written by hand; and its runs."""
 
 import csv
 import json
