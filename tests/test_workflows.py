@@ -80,7 +80,7 @@ def test_ci_runs_what_was_tested_or_the_newest(newest, tmp_path) -> None:
         ["bash", tmp_path / ".ci" / "run"], env=environment, capture_output=True, text=True, check=True
     )
     lines = done.stdout.splitlines()
-    constraints = "[] []" if newest else "[constraints.txt] [constraints.txt]"
+    constraints = "[] []" if newest else "[.ci/constraints.txt] [.ci/constraints.txt]"
     assert all(line.endswith(constraints) for line in lines)
     assert lines[0].startswith("make .venv") and lines[-1].startswith("make test") and len(lines) == 6
 
@@ -90,7 +90,7 @@ def test_a_run_of_the_tests_ends_with_what_failed_and_what_was_skipped_and_why(p
 
 
 # --------------------------------------------------------------------------------------------------------- containers
-STAGES = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.M)[1:]
+STAGES = re.split(r"^FROM ", (ROOT / ".devcontainer" / "Dockerfile").read_text(), flags=re.M)[1:]
 
 
 def test_the_image_is_built_by_the_readmes_two_commands() -> None:
@@ -105,10 +105,12 @@ def test_the_image_that_grades_runs_the_courses_command_on_what_is_mounted() -> 
     """Its entry point with the words that the course's page appends; without root, a network or files to write to."""
     _, stage, _ = STAGES
     assert stage.startswith("tools AS grade\n") and re.search(r"^USER [1-9]\d*$", stage, re.M)
-    [build] = re.findall(r"^RUN UV_CONSTRAINT=constraints.txt UV_COMPILE_BYTECODE=1 make (.+)$", stage, re.M)
+    [build] = re.findall(r"^RUN UV_CONSTRAINT=.ci/constraints.txt UV_COMPILE_BYTECODE=1 make (.+)$", stage, re.M)
     assert build in TARGETS
     [block] = re.findall(
-        r"```text\n(docker build --target grade .*?)```", (ROOT / "course" / "README.md").read_text(), re.S
+        r"```text\n(docker build --file .devcontainer/Dockerfile --target grade .*?)```",
+        (ROOT / "course" / "README.md").read_text(),
+        re.S,
     )
     *_, line = block.replace("\\\n", "").splitlines()
     words = shlex.split(line)
@@ -133,13 +135,13 @@ def test_the_development_container_is_the_images_first_stage() -> None:
 def test_no_package_registry_is_named() -> None:
     """Whoever installs says where from: in pip's and uv's own settings."""
     hosts = re.compile(r"pypi\.org|pythonhosted|download\.pytorch\.org|index-url|find-links|ghcr\.io|docker\.io")
-    files = [*WORKFLOWS, *(ROOT / name for name in ("Dockerfile", "Makefile", "pyproject.toml", "constraints.txt"))]
-    assert not [path.name for path in (*files, ROOT / ".ci" / "run") if hosts.search(path.read_text())]
+    names = (".devcontainer/Dockerfile", "Makefile", "pyproject.toml", ".ci/constraints.txt", ".ci/run")
+    assert not [path.name for path in (*WORKFLOWS, *(ROOT / name for name in names)) if hosts.search(path.read_text())]
 
 
 # ------------------------------------------------------------------------------------------------------ what was tested
 def test_every_package_that_the_suite_asks_for_has_a_tested_version_that_it_allows() -> None:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    lines = (ROOT / ".ci" / "constraints.txt").read_text().splitlines()
     tested = dict(line.split("==") for line in lines if not line.startswith("#"))
     assert list(tested) == sorted(tested) and not [name for name in tested if name != canonicalize_name(name)]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

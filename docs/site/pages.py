@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -24,11 +24,11 @@ from nanorlhf.report.details_index import with_lines
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "course/*.md", "docs/*.md", "docs/slides/*.md")
-PAGES += ("kernels/README.md", "experiments/README.md", "experiments/*/README.md")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "course/*.md", "docs/*.md", "docs/slides/*.md")
+PAGES += ("kernels/README.md", "experiments/README.md", "experiments/*/README.md", ".github/SECURITY.md")
 STATIC = (
-    "Dockerfile",
-    "constraints.txt",
+    ".devcontainer/Dockerfile",
+    ".ci/constraints.txt",
     "docs/*.png",
     "docs/*/*.png",
     "docs/*/*.svg",
@@ -82,7 +82,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.remove(file)
     for pattern in (*PAGES, *STATIC):
         for path in sorted(ROOT.glob(pattern)):
-            files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+            file = File.generated(
+                config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED
+            )
+            file.dest_uri = file.dest_uri.removeprefix(".")  # a server may keep back what is hidden
+            files.append(file)
     demo = microscope.page_of(microscope.page_data(ROOT / MICROSCOPE))  # its lines of code have the numbers of now
     files.append(File.generated(config, MICROSCOPE, content=demo))
     for name, path in OF_SITE.items():
