@@ -13,13 +13,14 @@ from nanorlhf.errors import InputError
 ROOT = Path(__file__).resolve().parent.parent
 # what students write, as against what judges them
 CODE = (
-    *("data", "kernels", "nanorlhf", "bench.py", "eval.py", "nano.py"),
+    *("data", "kernels", "nanorlhf", "eval.py", "nano.py"),
     *("train_dpo.py", "train_grpo.py", "train_ppo.py", "train_rlcf.py", "train_rm.py", "train_sft.py"),
 )
 OTHERS = (
     ".ci",
     ".github",
     ".devcontainer",
+    "bench",
     "course",
     "docs",
     "experiments",

@@ -16,27 +16,29 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import bench
+from bench import __main__ as program
+from bench import compilers, generation, limit, settings, stopwatch, updates
 from kernels.processor import has_int8_products
+from nanorlhf import launch
 from nanorlhf.errors import InputError
+from nanorlhf.model import KVCache
 from tests.conftest import ROOT
-from tools import limit
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def moment(monkeypatch):
-    monkeypatch.setitem(bench.SHAPES, "tiny", bench.Shape(1, 16, 2, 40, 8, 5, 4))
-    monkeypatch.setattr(bench.launch, "keep_freed_memory", lambda: None)
+    monkeypatch.setitem(settings.SHAPES, "tiny", settings.Shape(1, 16, 2, 40, 8, 5, 4))
+    monkeypatch.setattr(launch, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(limit, "product_rate", lambda device, dtype: 1e12)
     monkeypatch.setattr(limit, "read_rate", lambda device, num_bytes: 1e10)
-    return bench.Args(device="cpu", rounds=1, parts=("generate", "logprobs", "gae"))
+    return settings.Args(device="cpu", rounds=1, parts=("generate", "logprobs", "gae"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_part_gives_rows_with_ours_first(moment, tmp_path, capsys, dtype):
-    bench.main(replace(moment, json=tmp_path / "speed.json", dtype=dtype))
+    program.main(replace(moment, json=tmp_path / "speed.json", dtype=dtype))
     written = json.loads((tmp_path / "speed.json").read_text())
     rows, attention = written["rows"], written["attention"]
     assert len(attention) == 2 and set(attention) <= {"math", "flash_attention", "efficient_attention"}
@@ -53,18 +55,19 @@ def test_every_part_gives_rows_with_ours_first(moment, tmp_path, capsys, dtype):
     assert re.search("ours +[0-9.]+ +1.00 +[0-9.]+ +[0-9]+%  [0-9,]+ tokens/s\n", printed)
 
 
-def hangs(args: bench.Args, directory: Path) -> None:
+def hangs(args: settings.Args, directory: Path) -> None:
     """Stands for a way to measure: says which process it is, and takes for ever."""
     Path(directory.parent, "worker").write_text(str(os.getpid()))
     time.sleep(600)
 
 
 BENCH_THAT_HANGS = """
-import bench, os, sys, tempfile
+import torch
+from bench import settings, updates
 from tests.test_bench import hangs
 if __name__ == "__main__":
-    bench.SHAPES["tiny"], bench.ppo_of_ours = bench.Shape(1, 16, 2, 40, 8, 5, 4), hangs
-    bench.bench_ppo(bench.Args(device="cpu", rounds=1), bench.SHAPES["tiny"], bench.torch.device("cpu"))
+    settings.SHAPES["tiny"], updates.ppo_of_ours = settings.Shape(1, 16, 2, 40, 8, 5, 4), hangs
+    updates.bench_ppo(settings.Args(device="cpu", rounds=1), settings.SHAPES["tiny"], torch.device("cpu"))
 """
 
 
@@ -86,21 +89,21 @@ def test_no_process_outlives_a_benchmark_that_is_killed(tmp_path):
 
 
 def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
-    bench.make_run(bench.SHAPES["tiny"], tmp_path, torch.device("cpu"))
-    rounded = functools.partial(bench.ppo_of_ours, rollout_dtype="bfloat16")
-    for way in (bench.ppo_of_ours, bench.ppo_of_plain_pytorch, rounded):
+    settings.make_run(settings.SHAPES["tiny"], tmp_path, torch.device("cpu"))
+    rounded = functools.partial(updates.ppo_of_ours, rollout_dtype="bfloat16")
+    for way in (updates.ppo_of_ours, updates.ppo_of_plain_pytorch, rounded):
         seconds, peak = way(moment, tmp_path)
         assert seconds > 0 and peak > 0
-    lengths = [len(query) for query in bench.random_queries(bench.SHAPES["tiny"])]
+    lengths = [len(query) for query in settings.random_queries(settings.SHAPES["tiny"])]
     assert max(lengths) == 8 and min(lengths) >= 4
 
 
 def test_an_iteration_in_bfloat16_is_held_to_the_bytes_of_bfloat16(moment, monkeypatch):
-    monkeypatch.setattr(bench, "in_processes", lambda ways, *arguments: dict.fromkeys(ways, (2.0, 10)))
+    monkeypatch.setattr(updates, "in_processes", lambda ways, *arguments: dict.fromkeys(ways, (2.0, 10)))
     monkeypatch.setattr(limit, "product_rate", lambda device, dtype: float("inf"))
-    shape, seconds = bench.SHAPES["tiny"], {}
+    shape, seconds = settings.SHAPES["tiny"], {}
     for dtype in ("float32", "bfloat16"):
-        rows = bench.bench_ppo(replace(moment, dtype=dtype), shape, torch.device("cpu"))
+        rows = updates.bench_ppo(replace(moment, dtype=dtype), shape, torch.device("cpu"))
         seconds[dtype] = rows[0]["limit_seconds"]
     sampling = limit.generation(shape.config, shape.query_lengths, shape.response_length, 4)
     difference = sum(size for _, size in sampling.steps) / 2 / 1e10  # bytes per second; AdamW's are the same
@@ -130,22 +133,22 @@ def test_trl_multiplies_in_the_dtype_of_ours_on_a_gpu(moment, tmp_path, monkeypa
     for name in ("trl", "trl.experimental", "trl.experimental.ppo"):
         monkeypatch.setitem(sys.modules, name, trl)
     monkeypatch.setattr(transformers.GPTNeoXForSequenceClassification, "__init__", lambda model, config: None)
-    bench.make_run(bench.SHAPES["tiny"], tmp_path, torch.device("cpu"))
-    bench.trl_updates(replace(moment, device=device, dtype=dtype), tmp_path, [], processes=1)
+    settings.make_run(settings.SHAPES["tiny"], tmp_path, torch.device("cpu"))
+    updates.trl_updates(replace(moment, device=device, dtype=dtype), tmp_path, [], processes=1)
     assert precisions == [precision, precision]
 
 
 @pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
 def test_both_ways_of_a_supervised_step_run_on_the_same_rows(moment, tmp_path, stage):
-    bench.make_run(bench.SHAPES["tiny"], tmp_path, torch.device("cpu"))
-    for way in (bench.stage_of_ours, bench.stage_of_plain_pytorch):
+    settings.make_run(settings.SHAPES["tiny"], tmp_path, torch.device("cpu"))
+    for way in (updates.stage_of_ours, updates.stage_of_plain_pytorch):
         seconds, peak = way(moment, tmp_path, stage)
         assert seconds > 0 and peak > 0
 
 
 def test_supervised_steps_are_three_stages_with_their_limits(moment, monkeypatch):
-    monkeypatch.setattr(bench, "in_processes", lambda ways, *arguments: dict.fromkeys(ways, (2.0, 10)))
-    rows = bench.bench_supervised(moment, bench.SHAPES["tiny"], torch.device("cpu"))
+    monkeypatch.setattr(updates, "in_processes", lambda ways, *arguments: dict.fromkeys(ways, (2.0, 10)))
+    rows = updates.bench_supervised(moment, settings.SHAPES["tiny"], torch.device("cpu"))
     names = [(row["what"], row["way"]) for row in rows]
     assert names == [(f"{stage} step", way) for stage in ("SFT", "RM", "DPO") for way in ("ours", "plain PyTorch")]
     assert rows[0]["limit_seconds"] == rows[1]["limit_seconds"] < rows[4]["limit_seconds"]  # DPO has two models
@@ -153,40 +156,40 @@ def test_supervised_steps_are_three_stages_with_their_limits(moment, monkeypatch
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
 def test_persistent_compilers_are_timed_beside_one_process_per_program(moment, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "NUM_PROGRAMS", 3)
-    monkeypatch.setattr(bench, "NUM_PROCESSES", 1)
-    bench.main(replace(moment, parts=("compile",), json=tmp_path / "speed.json"))
+    monkeypatch.setattr(compilers, "NUM_PROGRAMS", 3)
+    monkeypatch.setattr(compilers, "NUM_PROCESSES", 1)
+    program.main(replace(moment, parts=("compile",), json=tmp_path / "speed.json"))
     rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
     assert [(row["what"], row["way"].split(",")[0]) for row in rows] == [
         ("compile Java", "ours"), ("compile Java", "javac"), ("compile Python", "ours"), ("compile Python", "pyflakes"),
     ]  # fmt: skip
     for row in rows:
         assert row["programs_per_second"] * row["seconds"] == pytest.approx(1) and row["peak_bytes"] > 5_000_000
-    assert len({bench.java_program(number) for number in range(300)}) == 300
+    assert len({compilers.java_program(number) for number in range(300)}) == 300
     assert re.search(r"javac, one process per program .* programs/s\n", capsys.readouterr().out)
 
 
 def test_without_a_jdk_compile_is_skipped_unless_named(moment, monkeypatch, capsys):
     for name in ("generate", "logprobs", "gae", "supervised", "ppo"):
-        monkeypatch.setattr(bench, f"bench_{name}", lambda *arguments: [])
-    monkeypatch.setattr(bench.shutil, "which", lambda name: None)
-    bench.main(replace(moment, parts=bench.Args().parts))
+        monkeypatch.setattr(program, f"bench_{name}", lambda *arguments: [])
+    monkeypatch.setattr(program.shutil, "which", lambda name: None)
+    program.main(replace(moment, parts=settings.Args().parts))
     assert "compile is skipped: there is no javac" in capsys.readouterr().out
     with pytest.raises(InputError, match="--parts compile: there is no javac"):
-        bench.main(replace(moment, parts=("compile",)))
+        program.main(replace(moment, parts=("compile",)))
 
 
 def test_quick_measures_tiny_and_a_few_tokens_of_small_once(moment, monkeypatch):
     calls = []
     for name in ("generate", "logprobs", "gae", "supervised", "ppo", "compile"):
         record = lambda args, shape, device, name=name: calls.append((name, args.rounds, shape)) or []  # noqa: E731
-        monkeypatch.setattr(bench, f"bench_{name}", record)
-    bench.main(bench.Args(device="cpu", quick=True))
-    tiny, small = bench.SHAPES["tiny"], replace(bench.SHAPES["small"], response_length=16)
+        monkeypatch.setattr(program, f"bench_{name}", record)
+    program.main(settings.Args(device="cpu", quick=True))
+    tiny, small = settings.SHAPES["tiny"], replace(settings.SHAPES["small"], response_length=16)
     parts = [(name, 1, tiny) for name in ("generate", "logprobs", "gae", "ppo")]
     assert calls == [*parts, ("generate", 1, small)]
     with pytest.raises(InputError, match="--quick chooses --shape"):
-        bench.main(bench.Args(device="cpu", quick=True, rounds=3))
+        program.main(settings.Args(device="cpu", quick=True, rounds=3))
 
 
 def test_the_peak_is_what_is_held_at_once():
@@ -195,20 +198,20 @@ def test_the_peak_is_what_is_held_at_once():
             first, second = torch.empty(250_000), torch.empty(250_000)
             del first, second
 
-    assert bench.peak_bytes(two_at_once, torch.device("cpu")) == 2_000_000
+    assert stopwatch.peak_bytes(two_at_once, torch.device("cpu")) == 2_000_000
 
 
 def test_a_process_on_the_cpu_has_its_resident_peak_also_beside_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5)
-    assert bench.peak_of_process("cuda") == 5 and bench.peak_of_process("cpu") > 10**7
+    assert stopwatch.peak_of_process("cuda") == 5 and stopwatch.peak_of_process("cpu") > 10**7
 
 
 def test_a_growing_cache_gives_what_the_static_one_gives(tiny_gpt, monkeypatch):
     ids = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(5) >= torch.tensor([[0], [2]])
     results = []
-    for kind, whole in ((bench.GrowingCache, False), (bench.GrowingCache, True), (bench.KVCache, False)):
+    for kind, whole in ((generation.GrowingCache, False), (generation.GrowingCache, True), (KVCache, False)):
         monkeypatch.setattr("nanorlhf.model.replays", lambda device, whole=whole: whole)  # True, as on a GPU
         cache = kind(tiny_gpt.config, mask, 4, torch.float32)
         with torch.no_grad():
@@ -233,4 +236,4 @@ def test_what_cannot_be_measured_is_refused_first(moment, change, words):
     if "device" in change and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(InputError, match=words):
-        bench.main(replace(moment, **change))
+        program.main(replace(moment, **change))

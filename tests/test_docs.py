@@ -78,7 +78,7 @@ def test_every_setting_that_is_text_or_a_path_is_known_to_the_checker() -> None:
     known = READ | READ_PAIRS | READ_FUNCTIONS | WRITTEN | DATA | NO_PATHS
     for page in ALL.values():
         for command in page.commands:
-            if command.program.endswith(".py") or "." in command.program or command.program == "course":
+            if command.program.endswith(".py") or "." in command.program or command.program in ("course", "bench"):
                 args = settings_of(command)
                 names = set(path_fields(type(args))) if args is not None else set()
                 assert command.program in ("tools.soak", "tools.fuzz") or names <= known, (
@@ -150,7 +150,7 @@ ELSEWHERE = {
     "experiments.learning_curve.report": "tests/experiments/test_learning_curve.py",
     "nanorlhf.training.train_linear": "tests/training/test_train_linear.py",
     "tools.parity": "tests/test_parity.py",
-    "bench.py": "tests/test_bench.py",
+    "bench": "tests/test_bench.py",
     "train_ppo.py --plan": "tests/training/test_memory_plan.py",
     "train_grpo.py --plan": "tests/training/test_memory_plan.py",
     "train_rlcf.py --plan": "tests/training/test_memory_plan.py",
@@ -335,7 +335,7 @@ def test_the_stages_of_rlcf_find_each_other_without_flags() -> None:
     assert not problems_of(text + "".join(f"`python {stage} --dtype bfloat16`\n" for stage in stages))
     limits = {}  # of what writes or reads a directory
     for command in read_page("rlcf.md", text).commands:
-        if command.program not in ("make", "bench.py"):
+        if command.program not in ("make", "bench"):
             args = settings_of(command)
             place = args.out if command.program.startswith("data.") else args.data
             lengths = args.max_query_length, getattr(args, "max_response_length", None)

@@ -9,19 +9,18 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-import bench
+from bench import limit, settings, stopwatch, updates
+from bench.limit import Read, Work
 from nanorlhf.model import GPT
-from tools import limit
-from tools.limit import Read, Work
 
-SHAPE = bench.Shape(2, 16, 2, 40, 8, 5, 4)
+SHAPE = settings.Shape(2, 16, 2, 40, 8, 5, 4)
 GATED = dict(n_kv_head=1, gated_mlp=True, d_mlp=24, architecture="llama", rotary_dim=8, norm="rms", mlp_bias=False)
 
 
 def products(way) -> int:
     """The operations of the products in a call, as PyTorch counts them: attention to later tokens included."""
     # PyTorch does not count what is within the CPU's fused attention
-    with bench.plain_products(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with stopwatch.plain_products(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         way()
     return counter.get_total_flops()
 
@@ -58,7 +57,7 @@ def test_pairs_are_those_of_causal_attention():
 
 def test_parameters_and_decode_steps_are_the_models():
     for name in ("tiny", "124m"):
-        config = replace(bench.SHAPES[name].config, n_layer=2, vocab_size=300)
+        config = replace(settings.SHAPES[name].config, n_layer=2, vocab_size=300)
         model = GPT(config)
         matrices = sum(p.numel() for n, p in model.named_parameters() if p.dim() == 2 and "position" not in n)
         assert limit.num_parameters(config) == matrices
@@ -93,19 +92,19 @@ def test_a_decode_step_reads_weights_and_cache_in_the_dtype_of_the_run(changes, 
 @pytest.mark.parametrize(
     ("way", "work"),
     [
-        (partial(bench.stage_of_plain_pytorch, stage="sft"), limit.sft_step),
-        (partial(bench.stage_of_plain_pytorch, stage="rm"), limit.rm_step),
-        (partial(bench.stage_of_plain_pytorch, stage="dpo"), limit.dpo_step),
-        (bench.ppo_of_plain_pytorch, lambda config, rows: limit.ppo_iteration(config, [q for q, _ in rows], 5, 4, 4)),
+        (partial(updates.stage_of_plain_pytorch, stage="sft"), limit.sft_step),
+        (partial(updates.stage_of_plain_pytorch, stage="rm"), limit.rm_step),
+        (partial(updates.stage_of_plain_pytorch, stage="dpo"), limit.dpo_step),
+        (updates.ppo_of_plain_pytorch, lambda config, rows: limit.ppo_iteration(config, [q for q, _ in rows], 5, 4, 4)),
     ],
     ids=["sft", "rm", "dpo", "ppo"],
 )
 def test_a_straightforward_program_multiplies_more_than_the_limit(way, work, tmp_path, monkeypatch):
-    monkeypatch.setitem(bench.SHAPES, "tiny", SHAPE)
-    bench.make_run(SHAPE, tmp_path, torch.device("cpu"))
+    monkeypatch.setitem(settings.SHAPES, "tiny", SHAPE)
+    settings.make_run(SHAPE, tmp_path, torch.device("cpu"))
     needed = work(SHAPE.config, [(length, SHAPE.response_length) for length in SHAPE.query_lengths])
     flops = needed.flops + sum(flops for flops, _ in needed.steps)
-    counted = products(lambda: way(bench.Args(device="cpu"), tmp_path)) / 2  # of two steps
+    counted = products(lambda: way(settings.Args(device="cpu"), tmp_path)) / 2  # of two steps
     assert flops < counted < 3 * flops
 
 

@@ -23,8 +23,7 @@ from nanorlhf import __version__
 from nanorlhf.__main__ import ALIASES, main, module_of, programs
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = [name for name in CODE if name != "bench.py"]
-NOT_SHIPPED = {Path("kernels/README.md"), Path("kernels/compiled.csv"), Path("kernels/measured.csv")}
+NOT_CODE = {Path("kernels/README.md"), Path("kernels/compiled.csv"), Path("kernels/measured.csv")}
 
 
 def build(kind: str, tree: Path) -> Path:
@@ -58,12 +57,12 @@ def place(path: Path) -> str:
 
 def test_a_wheel_has_one_top_level_package_with_every_file_of_the_product(wheel) -> None:
     assert {name.partition("/")[0] for name in wheel} == {"nanorlhf", f"nanorlhf-{__version__}.dist-info"}
-    shipped = {place(path) for path in set(files_of(ROOT, SHIPPED)) - NOT_SHIPPED}
+    shipped = {place(path) for path in set(files_of(ROOT, CODE)) - NOT_CODE}
     assert {name for name in wheel if name.startswith("nanorlhf/")} == shipped
 
 
 def test_only_the_imports_of_kernels_and_data_differ_from_the_tree(wheel) -> None:
-    for path in files_of(ROOT, SHIPPED):
+    for path in files_of(ROOT, CODE):
         if path.suffix == ".py":
             text = re.sub(r"from nanorlhf\.(kernels|data)\b", r"from \1", wheel[place(path)])
             assert text == (ROOT / path).read_text(), path

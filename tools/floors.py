@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = ("tests", "tools", "course", "experiments", "nanorlhf", "data", "kernels")
+FOLDERS = ("tests", "bench", "tools", "course", "experiments", "nanorlhf", "data", "kernels")
 # a room imports from its own row and from those below it
 FLOORS = (
     {"tools"},

@@ -56,7 +56,7 @@ def tests(name: str, limit: float, *words: str) -> Part:
 
 
 def bench(name: str, limit: float, *flags: str) -> Part:
-    command = (sys.executable, "bench.py", "--device", "cuda", "--dtype", "bfloat16", "--json", "{json}", *flags)
+    command = (sys.executable, "-m", "bench", "--device", "cuda", "--dtype", "bfloat16", "--json", "{json}", *flags)
     return Part(name, command, limit)
 
 

@@ -18,7 +18,7 @@ from tools import floors
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("nanorlhf", "kernels", "data")
-OUTSIDE = ("tests", "tools", "course", "experiments", "docs", "nanorlhf/sandbox")
+OUTSIDE = ("tests", "tools", "bench", "pipelines", "course", "experiments", "docs", "nanorlhf/sandbox")
 """rooms that are not the library"""
 WIDTH = 100
 """columns of a line in a script, the core or a kernel"""

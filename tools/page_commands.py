@@ -195,7 +195,8 @@ def settings_of(command: Command) -> Any:
         name = name.removesuffix(".py")
     elif importlib.util.find_spec(name.partition(".")[0]) is None or importlib.util.find_spec(name) is None:
         raise Wrong(f"there is no module {name}")
-    module = importlib.import_module(f"{name}.__main__" if name in (*OF_COMMANDS, "experiments") else name)
+    has_main = (ROOT / name.replace(".", "/") / "__main__.py").is_file()
+    module = importlib.import_module(f"{name}.__main__" if has_main else name)
     if not hasattr(module, "RECIPES") and not hasattr(module, "Args"):
         check_by_argparse(module, command)
         return None

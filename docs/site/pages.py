@@ -44,8 +44,8 @@ STATIC = (
 )
 MICROSCOPE = "docs/microscope/demo.html"
 SCRIPTS = ("nano.py", "train_sft.py", "train_rm.py", "train_ppo.py", "train_grpo.py", "train_dpo.py", "train_rlcf.py")
-SCRIPTS += ("eval.py", "bench.py")
-PACKAGES = ("nanorlhf", "kernels", "data", "experiments", "course", "tools")
+SCRIPTS += ("eval.py",)
+PACKAGES = ("nanorlhf", "kernels", "data", "bench", "experiments", "course", "tools")
 HIDDEN = ROOT / "course" / "bugs.py"  # what `course reveal` tells
 HOME = "docs/site/home.md"
 OF_SITE = {

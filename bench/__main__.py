@@ -1,0 +1,104 @@
+"""Speed and memory of generation, log-probabilities, GAE, training steps and static checks, beside alternatives.
+
+    python -m bench                                   # all parts on shape tiny, beside plain PyTorch
+    python -m bench --shape small --parts ppo --peers # also transformers' generate and TRL's PPO trainer
+    python -m bench --shape 124m --json speed.json
+    python -m bench --parts compile                   # needs a JDK
+    python -m bench --quick                           # tiny, and 16 tokens of small, once: two minutes
+
+Each part alternates between the implementations round by round and reports medians; a ratio is an alternative's time
+divided by ours, and "of the limit" the least time that the arithmetic takes here (bench/limit.py) divided by what a way
+took. Weights are random. Peak memory is that of the allocator beyond what was held before (linear_logprobs:
+also beyond the two gradients; PPO on a CPU and compilers: the peak resident size of the process).
+
+`--peers` needs `pip install -e .[bench]`: TRL 1.12.0, the last release with a PPO trainer.
+"""
+
+import importlib.util
+import shutil
+from dataclasses import replace
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from bench.compilers import bench_compile
+from bench.generation import bench_generate
+from bench.operations import bench_gae, bench_logprobs
+from bench.settings import SHAPES, Args, Shape
+from bench.updates import bench_ppo, bench_supervised
+from nanorlhf import launch
+from nanorlhf.cli import run_module
+from nanorlhf.errors import InputError
+from nanorlhf.files import to_json
+
+
+def attention_backend(shape: Shape, device: torch.device, dtype: torch.dtype, biased: bool) -> str:
+    """What PyTorch's attention runs on, for a training pass of this shape: flash_attention, efficient_attention, ..."""
+    config, L = shape.config, shape.query_length + shape.response_length
+    q = torch.empty(1, config.n_head, L, config.head_width, device=device, dtype=dtype, requires_grad=True)
+    bias = torch.zeros(1, 1, L, L, device=device, dtype=dtype) if biased else None
+    return SDPBackend(torch._fused_sdp_choice(q, q, q, bias, is_causal=not biased)).name.lower()
+
+
+def print_table(rows: list[dict]) -> None:
+    print(f"{'way':42} {'ms':>10} {'x ours':>7} {'peak MB':>9} {'of the limit':>12}")
+    for first, row in zip([None, *rows], rows, strict=False):
+        title = f"{row['what']}, {row['size']}"
+        if first is None or title != f"{first['what']}, {first['size']}":
+            print(title)
+        extra = [
+            f"{rate:,.{0 if rate > 10 else 1}f} {unit}/s"
+            for unit in ("tokens", "programs")
+            if (rate := row.get(f"{unit}_per_second")) is not None
+        ]
+        if "packing_seconds" in row:
+            extra.append(f"{1e3 * row['packing_seconds']:,.1f} ms of it rounding and packing weights")
+        share = f"{row['limit_seconds'] / row['seconds']:.0%}" if "limit_seconds" in row else "-"
+        numbers = f"{1e3 * row['seconds']:10.2f} {row['ratio']:7.2f} {row['peak_bytes'] / 1e6:9.1f} {share:>12}"
+        print(f"    {row['way']:38} {numbers}  {', '.join(extra)}")
+
+
+def main(args: Args) -> None:
+    if args.quick and (args.shape, args.parts, args.rounds) != (Args.shape, Args.parts, Args.rounds):
+        raise InputError("--quick chooses --shape, --parts and --rounds: leave them out.")
+    if args.rounds < 1:
+        raise InputError(f"--rounds {args.rounds}: it must be at least 1.")
+    if args.peers and importlib.util.find_spec("trl") is None:
+        raise InputError("--peers: trl is not installed: pip install -e .[bench], or omit the flag.")
+    if args.peers and SHAPES[args.shape].gpt2 and "ppo" in args.parts:
+        raise InputError("--peers: TRL is measured on a GPT-NeoX: choose another --shape or omit ppo from --parts.")
+    if args.json is not None and not args.json.parent.is_dir():
+        raise InputError(f"--json {args.json}: its directory does not exist: create it first.")
+    if "compile" in args.parts and shutil.which("javac") is None:
+        if args.parts != Args().parts:
+            raise InputError("--parts compile: there is no javac: install a JDK 17 or later, or name other parts.")
+        print("compile is skipped: there is no javac; install a JDK 17 or later to measure it")
+        args = replace(args, parts=tuple(part for part in args.parts if part != "compile"))
+    device = launch.setup(args.device)
+    args = replace(args, device=device.type)
+    parts = {
+        "generate": bench_generate, "logprobs": bench_logprobs, "gae": bench_gae, "supervised": bench_supervised,
+        "ppo": bench_ppo, "compile": bench_compile,
+    }  # fmt: skip
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    if args.quick:
+        args = replace(args, rounds=1, parts=("generate", "logprobs", "gae", "ppo"))
+    print(f"torch {torch.__version__}, {where}, shape {args.shape}, medians of {args.rounds} rounds")
+    measured = [(part, SHAPES[args.shape]) for part in args.parts]
+    if args.quick:
+        measured.append(("generate", replace(SHAPES["small"], response_length=16)))
+    dtype = getattr(torch, args.dtype)
+    alone, padded = (attention_backend(SHAPES[args.shape], device, dtype, biased) for biased in (False, True))
+    print(f"attention: {alone} where padding is at the right only, on a GPU; {padded} elsewhere")
+    rows = []
+    for part, shape in measured:
+        torch.manual_seed(0)
+        rows += parts[part](args, shape, device)
+    print_table(rows)
+    if args.json is not None:
+        found = {"torch": torch.__version__, "where": where, "attention": [alone, padded], "rows": rows}
+        args.json.write_text(to_json(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

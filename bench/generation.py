@@ -1,0 +1,107 @@
+"""Tokens per second, beside a plain loop and transformers."""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bench import limit
+from bench.settings import Args, Shape, random_queries, tokenizer_of
+from bench.stopwatch import compare, plain_products, table_rows, with_limit
+from kernels.processor import has_int8_products
+from nanorlhf.checkpoint import save
+from nanorlhf.generate import for_sampling, generate
+from nanorlhf.model import GPT, KVCache
+from nanorlhf.padding import left_pad
+
+
+def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """Tokens per second: `response_length` tokens per query, no EOS, temperature 0.7."""
+    T = shape.response_length
+    with device:  # a CPU would take minutes to draw billions of weights
+        model = GPT(shape.config)
+    query, pad_id = left_pad(random_queries(shape), shape.vocab_size - 1).to(device), shape.vocab_size - 1  # (B, Q)
+    query_mask = query != pad_id
+    dtype = getattr(torch, args.dtype)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+
+    def ours(rollout_dtype: str) -> Callable[[], None]:
+        """With the weights prepared as at the beginning of a rollout, which counts."""
+        name = args.dtype if rollout_dtype == "same" else rollout_dtype
+        on = torch.autocast(device.type, torch.bfloat16, enabled=name == "bfloat16")
+
+        def way() -> None:
+            with on, torch.no_grad():
+                generate(for_sampling(model, rollout_dtype), query, query_mask, T, 0.7, eos_id=None, pad_id=pad_id)
+
+        return way
+
+    @torch.no_grad()
+    def plain() -> None:
+        """A cache that grows by concatenation, F.softmax and torch.multinomial."""
+        with plain_products(), autocast:
+            cache = GrowingCache(shape.config, query_mask, T, dtype)
+            hidden = model(query, query_mask, cache=cache)[:, -1]
+            for t in range(T):
+                probabilities = (model.logits(hidden).float() / 0.7).softmax(-1)
+                token = torch.multinomial(probabilities, 1)  # (B, 1)
+                if t + 1 < T:
+                    hidden = model(token, cache=cache)[:, -1]
+
+    ways = {"ours": ours("same"), **{f"ours, rollouts in {name}": ours(name) for name in rollout_dtypes(args, device)}}
+    ways["plain PyTorch"] = plain
+    with tempfile.TemporaryDirectory() as directory:
+        if args.peers:
+            save(model, directory, tokenizer_of(shape, Path(directory)))
+            from transformers import AutoModelForCausalLM, GenerationConfig
+
+            peer_dtype = dtype if device.type == "cuda" else torch.float32
+            peer = AutoModelForCausalLM.from_pretrained(directory, dtype=peer_dtype).to(device).eval()
+            settings = GenerationConfig(
+                max_new_tokens=T, min_new_tokens=T, do_sample=True, temperature=0.7, top_k=0, top_p=1.0,
+                pad_token_id=0, eos_token_id=None,
+            )  # fmt: skip
+            ids = query.masked_fill(~query_mask, 0)
+
+            @torch.no_grad()
+            def generate_of_transformers() -> None:
+                out = peer.generate(input_ids=ids, attention_mask=query_mask.long(), generation_config=settings)
+                assert out.shape == (len(ids), ids.size(1) + T)
+
+            ways["transformers generate"] = generate_of_transformers
+        rows = table_rows(
+            "generate", f"{shape.episodes} x ({shape.query_length} + {T}) {args.dtype}",
+            compare(ways, args.rounds, device),
+        )  # fmt: skip
+    for row in rows:
+        row["tokens_per_second"] = shape.episodes * T / row["seconds"]
+        for name in rollout_dtypes(args, device):
+            if row["way"].endswith(f"rollouts in {name}"):
+                packed = compare({"packing": partial(for_sampling, model, name)}, args.rounds, device)
+                row["packing_seconds"] = packed["packing"][0]
+    work = limit.generation(shape.config, shape.query_lengths, T, dtype.itemsize)
+    return with_limit(rows, work, device, args)
+
+
+def rollout_dtypes(args: Args, device: torch.device) -> list[str]:
+    """Those of `--sampler.dtype` that run here and are not the dtype of ours."""
+    found = ["bfloat16"] if args.dtype != "bfloat16" else []
+    return found + ["int8"] * (device.type == "cpu" and has_int8_products())
+
+
+class GrowingCache(KVCache):
+    """A cache that grows by concatenation, one tensor per layer."""
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self.fixed_shape = False  # on a GPU as well: there is nothing to attend to but the part written so far
+        self.keys, self.values = [None] * self.config.n_layer, [None] * self.config.n_layer
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if self.keys[layer] is not None:
+            key, value = torch.cat((self.keys[layer], key), dim=2), torch.cat((self.values[layer], value), dim=2)
+        self.keys[layer], self.values[layer] = key, value
+        return key, value

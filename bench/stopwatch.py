@@ -1,0 +1,102 @@
+"""Ways to do the same thing, timed in turn; the memory that each takes; rows of the table."""
+
+import gc
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bench import limit
+from bench.settings import Args
+from nanorlhf.launch import die_with_parent
+from nanorlhf.progress import Progress
+
+
+def compare(ways: dict[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, tuple[float, int]]:
+    """Alternate between the ways for `rounds` rounds, after a warm-up -> (median seconds, peak bytes) of each."""
+    peaks = {name: peak_bytes(way, device) for name, way in ways.items()}  # also the warm-up
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            synchronise(device)
+            start = time.perf_counter()
+            way()
+            synchronise(device)
+            times[name].append(time.perf_counter() - start)
+    return {name: (statistics.median(times[name]), peaks[name]) for name in ways}
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_bytes(way: Callable[[], object], device: torch.device) -> int:
+    """Peak bytes of torch's allocator during the call, beyond those held before.
+
+    On a CPU from the profiler's record of each allocation, which does not include oneDNN's own.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        way()  # compiles and autotunes
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        way()
+        return torch.cuda.max_memory_allocated() - before
+    way()  # allocates what it keeps, such as gradients
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        way()
+    events = record.profiler.kineto_results.events()
+    held = peak = 0
+    for _, size in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
+        held += size
+        peak = max(peak, held)
+    return peak
+
+
+def in_processes(
+    ways: dict[str, Callable[[Args, Path], tuple[float, int]]], args: Args, directory: Path, what: str
+) -> dict[str, tuple[float, int]]:
+    """Alternate between the ways, each call in a process of its own -> (median seconds, peak bytes) of each."""
+    times, peaks = {name: [] for name in ways}, {}
+    for _ in Progress(range(args.rounds), desc=what):
+        for name, way in ways.items():
+            spawn = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(1, mp_context=spawn, initializer=die_with_parent) as worker:
+                seconds, peaks[name] = worker.submit(way, args, directory).result()
+            times[name].append(seconds)
+    return {name: (statistics.median(times[name]), peaks[name]) for name in ways}
+
+
+def peak_of_process(device: str) -> int:
+    """Return the peak bytes of this process and of the one it forked, if any; on CUDA, of PyTorch's allocator."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return 1024 * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def plain_products():
+    """Use `torch.nn.functional.linear`'s matrix products."""
+    return mock.patch("kernels.linear.onednn_matmul", lambda: None)
+
+
+def table_rows(what: str, size: str, result: dict[str, tuple[float, int]]) -> list[dict]:
+    ours = result["ours"]
+    return [
+        {"what": what, "size": size, "way": name, "seconds": seconds, "ratio": seconds / ours[0], "peak_bytes": peak}
+        for name, (seconds, peak) in result.items()
+    ]
+
+
+def with_limit(rows: list[dict], work: limit.Work, device: torch.device, args: Args) -> list[dict]:
+    """Rows with the least seconds that the work takes in the dtype of ours; lower precision may need fewer."""
+    seconds = work.seconds(device, getattr(torch, args.dtype))
+    return [row | {"limit_seconds": seconds} for row in rows]

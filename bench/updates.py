@@ -1,0 +1,266 @@
+"""A PPO iteration and the supervised steps: the scripts themselves, plain PyTorch, and TRL's trainer."""
+
+import copy
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import train_dpo
+import train_ppo
+import train_rm
+import train_sft
+from bench import limit
+from bench.generation import rollout_dtypes
+from bench.settings import MICRO_BATCH_SIZE, NUM_EPOCHS, SHAPES, Args, Shape, make_run, random_queries
+from bench.stopwatch import in_processes, peak_of_process, plain_products, synchronise, table_rows, with_limit
+from kernels.gae import gae_loop
+from nanorlhf import distributed, launch
+from nanorlhf.checkpoint import load_gpt, load_scalar
+from nanorlhf.dataset import load_comparisons, load_demonstrations
+from nanorlhf.generate import generate
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.padding import left_pad, right_pad
+from nanorlhf.ppo import eos_masks, policy_loss, value_loss, whiten
+from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training.run import Run
+from nanorlhf.training.settings import SamplerSettings
+
+
+def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """One update of train_ppo.py itself, and of TRL's trainer on the same queries and weights: 4 epochs, 1 minibatch.
+
+    Each way runs in a process of its own, whose peak resident size is the memory; on a CPU also in two, of one thread
+    each. Of two updates the second is timed: the first also allocates the optimizer's state.
+    """
+    ways = {"ours": ppo_of_ours}
+    for name in rollout_dtypes(args, device):
+        ways[f"ours, rollouts in {name}"] = partial(ppo_of_ours, rollout_dtype=name)
+    if args.peers:
+        ways["TRL 1.12.0"] = ppo_of_trl
+    if device.type == "cpu" and sys.platform == "linux":
+        ways |= {f"{name}, 2 processes": partial(way, processes=2) for name, way in ways.items()}
+    ways["plain PyTorch"] = ppo_of_plain_pytorch
+    with tempfile.TemporaryDirectory() as directory:
+        make_run(shape, Path(directory), device)
+        result = in_processes(ways, args, Path(directory), "ppo")
+    size = f"{shape.episodes} x ({shape.query_length} + {shape.response_length}) {args.dtype}"
+    itemsize = getattr(torch, args.dtype).itemsize
+    work = limit.ppo_iteration(shape.config, shape.query_lengths, shape.response_length, NUM_EPOCHS, itemsize)
+    return with_limit(table_rows("PPO iteration", size, result), work, device, args)
+
+
+def bench_supervised(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """One optimizer step of train_sft.py, train_rm.py and train_dpo.py themselves, `episodes` rows each."""
+    rows = []
+    lengths = [(length, shape.response_length) for length in shape.query_lengths]
+    with tempfile.TemporaryDirectory() as directory:
+        make_run(shape, Path(directory), device)
+        for stage, work in (("sft", limit.sft_step), ("rm", limit.rm_step), ("dpo", limit.dpo_step)):
+            ways = {
+                "ours": partial(stage_of_ours, stage=stage),
+                "plain PyTorch": partial(stage_of_plain_pytorch, stage=stage),
+            }
+            result = in_processes(ways, args, Path(directory), stage)
+            size = f"{shape.episodes} x ({shape.query_length} + {shape.response_length}) {args.dtype}"
+            table = table_rows(f"{stage.upper()} step", size, result)
+            rows += with_limit(table, work(shape.config, lengths), device, args)
+    return rows
+
+
+def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", processes: int = 1) -> tuple[float, int]:
+    """The script itself, with TL;DR's settings -> seconds per update, peak bytes."""
+    shape = SHAPES[args.shape]
+    settings = replace(
+        train_ppo.RECIPES["tldr"][1], data=directory, out=directory / "ppo", sft=str(directory / "sft"),
+        num_ppo_epochs=NUM_EPOCHS, reward_model=str(directory / "rm"), device=args.device, dtype=args.dtype,
+        batch_size=shape.episodes, micro_batch_size=min(MICRO_BATCH_SIZE[args.device], shape.episodes),
+        total_episodes=2 * shape.episodes, max_query_length=shape.query_length, response_length=shape.response_length,
+        sampler=SamplerSettings(dtype=rollout_dtype), processes=processes, overwrite=True,
+    )  # fmt: skip
+    with mock.patch.object(Run, "save"):  # writing 1b's state takes longer than the two updates
+        launch.run(partial(train_ppo.main, settings), args.device, processes)
+    last = json.loads((directory / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
+    return shape.episodes / last["episodes_per_second"], peak_of_process(args.device)
+
+
+def stage_of_ours(args: Args, directory: Path, stage: str) -> tuple[float, int]:
+    """The script itself, three steps on the same rows -> seconds of the second, peak bytes."""
+    shape, times, log = SHAPES[args.shape], [], Run.log
+
+    def timed(run: Run, *arguments, **shown) -> None:
+        times.append(time.perf_counter())
+        log(run, *arguments, **shown)
+
+    settings: dict[str, Any] = dict(
+        data=directory, out=directory / f"{stage}_out", device=args.device, dtype=args.dtype, batch_size=shape.episodes,
+        micro_batch_size=min(MICRO_BATCH_SIZE[args.device], shape.episodes), num_epochs=3, overwrite=True,
+        max_query_length=shape.query_length, max_response_length=shape.response_length,
+    )  # fmt: skip
+    with mock.patch.object(Run, "log", timed):
+        if stage == "sft":
+            train_sft.main(train_sft.Args(model=str(directory / "sft"), **settings))
+        else:
+            script = {"rm": train_rm, "dpo": train_dpo}[stage]
+            script.main(script.Args(sft=str(directory / "sft"), **settings))
+    return times[1] - times[0], peak_of_process(args.device)  # the third step ends with a validation
+
+
+def stage_of_plain_pytorch(args: Args, directory: Path, stage: str) -> tuple[float, int]:
+    """A straightforward implementation: all logits stored, padding computed, a comparison as two rows."""
+    shape, device = SHAPES[args.shape], torch.device(args.device)
+    tokenizer = load_tokenizer(directory / "sft")
+    limits = tokenizer, shape.query_length, shape.response_length
+    if stage == "sft":
+        texts = [(row.query, row.response) for row in load_demonstrations(directory / "sft.train.jsonl", *limits)]
+    else:
+        pairs = list(load_comparisons(directory / "comparisons.train.jsonl", *limits))
+        texts = [(row.query, row.chosen) for row in pairs] + [(row.query, row.rejected) for row in pairs]
+    ids = right_pad([query + response for query, response in texts], tokenizer.pad_id).to(device)  # (B, L)
+    real = ids != tokenizer.pad_id
+    ends = real.sum(1, keepdim=True) - 1
+    first = torch.tensor([[len(query)] for query, _ in texts], device=device)
+    in_response = (real & (torch.arange(ids.size(1), device=device) >= first))[:, 1:]  # of the labels
+    trained = load_scalar(directory / "rm", device) if stage == "rm" else load_gpt(directory / "sft", device)
+    reference = load_gpt(directory / "sft", device) if stage == "dpo" else None
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=3e-6, eps=1e-5)
+
+    def logprobs(model: GPT) -> Tensor:  # (B, L - 1)
+        log_p = model.logits(model(ids, real)).float()[:, :-1].log_softmax(-1)
+        return log_p.gather(-1, ids[:, 1:, None]).squeeze(-1)
+
+    def loss() -> Tensor:
+        if isinstance(trained, ScalarModel):
+            chosen, rejected = trained(ids, real).gather(1, ends).squeeze(1).chunk(2)
+            return -F.logsigmoid(chosen - rejected).mean()
+        new_logprobs = logprobs(trained)
+        if reference is None:
+            return -new_logprobs[real[:, 1:]].mean()
+        with torch.no_grad():
+            ref_logprobs = logprobs(reference)
+        chosen, rejected = ((new_logprobs - ref_logprobs) * in_response).sum(1).chunk(2)
+        return -F.logsigmoid(0.05 * (chosen - rejected)).mean()
+
+    with plain_products():
+        for _ in range(2):
+            start = time.perf_counter()
+            optimizer.zero_grad()
+            with torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
+                value = loss()
+            value.backward()
+            optimizer.step()
+            synchronise(device)
+            seconds = time.perf_counter() - start
+    return seconds, peak_of_process(args.device)
+
+
+def ppo_of_trl(args: Args, directory: Path, processes: int = 1) -> tuple[float, int]:
+    times: list[float] = []
+    launch.run(partial(trl_updates, args, directory, times, processes), args.device, processes)
+    return times[-1] - times[-2], peak_of_process(args.device)
+
+
+def trl_updates(args: Args, directory: Path, times: list[float], processes: int) -> None:
+    """Two updates of TRL's trainer; appends when each ended."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXForSequenceClassification, TrainerCallback
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+    shape = SHAPES[args.shape]
+    if processes > 1:  # as accelerate expects them
+        number = str(distributed.rank())
+        os.environ |= {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
+        os.environ |= {"LOCAL_WORLD_SIZE": str(processes), "MASTER_PORT": "0"}  # the group exists already
+    tokenizer = AutoTokenizer.from_pretrained(directory / "sft", padding_side="left")
+    policy = AutoModelForCausalLM.from_pretrained(directory / "sft", dtype=torch.float32)
+    policy.config.num_labels = 1
+    with torch.device(args.device):
+        value, reward = (GPTNeoXForSequenceClassification(policy.config) for _ in range(2))
+    rows = shape.episodes // processes  # of this process
+    at_a_time = rows if args.device == "cpu" else min(MICRO_BATCH_SIZE["cuda"], rows)
+    in_bfloat16 = args.device == "cuda" and args.dtype == "bfloat16"
+    # TRL's accelerator reads the precision here; before version 5, transformers wrote that of PPOConfig into it
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if in_bfloat16 else "no"
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *arguments, **keywords) -> None:
+            times.append(time.perf_counter())
+
+    settings = PPOConfig(
+        output_dir=str(directory / "trl"), per_device_train_batch_size=at_a_time, num_mini_batches=1,
+        gradient_accumulation_steps=rows // at_a_time, num_ppo_epochs=NUM_EPOCHS, total_episodes=2 * shape.episodes,
+        response_length=shape.response_length, local_rollout_forward_batch_size=64, stop_token="eos", temperature=0.7,
+        bf16=in_bfloat16, use_cpu=args.device == "cpu", report_to="none",
+        gradient_checkpointing=False, save_strategy="no", num_sample_generations=0, disable_tqdm=True,
+        learning_rate=3e-6,
+    )  # fmt: skip
+    trainer = PPOTrainer(
+        settings, tokenizer, policy, copy.deepcopy(policy), reward,
+        Dataset.from_dict({"input_ids": random_queries(shape)}), value, callbacks=[Clock()],
+        eval_dataset=Dataset.from_dict({"input_ids": random_queries(shape)}),
+    )  # fmt: skip
+    assert (trainer.accelerator.mixed_precision == "bf16") == in_bfloat16
+    trainer.train()
+
+
+def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
+    """A straightforward implementation: all logits stored, padding computed, a loop over T, default AdamW."""
+    shape, device = SHAPES[args.shape], torch.device(args.device)
+    T, Q = shape.response_length, shape.query_length
+    at_a_time = shape.episodes if args.device == "cpu" else MICRO_BATCH_SIZE["cuda"]
+    tokenizer = load_tokenizer(directory / "sft")
+    policy, reference = load_gpt(directory / "sft", device), load_gpt(directory / "sft", device)
+    value, reward = load_scalar(directory / "rm", device), load_scalar(directory / "rm", device)
+    optimizer = torch.optim.AdamW([*policy.parameters(), *value.parameters()], lr=3e-6, eps=1e-5)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+    query = left_pad(random_queries(shape), tokenizer.pad_id).to(device)
+
+    def forward(model: GPT, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies (B, T), from all logits (B, Q + T, V)."""
+        with autocast:
+            log_p = (model.logits(model(ids, real)).float() / 0.7)[:, Q - 1 : -1].log_softmax(-1)
+        return log_p.gather(-1, ids[:, Q:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+    @plain_products()
+    def iteration() -> None:
+        with torch.no_grad(), autocast:
+            response, _ = generate(policy, query, query != tokenizer.pad_id, T, 0.7, 0, 1.0, 0, None, tokenizer.pad_id)
+            eos_index, actions, states = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
+            ids = torch.cat((query, response.masked_fill(~actions, tokenizer.pad_id)), dim=1)
+            real = ids != tokenizer.pad_id
+            parts = list(zip(ids.split(at_a_time), real.split(at_a_time), strict=True))
+            logprobs, ref_logprobs = (torch.cat([forward(m, *part)[0] for part in parts]) for m in (policy, reference))
+            values = torch.cat([value(*part) for part in parts])[:, Q - 1 : -1].masked_fill(~states, 0.0)
+            scores = torch.cat([reward(*part) for part in parts]).gather(1, Q + eos_index[:, None]).squeeze(1)
+        rewards = -0.05 * (logprobs - ref_logprobs).masked_fill(~actions, 0.0)
+        rewards[torch.arange(len(scores)), (eos_index + 1).clamp(max=T - 1)] += scores
+        advantages, returns = gae_loop(rewards, values, 1.0, 0.95)
+        advantages = whiten(advantages, actions)
+        for _ in range(NUM_EPOCHS):
+            optimizer.zero_grad()
+            for mb in torch.arange(len(ids), device=device).split(at_a_time):
+                new_logprobs, _ = forward(policy, ids[mb], real[mb])
+                with autocast:
+                    new_values = value(ids[mb], real[mb])[:, Q - 1 : -1]
+                pg_loss, _ = policy_loss(new_logprobs, logprobs[mb], advantages[mb], actions[mb], 0.2)
+                vf_loss, _ = value_loss(new_values, values[mb], returns[mb], states[mb], 0.2)
+                (pg_loss.sum() / actions.sum() + 0.1 * vf_loss.sum() / states.sum()).backward()
+            optimizer.step()
+
+    for _ in range(2):
+        synchronise(device)
+        start = time.perf_counter()
+        iteration()
+        synchronise(device)
+        seconds = time.perf_counter() - start
+    return seconds, peak_of_process(args.device)
