@@ -16,7 +16,6 @@ samples.jsonl, and report.html with the curves of all stages and the samples sid
 
     python eval.py                                  # the embedded default, recipe tiny
     python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --reward-model runs/tldr/rm
-    python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --plan    # does it fit?
     python eval.py tldr-rm --reward-models rm runs/tldr/rm rm runs/tldr/rm_seed2 dpo runs/tldr/dpo
     python eval.py rewards --data runs/rewardbench/data --reward-models rm runs/chat/rm
     python eval.py stackoverflow --encoder roberta-large --encoder-layer 17
@@ -28,7 +27,6 @@ samples.jsonl, and report.html with the curves of all stages and the samples sid
 from nanorlhf.cli import command_line
 from nanorlhf.evals import checked, reward_benchmark, reward_models, summaries
 from nanorlhf.evals.common import EvalArgs
-from nanorlhf.evals.plan import eval_plan
 from nanorlhf.recipes import recipes
 from nanorlhf.rlcf import evaluation as programs
 from nanorlhf.selfrank import evaluation as replies
@@ -49,9 +47,6 @@ def main(args: EvalArgs) -> dict:
     """Run the evaluation whose settings these are; returns what eval.json holds."""
     evaluations = (summaries, reward_models, reward_benchmark, answers, programs, replies, checked)
     [evaluation] = (module for module in evaluations if isinstance(args, module.Args))
-    if args.plan:
-        print(eval_plan(args))
-        return {}
     return evaluation.main(args)
 
 

@@ -40,10 +40,9 @@ from nanorlhf.model import GPT
 from nanorlhf.peft import reference, tune
 from nanorlhf.recipes import recipes
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.training.memory_plan import dpo_plan
 from nanorlhf.training.models import loading_device, prepare_models
 from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor
-from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
+from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.settings import SupervisedArgs
 from nanorlhf.training.supervised import backward, check_length, evaluate, number_of_steps
 
@@ -104,7 +103,6 @@ def margin_loss(margin: Tensor, beta: float, loss: Loss, label_smoothing: float)
     return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
 
 
-@with_plan(lambda args: dpo_plan(args, args.sft, args.loss not in NO_REFERENCE))
 def main(args: Args) -> dict[str, float]:
     # -------------------------------------------------------------------------------------- 1. data
     args.labels.check(args.loss)

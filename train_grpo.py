@@ -28,9 +28,8 @@ from nanorlhf.logprobs import read_logprobs, response_logprobs
 from nanorlhf.recipes import recipes
 from nanorlhf.training import checks, models, statistics
 from nanorlhf.training.grpo import ALGORITHMS, refill
-from nanorlhf.training.memory_plan import rollout_plan
 from nanorlhf.training.optimizer import adamw_steps, lr_factor
-from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
+from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import RewardArgs
 from nanorlhf.training.trace import Trace
@@ -91,7 +90,6 @@ def check(args: Args) -> int:
     )
 
 
-@with_plan(lambda args: rollout_plan(args, has_value_model=False))
 def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------- 1. data and models
     algorithm = ALGORITHMS[args.algorithm]

@@ -25,9 +25,8 @@ from nanorlhf.logprobs import read_logprobs, read_values, response_logprobs, res
 from nanorlhf.ppo import KLCoefficient, policy_loss, value_loss, whiten
 from nanorlhf.recipes import recipes
 from nanorlhf.training import checks, models, statistics
-from nanorlhf.training.memory_plan import rollout_plan
 from nanorlhf.training.optimizer import adamw_steps, lr_factor
-from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
+from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import RewardArgs
 from nanorlhf.training.trace import Trace
@@ -86,7 +85,6 @@ def check(args: Args) -> int:
     )
 
 
-@with_plan(lambda args: rollout_plan(args, args.value_model))  # --plan trains nothing
 def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------- 1. data and models
     device = begin(args)

@@ -33,9 +33,8 @@ from nanorlhf.rlcf.feedback import check_responses, training_compiler
 from nanorlhf.rlcf.localisation import truncate_at_error
 from nanorlhf.tokenizer import token_bytes
 from nanorlhf.training import checks, models, statistics
-from nanorlhf.training.memory_plan import rollout_plan
 from nanorlhf.training.optimizer import FiniteSteps, adamw_steps, lr_factor
-from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
+from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.settings import AdamSettings, RolloutArgs
 
 
@@ -89,7 +88,6 @@ def check(args: Args) -> int:
     )
 
 
-@with_plan(lambda args: rollout_plan(args, args.value_model))
 def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------- 1. data and models
     device = begin(args)

@@ -32,10 +32,9 @@ from nanorlhf.peft import tune
 from nanorlhf.recipes import recipes
 from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.training.memory_plan import rm_plan
 from nanorlhf.training.models import loading_device, prepare_models
 from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor, train_linear_layers
-from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
+from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.settings import SupervisedArgs
 from nanorlhf.training.supervised import autocast, backward, check_length, evaluate, number_of_steps
 
@@ -104,7 +103,6 @@ def normalise(
     return mean, math.sqrt(max(total_square / len(rows) - mean**2, 0.0))
 
 
-@with_plan(lambda args: rm_plan(args, args.sft, args.loss))
 def main(args: Args) -> dict[str, float]:
     # -------------------------------------------------------------------------------------- 1. data
     if args.trainable == "linear" and args.tune == "lora":

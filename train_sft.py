@@ -34,10 +34,9 @@ from nanorlhf.peft import tune
 from nanorlhf.recipes import recipes
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.checks import check_sft
-from nanorlhf.training.memory_plan import sft_plan
 from nanorlhf.training.models import loading_device, prepare_models
 from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor
-from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
+from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.settings import SupervisedArgs
 from nanorlhf.training.supervised import autocast, backward, evaluate, new_config, number_of_steps
 
@@ -102,7 +101,6 @@ def num_labels(rows: Sequence[Demonstration], loss_on: str) -> int:
     return num_queries + sum(len(row.response) for row in rows)
 
 
-@with_plan(lambda args: sft_plan(args, args.model, args.num_samples))
 def main(args: Args) -> dict[str, float]:
     # -------------------------------------------------------------------------------------- 1. data
     device = begin(args, "batch_size")

@@ -34,7 +34,8 @@ ALIASES = {
 }
 # other modules with such a block are parts of programs
 READS_FLAGS = re.compile(
-    r'^if __name__ == "__main__":\n    (cli\.)?(command_line|run_module)\(main', re.M
+    r'^if __name__ == "__main__":\n    ((cli\.)?(command_line|run_module)\(main|main\(sys.argv)',
+    re.M,
 )
 
 

@@ -134,26 +134,29 @@ def command_line(main: Callable[[S], object], recipes: dict[str, tuple[str, S]])
     """
     from nanorlhf import launch  # imports PyTorch, which `python -m data.x --help` should not
 
-    arguments = sys.argv[1:]
-    program = _program(main)
-    default = next(iter(recipes))
-    recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else default
-    with _one_sentence():
-        if sys.argv[1:2] in (["-h"], ["--help"]):
-            listed = "; ".join(f"{name} ({help_text})" for name, (help_text, _) in recipes.items())
-            print(f"recipes: {listed}")
-            print(
-                f"the flags of a recipe: {program} RECIPE --help; below: `{default}`\n", flush=True
-            )
-        if recipe not in recipes:
-            known = ", ".join(recipes)
-            raise InputError(f"{program}: unknown recipe {recipe!r}: choose one of {known}.")
-        _, settings = recipes[recipe]
-        parsed = parse_flags(type(settings), arguments, f"{program} {recipe}", settings)
-        args = with_dtype(parsed)
-        check_ranges(args)  # before --processes
-        processes = 1 if getattr(args, "plan", False) else getattr(args, "processes", 1)
+    with one_sentence():
+        args = read_settings(_program(main), sys.argv[1:], recipes)
+        processes = getattr(args, "processes", 1)
         launch.run(partial(main, args), getattr(args, "device", "cpu"), processes)
+
+
+def read_settings(program: str, words: list[str], recipes: dict[str, tuple[str, S]]) -> S:
+    """The settings that `[recipe] [--flags]` give, all within their ranges."""
+    default = next(iter(recipes))
+    recipe, arguments = (
+        (words[0], words[1:]) if words and not words[0].startswith("-") else (default, words)
+    )
+    if words[:1] in (["-h"], ["--help"]):
+        listed = "; ".join(f"{name} ({help_text})" for name, (help_text, _) in recipes.items())
+        print(f"recipes: {listed}")
+        print(f"the flags of a recipe: {program} RECIPE --help; below: `{default}`\n", flush=True)
+    if recipe not in recipes:
+        known = ", ".join(recipes)
+        raise InputError(f"{program}: unknown recipe {recipe!r}: choose one of {known}.")
+    _, settings = recipes[recipe]
+    args = with_dtype(parse_flags(type(settings), arguments, f"{program} {recipe}", settings))
+    check_ranges(args)  # before --processes
+    return args
 
 
 def with_dtype(args: S) -> S:
@@ -177,7 +180,7 @@ def with_dtype(args: S) -> S:
 
 def run_module(main: Callable[[S], R], args_class: type[S]) -> R:
     """Run a module without recipes: `python -m data.tldr --flags`; returns what `main` does."""
-    with _one_sentence():
+    with one_sentence():
         return main(parse_flags(args_class, sys.argv[1:], _program(main)))
 
 
@@ -248,6 +251,9 @@ def _check_flags(flags: dict[str, Any], arguments: list[str], program: str) -> N
         if not FLAG.match(flag) or flag in ("-h", "--help"):
             continue
         flag = flag.replace("_", "-")
+        if flag == "--plan" and flag not in flags:
+            script = program.split()[0].removesuffix(".py")
+            raise InputError(f"{program}: --plan is a command now: `nanorlhf plan {script} ...`.")
         if flag not in flags:
             raise InputError(f"{program}: unknown flag {flag!r}: see `{program} --help`.")
         if following == "" or equals and value == "":  # as a path, it is the working directory
@@ -258,7 +264,7 @@ def _check_flags(flags: dict[str, Any], arguments: list[str], program: str) -> N
             raise InputError(f"{program}: {flag} lacks its value: see `{program} --help`.")
 
 
-class _one_sentence:
+class one_sentence:
     """Turn the errors that the user can fix into one line on stderr and exit code 2."""
 
     def __enter__(self) -> None:

@@ -151,10 +151,7 @@ ELSEWHERE = {
     "nanorlhf.training.train_linear": "tests/training/test_train_linear.py",
     "tools.parity": "tests/test_parity.py",
     "bench": "tests/test_bench.py",
-    "train_ppo.py --plan": "tests/training/test_memory_plan.py",
-    "train_grpo.py --plan": "tests/training/test_memory_plan.py",
-    "train_rlcf.py --plan": "tests/training/test_memory_plan.py",
-    "eval.py --plan": "tests/test_eval.py",
+    "nanorlhf.plan": "tests/plan/test_memory.py",
 }
 WORLDS = {
     "demo": "runs/tiny", "stackoverflow": "runs/site", "rlcf": "runs/programs", "str": "runs/town", "lab": "runs/lab",
@@ -192,7 +189,7 @@ def runnable() -> dict[str, list[Command]]:
     left_out: set[str] = set()  # what nobody makes
     for page in ALL.values():
         for command in check_page(page, ALL).runnable:
-            if elsewhere(command) is None:
+            if ELSEWHERE.get(command.program) is None:
                 args = settings_of(command)
                 reads, writes = paths_read(command.program, args), paths_written(command.program, args)
                 paths = " ".join(reads + writes)
@@ -219,10 +216,6 @@ def flags_of(command: Command) -> tuple[str, ...]:
 def without_seed(command: Command) -> str:
     """A command of SEEDS, whichever its seed is."""
     return re.sub(r"(runs/compare/|runs/sums_study/|--seed )\d+", r"\1", str(command))
-
-
-def elsewhere(command: Command) -> str | None:
-    return ELSEWHERE.get(command.program + " --plan" * ("--plan" in command.words), None)
 
 
 def execute(command: Command) -> None:
@@ -270,7 +263,7 @@ def test_what_is_executed_elsewhere_is() -> None:
     for program, test in ELSEWHERE.items():
         name = program.partition(" ")[0].removesuffix(".py").removeprefix("tests.")
         assert re.search(rf"\b{name}\b", (ROOT / test).read_text())
-    skipped = {elsewhere(command) for page in ALL.values() for command in page.commands} - {None}
+    skipped = {ELSEWHERE.get(command.program) for page in ALL.values() for command in page.commands} - {None}
     assert skipped == set(ELSEWHERE.values())
 
 

@@ -23,17 +23,17 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.evals import common, summaries
-from nanorlhf.evals.plan import eval_work
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import win_rate
 from nanorlhf.metrics.best_of import best_of_n_kl
 from nanorlhf.metrics.token_shift import token_ranks
+from nanorlhf.plan.evaluation import eval_plan, eval_work
+from nanorlhf.plan.memory import phase_memory
 from nanorlhf.report.page import series, smooth, write_page
 from nanorlhf.report.reward_report import accuracy_lines
 from nanorlhf.report.summary_report import cells, overview, shift_lines
 from nanorlhf.report.summary_report import page as page_of
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from nanorlhf.training.memory_plan import phase_memory
 from tests.rows import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -130,9 +130,9 @@ def test_a_reward_model_with_too_few_positions_is_refused_before_weights_are_rea
         evaluation.main(replace(args, out=args.out.parent / "none", **{flag: str(short)}))
 
 
-def test_the_plan_of_an_evaluation_counts_each_model_once_in_the_dtype_of_the_computation(args, capsys) -> None:
-    args = replace(args, dtype="bfloat16", plan=True, policies=("sft", args.policies[1]))  # no PPO, so no value model
-    assert evaluation.main(args) == {} and "1 x 80 GB with --batch-size 4: at most" in capsys.readouterr().out
+def test_the_plan_of_an_evaluation_counts_each_model_once_in_the_dtype_of_the_computation(args) -> None:
+    args = replace(args, dtype="bfloat16", policies=("sft", args.policies[1]))  # no PPO, so no value model
+    assert "1 x 80 GB with --batch-size 4: at most" in eval_plan(args)
     work = eval_work(args)
     rounded, scalar = (load(where, dtype=torch.bfloat16) for load, where in (
         (load_gpt, args.policies[1]), (load_scalar, args.reward_model)))  # fmt: skip

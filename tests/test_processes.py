@@ -275,11 +275,10 @@ def test_it_is_refused_where_it_cannot_be(monkeypatch):
 class Settings:
     device: str = "cpu"
     processes: int = 2
-    plan: bool = False
 
 
-@pytest.mark.parametrize("settings", [Settings("cuda"), Settings("auto"), Settings(plan=True), Settings(processes=1)])
-def test_nothing_is_forked_for_a_gpu_or_a_plan(monkeypatch, settings):
+@pytest.mark.parametrize("settings", [Settings("cuda"), Settings("auto"), Settings(processes=1)])
+def test_nothing_is_forked_for_a_gpu(monkeypatch, settings):
     seen = []
     monkeypatch.setattr(launch, "fork_ranks", lambda *_: seen.append("forked"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -10,7 +10,7 @@ FLOORS = (
     {"tools"},
     {"course"},
     {"experiments"},
-    {"nanorlhf.doctor"},
+    {"nanorlhf.doctor", "nanorlhf.plan"},
     {"scripts"},
     {"data"},
     {"nanorlhf.stackoverflow", "nanorlhf.rlcf", "nanorlhf.selfrank"},

@@ -152,7 +152,6 @@ ENTRIES = {
         "--max-query-length 600 --max-response-length 300 --tokenizer data",
         "code data",
     ),
-    "train_sft --plan": script(train_sft, f"tldr --data data --model sft --plan {LENGTHS}", "data sft"),
     "train_rm": script(train_rm, f"{RM} --warmup-steps 0", "data sft"),
     "train_rm by scores": script(train_rm, f"{RM} --loss regression --warmup-steps 0", "data sft"),
     "train_dpo": script(train_dpo, f"{RM} --warmup-steps 0", "data sft"),

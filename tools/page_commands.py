@@ -189,6 +189,10 @@ def read_page(name: str, text: str) -> Page:
 def settings_of(command: Command) -> Any:
     """The settings as the script's own parser reads them; None for a program without settings."""
     name = command.program
+    if name == "nanorlhf.plan":  # flags of a script; it reads shapes alone
+        script, *arguments = command.arguments
+        settings_of(Command(("python", f"{script}.py", *arguments)))
+        return None
     if name.endswith(".py"):
         if not (ROOT / name).is_file():
             raise Wrong(f"there is no {name}")
@@ -269,8 +273,6 @@ def files_read(program: str, args: Any) -> list[str]:
 
 
 def paths_read(program: str, args: Any) -> list[str]:
-    if getattr(args, "plan", False):  # shapes alone
-        return []
     if program == "course":
         made = type(args).__name__ in ("Start", "Plant", "Handout", "Nbgrader", "Slides", "Verify", "Mutants")
         return [] if made or args.directory == Path(".") else [str(args.directory)]

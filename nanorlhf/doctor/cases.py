@@ -19,7 +19,7 @@ from nanorlhf.model import GPT, ScalarModel
 B = 16
 """responses per update"""
 SCRIPTS = ("train_sft", "train_rm", "train_dpo", "train_ppo", "train_grpo", "train_rlcf")
-OF_THE_WORLD = ("--data", "--out", "--sft", "--model", "--device", "--resume", "--overwrite", "--plan", "--trace")
+OF_THE_WORLD = ("--data", "--out", "--sft", "--model", "--device", "--resume", "--overwrite", "--trace")
 """flags that no user sets, because the world has its own"""
 
 

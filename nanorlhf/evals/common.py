@@ -59,8 +59,6 @@ class EvalArgs:
     """longest query in tokens"""
     offload: bool = False
     """keep the models in CPU memory, and only the one that computes on the device"""
-    plan: bool = False
-    """estimate GPU memory and the flags that make the evaluation fit, from shapes alone; evaluate nothing"""
     overwrite: bool = False
     """replace an evaluation that --out already holds"""
 

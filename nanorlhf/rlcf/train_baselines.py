@@ -80,8 +80,6 @@ def critic_tokens(critic: ScalarModel, mb: Batch) -> Tensor:
 
 def main(args: Args) -> dict[str, float]:
     # ----------------------------------------------------------------------------------------------- 1. data and models
-    if args.plan:
-        raise InputError("--plan: this script has no plan; train_rlcf.py's is an upper bound.")
     is_coderl = args.objective == "coderl"
     if is_coderl and args.localise:
         raise InputError("--objective coderl rewards whole programs: pass --no-localise.")

@@ -12,7 +12,6 @@ The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies besi
 
 import errno
 import fcntl
-import functools
 import os
 import re
 import resource
@@ -56,23 +55,6 @@ OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
 OF_DIRECTORIES = ("adapter", "best", "state", "trace")
 SAMPLING = "generated.partial.jsonl"
 """what a run has sampled before its first step, while it samples: --resume goes on from there"""
-
-
-def with_plan(plan: Callable[[Any], str]) -> Callable[[Main], Main]:
-    """With --plan the decorated `main` prints plan(args) and trains nothing."""
-
-    def decorate(main: Main) -> Main:
-        @functools.wraps(main)
-        def planned(args: Any) -> dict[str, float]:
-            if not args.plan:
-                return main(args)
-            check_ranges(args)
-            print(plan(args))
-            return {}
-
-        return planned
-
-    return decorate
 
 
 def begin(args: RunArgs, *batch_sizes: str) -> torch.device:

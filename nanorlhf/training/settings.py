@@ -90,8 +90,6 @@ class TrainingArgs(RunArgs):
     shard: Literal["none", "fsdp", "hsdp"] = "none"
     """fsdp: shard weights, gradients and optimizer state across ranks; hsdp: across the ranks of a node, with a copy on
     each node; none: each rank has all of them (DDP)"""
-    plan: bool = False
-    """estimate per-GPU memory and the flags that make the run fit, from shapes alone; train nothing"""
 
 
 @dataclass(frozen=True, kw_only=True)

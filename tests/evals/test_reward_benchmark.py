@@ -17,9 +17,9 @@ from nanorlhf.dataset import iter_jsonl, load_comparisons, write_jsonl
 from nanorlhf.dpo import summed_logprobs
 from nanorlhf.errors import InputError
 from nanorlhf.evals import reward_benchmark
-from nanorlhf.evals.plan import eval_plan
 from nanorlhf.metrics import wilson_interval
 from nanorlhf.metrics.reward_benchmarks import SECTIONS, SUBSETS_2
+from nanorlhf.plan.evaluation import eval_plan
 from nanorlhf.tokenizer import load_tokenizer
 from tests.test_eval import Page
 

@@ -1,4 +1,4 @@
-"""Estimate a run's memory per GPU: `python train_ppo.py tldr --sft EleutherAI/pythia-1b-deduped --plan`.
+"""Estimate a run's memory per GPU: shapes alone, no weights.
 
 What a GPU holds, in bytes:
 
@@ -23,7 +23,6 @@ small tensors; USABLE leaves room for them.
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -35,17 +34,8 @@ from nanorlhf.checkpoint import cast_linear_weights, read_config
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.peft import tune
-from nanorlhf.rewards.combined import scoring_models
-from nanorlhf.rewards.function import is_function
 from nanorlhf.t5 import T5Config
-from nanorlhf.training.settings import (
-    READ_FACTOR,
-    LoRAArgs,
-    RewardArgs,
-    RolloutArgs,
-    SupervisedArgs,
-    TrainingArgs,
-)
+from nanorlhf.training.settings import LoRAArgs, TrainingArgs
 
 MACHINES = ((8, 80), (1, 141))  # (GPUs of a node, GB of each)
 USABLE = 0.9  # fraction of a GPU's nominal memory
@@ -281,89 +271,12 @@ def memory_plan(work: Work, machines: tuple[tuple[int, int], ...] = MACHINES) ->
     return "\n".join([*lines, *work.notes])
 
 
-# ---------------------------------------------------------------------------------------------------------- the scripts
 def shape_of(flag: str, path: str, num_tokens: int) -> GPTConfig:
     """The shape of a checkpoint, from its config.json unless it is published; `num_tokens` must fit."""
     try:
         config = PUBLISHED.get(path.removesuffix("-deduped")) or read_config(path)
     except InputError as error:
-        raise InputError(f"{flag} {str(error).rstrip('.')}; --plan also knows {', '.join(PUBLISHED)}.") from error
+        raise InputError(f"{flag} {str(error).rstrip('.')}; known without one are {', '.join(PUBLISHED)}.") from error
     if num_tokens > config.n_ctx:
         raise InputError(f"rows of {num_tokens} tokens are longer than the {config.n_ctx} positions of {flag} {path}.")
     return config
-
-
-def sft_plan(args: SupervisedArgs, model: str | None, num_samples: int) -> str:
-    if model is None:
-        raise InputError("--model None: --plan needs a shape: name a checkpoint directory or a Hub id.")
-    rows = Rows(args.max_query_length, args.max_response_length, args.dtype)
-    policy = sized(GPT, shape_of("--model", model, rows.tokens), rows, args)
-    sampling = Phase("sampling", "sample", ("policy",), num_samples)
-    return supervised_plan(args, rows, {"policy": policy}, 1, sampling)
-
-
-def rm_plan(args: SupervisedArgs, sft: str, loss: str) -> str:
-    num_responses = 1 if loss == "regression" else 2
-    rows = Rows(args.max_query_length, num_responses * args.max_response_length, args.dtype)
-    config = shape_of("--sft", sft, args.max_query_length + args.max_response_length)
-    return supervised_plan(args, rows, {"reward": sized(ScalarModel, config, rows, args)}, READ_FACTOR)
-
-
-def dpo_plan(args: SupervisedArgs, sft: str, has_reference: bool = True) -> str:
-    rows = Rows(args.max_query_length, 2 * args.max_response_length, args.dtype)
-    config = shape_of("--sft", sft, args.max_query_length + args.max_response_length)
-    models = {"policy": sized(GPT, config, rows, args)}
-    if has_reference:
-        models["reference"] = sized(GPT, config, rows, shares_policy=args.tune == "lora")
-    return supervised_plan(args, rows, models, READ_FACTOR)
-
-
-def supervised_plan(args: SupervisedArgs, rows: Rows, models: dict[str, Model], times: int, *others: Phase) -> str:
-    """The plan of a script that updates, and validates `times` as many rows in a pass."""
-    limit = "micro_batch_size"
-    names = tuple(models)
-    updating = Phase("updating", "update", names, args.batch_size, limit)
-    validating = Phase("validating", "validate", names, times * args.batch_size, limit, times)
-    flags = Flags({limit: args.micro_batch_size}, args.checkpoint_activations, args.shard)
-    return memory_plan(Work(models, (updating, validating, *others), flags, rows))
-
-
-def rollout_plan(args: RolloutArgs, value_model: str | None = None, has_value_model: bool = True) -> str:
-    """The plan of PPO and RLCF, and of GRPO, which has no value model. RLCF's discriminator is not counted."""
-    rows = Rows(args.max_query_length, args.response_length, args.dtype)
-    config = value_config = shape_of("--sft", args.sft, rows.tokens)
-    limit = "micro_batch_size"
-    models = {
-        "policy": sized(GPT, config, rows, args),
-        "reference": sized(GPT, config, rows, shares_policy=args.tune == "lora"),
-    }
-    phases = [
-        Phase("sampling", "sample", ("policy",), args.batch_size, limit, READ_FACTOR),
-        Phase("comparing", "read", ("policy", "reference"), args.batch_size, limit, READ_FACTOR),
-    ]
-    notes = []
-    scoring: dict[str, tuple[str, str, type[GPT | ScalarModel]]] = {}  # name -> flag, path, kind
-    if isinstance(args, RewardArgs):
-        found = scoring_models(args.reward, args.reward_model)
-        numbered = enumerate(sorted(found, key=lambda model: model[2] is GPT), start=1)  # a teacher is no value model
-        scoring |= {f"reward {number}": model for number, model in numbered}
-        if args.gold is not None and not is_function(args.gold):
-            scoring["gold"] = "--gold", args.gold, ScalarModel
-    for name, (flag, path, kind) in scoring.items():
-        is_there = Path(path).is_dir()
-        models[name] = sized(kind, shape_of(flag, path, rows.tokens) if is_there else config, rows)
-        phases += [Phase("scoring", "read", (name,), args.batch_size, limit, READ_FACTOR)]
-        if not is_there:
-            notes.append(f"({flag} {path} isn't there: taken to be as large as the policy)")
-    is_shared = value_model == "shared"
-    if value_model is None and "reward 1" in models and scoring["reward 1"][2] is ScalarModel:
-        value_config = models["reward 1"].config
-    elif value_model is not None and not is_shared:
-        value_config = shape_of("--value-model", value_model, rows.tokens)
-    if has_value_model:
-        models["value"] = sized(ScalarModel, value_config, rows, args, is_shared)
-        phases += [Phase("valuing", "read", ("value",), args.batch_size, limit, READ_FACTOR)]
-    updated = tuple(name for name, model in models.items() if model.trained)
-    phases += [Phase("updating", "update", updated, args.batch_size, limit)]
-    flags = Flags({limit: args.micro_batch_size}, args.checkpoint_activations, args.shard, args.offload)
-    return memory_plan(Work(models, tuple(phases), flags, rows, tuple(notes), can_shard=not is_shared))

@@ -1,24 +1,22 @@
-"""Estimate the GPU memory of an evaluation: `python eval.py tldr --plan`.
+"""The models of an evaluation, what it does with them, and so its memory.
 
 Policies are loaded one after the other; the reference and the reward models stay, unless --offload keeps them in CPU
 memory. The largest of several policies counts. Not counted: an --encoder.
 """
 
 from nanorlhf.checkpoint import holds_reward_model
-from nanorlhf.cli import check_ranges
 from nanorlhf.evals import reward_models, summaries
 from nanorlhf.evals.common import EvalArgs, PolicyArgs, best_of, named_policies
 from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.plan.memory import Flags, Model, Phase, Rows, Work, memory_plan, shape_of, sized
 from nanorlhf.rewards.function import is_function
-from nanorlhf.training.memory_plan import Flags, Model, Phase, Rows, Work, memory_plan, shape_of, sized
 
 MACHINES = ((1, 80), (1, 141))  # an evaluation is one process
 REWARD_FLAGS = ("reward_model", "regression_model", "contrastive_model", "gold")
 
 
 def eval_plan(args: EvalArgs) -> str:
-    """What `eval.py --plan` prints. Raises InputError for a model without a shape."""
-    check_ranges(args)
+    """Raises InputError for a model without a shape."""
     return memory_plan(eval_work(args), MACHINES)
 
 

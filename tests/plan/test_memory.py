@@ -20,45 +20,37 @@ import train_rm
 import train_sft
 from data import tiny
 from nanorlhf.checkpoint import load_scalar, save
+from nanorlhf.cli import read_settings
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
+from nanorlhf.plan import memory, training
+from nanorlhf.plan.__main__ import PLANS
+from nanorlhf.plan.__main__ import main as plan_main
+from nanorlhf.plan.memory import PUBLISHED, Flags, Memory, Work, flags_that_fit, largest_phase, phase_memory
+from nanorlhf.plan.training import dpo_plan, rm_plan, rollout_plan, sft_plan
 from nanorlhf.pretrained.layout import config_object
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import load_tokenizer
-from nanorlhf.training import memory_plan
-from nanorlhf.training.memory_plan import (
-    PUBLISHED,
-    Flags,
-    Memory,
-    Work,
-    dpo_plan,
-    flags_that_fit,
-    largest_phase,
-    phase_memory,
-    rm_plan,
-    rollout_plan,
-    sft_plan,
-)
 from tests.conftest import ROOT
 from tests.test_checkpoint import FAMILIES
 from tests.test_train_grpo import grpo_args
 
 pytestmark = pytest.mark.slow
 
-TLDR = replace(train_ppo.RECIPES["tldr"][1], sft="EleutherAI/pythia-1b-deduped", dtype="bfloat16", plan=True)
+TLDR = replace(train_ppo.RECIPES["tldr"][1], sft="EleutherAI/pythia-1b-deduped", dtype="bfloat16")
 RLCF = train_rlcf.RECIPES["rlcf-codet5"][1]
 
 
 @pytest.fixture
 def works(monkeypatch):
     """The plans give their models and phases instead of a table."""
-    monkeypatch.setattr(memory_plan, "memory_plan", lambda work: work)
+    monkeypatch.setattr(training, "memory_plan", lambda work: work)
 
 
 @pytest.fixture
 def counts(works, monkeypatch):
     """Plans for tests that count weights or cache: what autograd saves, which takes most of a plan's time, is 0."""
-    monkeypatch.setattr(memory_plan, "saved_per_row", lambda kind, config, rows, tuning: 0)
+    monkeypatch.setattr(memory, "saved_per_row", lambda kind, config, rows, tuning: 0)
 
 
 def ppo_work(args) -> Work:
@@ -365,10 +357,11 @@ def test_requested_flags_stay(small_work):
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory) -> list[str]:
-    """The lines that `train_ppo.py tldr --plan` prints; nothing is written."""
+    """The lines that `nanorlhf plan train_ppo tldr` prints; nothing is written."""
     directory, out = tmp_path_factory.mktemp("plan"), io.StringIO()
+    flags = ["--sft", TLDR.sft, "--dtype", TLDR.dtype, "--out", str(directory / "ppo")]
     with contextlib.redirect_stdout(out):
-        assert train_ppo.main(replace(TLDR, out=directory / "ppo")) == {}
+        plan_main(["train_ppo", "tldr", *flags])
     assert not list(directory.iterdir())
     return out.getvalue().splitlines()
 
@@ -438,18 +431,27 @@ def test_a_shape_needs_only_config_json(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("script", "args", "sentence"),
+    ("words", "sentence"),
     [
-        (train_ppo, replace(TLDR, sft="no/such/model"), "--sft no/such/model: .*EleutherAI/pythia-1b, "),
-        (train_ppo, replace(TLDR, max_query_length=2000), "2053 tokens are longer than the 2048 positions of --sft"),
-        (train_ppo, replace(TLDR, value_model="none"), "--value-model none: "),
-        (train_ppo, replace(TLDR, micro_batch_size=0), "--micro-batch-size 0: it must be at least 1"),
-        (train_sft, replace(train_sft.RECIPES["tiny"][1], plan=True), "--model None"),
-        (train_rm, replace(train_rm.RECIPES["tldr"][1], sft="none", plan=True), "--sft none: "),
-        (train_dpo, replace(train_dpo.RECIPES["tldr"][1], sft="none", plan=True), "--sft none: "),
+        ("train_ppo tldr --sft no/such/model", "--sft no/such/model: .*EleutherAI/pythia-1b, "),
+        ("train_ppo tldr --sft EleutherAI/pythia-1b --max-query-length 2000", "2053 tokens are longer than the 2048 "),
+        ("train_ppo tldr --sft EleutherAI/pythia-1b --value-model none", "--value-model none: "),
+        ("train_ppo tldr --micro-batch-size 0", "--micro-batch-size 0: it must be at least 1"),
+        ("train_sft tiny", "--model None"),
+        ("train_rm tldr --sft none", "--sft none: "),
+        ("train_dpo tldr --sft none", "--sft none: "),
+        ("train_ppo tldr --learning 2", "nanorlhf plan train_ppo tldr: unknown flag '--learning'"),
+        ("train_pop", "nanorlhf plan train_pop: name one of train_sft, "),
     ],
 )
-def test_what_cannot_be_planned_is_one_sentence(script, args, sentence):
-    with pytest.raises(InputError, match=sentence) as error:
-        script.main(args)
-    assert "\n" not in str(error.value)
+def test_what_cannot_be_planned_is_one_sentence(words, sentence, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        plan_main(words.split())
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(sentence, line)
+
+
+def test_every_script_has_a_plan_and_says_where_it_is():
+    assert {f"{name}.py" for name in PLANS} == {path.name for path in (*ROOT.glob("train_*.py"), ROOT / "eval.py")}
+    with pytest.raises(InputError, match="train_sft.py tldr: --plan is a command now: `nanorlhf plan train_sft ...`"):
+        read_settings("train_sft.py", ["tldr", "--plan"], train_sft.RECIPES)
