@@ -38,9 +38,6 @@ from nanorlhf.files import check_out, delete, to_json, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.progress import Progress
-from nanorlhf.rules.finding import paragraphs
-from nanorlhf.rules.metric_rules import examine_metrics
-from nanorlhf.rules.record import Record
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.inputs import digest_inputs
 from nanorlhf.training.resume import fitting, forget, keep_last, load_state, save_state, states
@@ -300,6 +297,10 @@ class Run:
 
     def diagnose(self, summary: dict[str, float]) -> None:
         """Print what the metrics say is wrong, if anything: the part of `nanorlhf.doctor run` that costs nothing."""
+        from nanorlhf.rules.finding import paragraphs  # read once, when the run is done
+        from nanorlhf.rules.metric_rules import examine_metrics
+        from nanorlhf.rules.record import Record
+
         try:
             settings = flat_settings(read_settings(self.out))
             findings = examine_metrics(Record(settings=settings, rows=read_metrics(self.out), summary=summary))

@@ -13,7 +13,6 @@ import train_ppo
 from nanorlhf.doctor.__main__ import Args, Run, main
 from nanorlhf.doctor.run import examine, repeated_order, unchecked
 from nanorlhf.errors import InputError
-from nanorlhf.training import run as training_run
 from nanorlhf.training.trace import PER_ROW, read_trace, save_trace
 from tests.rules.healthy import PPO_SETTINGS, RM_SETTINGS, ppo_rows, rm_rows, write_run
 
@@ -251,6 +250,6 @@ def test_a_doctor_that_fails_does_not_end_the_run(miniature, tmp_path, capsys, m
     def broken(record):
         raise ZeroDivisionError("by hand")
 
-    monkeypatch.setattr(training_run, "examine_metrics", broken)
+    monkeypatch.setattr("nanorlhf.rules.metric_rules.examine_metrics", broken)
     assert train_ppo.main(replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8))
     assert "the doctor can't read" in capsys.readouterr().out
