@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from kernels.processor import has_int8_products
 from tests.conftest import run_program
-from tools.page_commands import (
+from tests.page_commands import (
     DATA,
     NO_PATHS,
     PAGES,

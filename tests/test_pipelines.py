@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nanorlhf.cli import named_pairs
-from tools.page_commands import commands_of
+from tests.page_commands import commands_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted((ROOT / "pipelines").glob("*.sh"))

@@ -26,7 +26,7 @@ from course.exercises import EXERCISES, Exercise
 from docs.site import exercise_pages, formulas
 from docs.site.docstrings import as_markdown
 from nanorlhf import __version__
-from tools.page_commands import check_page, read_page
+from tests.page_commands import check_page, read_page
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -13,7 +13,7 @@ from course.bugs import BUGS
 from course.exercises import EXERCISES, chosen
 from course.grade import Outcome
 from nanorlhf.cli import run_module
-from tools.page_commands import ROOT, read_page, settings_of
+from tests.page_commands import ROOT, read_page, settings_of
 
 PAGE = read_page("course/README.md", (ROOT / "course" / "README.md").read_text())
 

@@ -8,8 +8,8 @@ import pytest
 
 import train_ppo
 from course.notebook import STAGES, play
+from tests.page_commands import Command, settings_of
 from tools.notebooks import PAGES, notebook, section
-from tools.page_commands import Command, settings_of
 
 NAMES = ("sft", "rm", "ppo", "evaluation")
 LENGTHS = "--max-query-length 160 --max-response-length 64"

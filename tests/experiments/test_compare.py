@@ -27,7 +27,7 @@ from experiments.compare.report import (
 )
 from experiments.compare.runs import Compare
 from nanorlhf.errors import InputError
-from tools.page_commands import runs_of, settings_of
+from tests.page_commands import runs_of, settings_of
 
 BATCH = 8
 

@@ -33,7 +33,7 @@ from experiments.scaling.report import (
 )
 from experiments.scaling.runs import Scaling
 from nanorlhf.errors import InputError
-from tools.page_commands import Command, settings_of
+from tests.page_commands import Command, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (1, 2, 3)

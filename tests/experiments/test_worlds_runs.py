@@ -29,7 +29,7 @@ from experiments.worlds.runs import (
     standing,
 )
 from nanorlhf.errors import InputError
-from tools.page_commands import Command, settings_of
+from tests.page_commands import Command, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
