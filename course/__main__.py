@@ -11,7 +11,6 @@ python -m course plant DIR --seed 7 a copy with a real bug in it
 python -m course check DIR          is its behaviour right again?
 python -m course reveal DIR         the page of the bug
 python -m course verify             every exercise and every bug, in minutes: for those who change this course
-python -m course mutants            how good the graders are: which wrong solutions they let pass
 """
 
 from collections.abc import Callable
@@ -21,13 +20,13 @@ from typing import Annotated, Literal
 
 import tyro
 
-from course import assignment, handout, hunt, marks, mutants, questions, similar, slides, verify
-from course.copies import ROOT, check_copy
+from course import assignment, handout, hunt, marks, questions, similar, slides, verify
+from course.copies import check_copy
 from course.exercises import EXERCISES, chosen
 from course.grade import Worker, desks, first_open, given, grade
 from course.questions import right_answers
 from course.start import start
-from nanorlhf.cli import Count, Fraction, Seconds, Seed, Workers, check_ranges, run_module
+from nanorlhf.cli import Fraction, Seconds, Seed, Workers, check_ranges, run_module
 from nanorlhf.errors import InputError
 from nanorlhf.progress import Progress
 
@@ -255,49 +254,9 @@ class Verify:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mutants:
-    """Change the exercises' functions in one place at a time, and list the changes that no test notices."""
-
-    exercises: tyro.conf.Positional[tuple[str, ...]] = ()
-    """names; none: all"""
-    sample: Count | None = None
-    """mutants per exercise, drawn by the seed; None: all"""
-    seed: Seed = 1
-    jobs: Workers = 2
-    """processes at once"""
-    limit: Seconds = 5.0
-    """seconds of processor time for the tests of a mutant; five times as many as without it, if that is more"""
-    json: Path = Path("runs/mutants.jsonl")
-    """file for the verdicts, a line each; those that it holds, on the same source and tests, are not asked for again"""
-    publish: bool = False
-    """write the numbers into course/mutants.csv; they must be of all mutants"""
-
-    def run(self) -> None:
-        if self.publish and (self.exercises or self.sample is not None):
-            raise InputError("--publish needs all mutants: leave out the names and --sample.")
-        exercises = chosen(self.exercises) if self.exercises else list(EXERCISES)
-        tasks = mutants.tasks_of(exercises, self.sample, self.seed)
-        known = mutants.read_verdicts(self.json)
-        with Progress(total=len(tasks), unit="mutant", leave=False) as bar:
-
-            def tell(verdict: mutants.Verdict) -> None:
-                known[verdict.key] = verdict
-                mutants.append(self.json, verdict)
-                bar.update()
-
-            todo = [task for task in tasks if task.key not in known]
-            bar.update(len(tasks) - len(todo))
-            mutants.sweep(todo, self.jobs, self.limit, tell)
-        verdicts = [known[task.key] for task in tasks]
-        print(mutants.table(verdicts), mutants.listed(verdicts), sep="\n")
-        if self.publish:
-            mutants.write_counts(ROOT / "course" / "mutants.csv", verdicts)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Args:
     command: Annotated[
-        Start | Next | Grade | Similar | Handout | Nbgrader | Slides | Plant | Check | Reveal | Verify | Mutants,
+        Start | Next | Grade | Similar | Handout | Nbgrader | Slides | Plant | Check | Reveal | Verify,
         tyro.conf.OmitSubcommandPrefixes,
         tyro.conf.arg(name=""),
     ]

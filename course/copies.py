@@ -40,6 +40,8 @@ OTHERS = (
     "pyproject.toml",
     "setup.py",
 )
+# what gives solutions away, as they are or but for a detail
+ANSWERS = ("course/exam-answers.md", "tools/mutants", "tests/tools/mutants")
 MARK = ".course"  # in a copy: what was done to it
 
 
@@ -58,8 +60,10 @@ def files_of(root: Path, names: Iterable[str] = CODE + OTHERS) -> list[Path]:
     return [path for path in relative if "__pycache__" not in path.parts]
 
 
-def copy_files(source: Path, target: Path, names: Iterable[str] = CODE + OTHERS) -> None:
+def copy_files(source: Path, target: Path, names: Iterable[str] = CODE + OTHERS, without: Iterable[str] = ()) -> None:
     for path in files_of(source, names):
+        if any(path.is_relative_to(name) for name in without):
+            continue
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / path, target / path)
 

@@ -126,15 +126,6 @@ def renamed(text: str, names: dict[str, str]) -> str:
     return text
 
 
-def reads_like(change: str, other: str, fixed: set[str]) -> bool:
-    """Whether two mutated statements, as `operators.Mutant.change` has them, are alike but for local names."""
-    deleted = "pass  # "
-    if change.startswith(deleted) != other.startswith(deleted):
-        return False
-    ours, theirs = (ast.parse(text.removeprefix(deleted) + " pass" * text.endswith(":")) for text in (change, other))
-    return local_names(ours, theirs, fixed) is not None
-
-
 def spliced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
     """`source` with `text` in place of the node; an empty text deletes a statement with its lines."""
     data = source.encode()

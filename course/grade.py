@@ -18,9 +18,8 @@ from queue import SimpleQueue
 
 from course.copies import CODE, ROOT, check_copy, copy_files, read_mark, write_mark
 from course.exercises import EXERCISES, Exercise, chosen
-from course.nest import write
 from course.submission import Refused, arranged
-from course.worker import DECOY
+from course.worker import DECOY, write
 from nanorlhf.errors import InputError
 
 # what judges the code: the grader's, not the student's
@@ -49,18 +48,18 @@ class Outcome:
 
 
 class Worker:
-    """A process that runs tests in forks of its own; see `worker.py`. Use it as a context.
+    """A process that runs tests in forks of its own; see `worker.py`, the module that it runs. Use it as a context.
 
     Raises InputError where the libraries of the tests are missing: every submission would fail.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "course.worker") -> None:
         missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
         if missing:
             raise InputError(f"The tests need {' and '.join(missing)}: install them with `pip install -e '.[test]'`.")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "course.worker"],
+            [sys.executable, "-m", module],
             cwd=ROOT, env=environment | ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             start_new_session=True,  # Ctrl-C is for this process, which then ends the worker
         )  # fmt: skip
@@ -77,31 +76,14 @@ class Worker:
 
         guarded: the code under test is a stranger's; see `worker.py`.
         """
-        assert self.process.stdin is not None and self.process.stdout is not None
-        request = {"root": str(root), "tests": list(tests), "limit": limit, "guarded": guarded}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
+        answer = next(self.answers(root=str(root), tests=list(tests), limit=limit, guarded=guarded))
         return guarded_outcome(answer, tests) if guarded else outcome(answer)
 
-    def judge(self, root: Path, tests: Sequence[str], mutants: Sequence[dict], limit: float) -> Iterator[Outcome]:
-        """What these tests say of the tree as it is, then of it with each of the mutants; see `nest.py`.
-
-        Ends after the first outcome if the tests don't pass; has nothing but that if they can't be imported.
-        """
+    def answers(self, **request: object) -> Iterator[dict]:
         assert self.process.stdin is not None and self.process.stdout is not None
-        request = {"root": str(root), "tests": list(tests), "limit": limit, "mutants": list(mutants)}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        judged = False
-        for line in self.process.stdout:
-            answer = json.loads(line)
-            last = answer.pop("last", False)
-            if not (last and judged):
-                yield outcome(answer)
-            if last:
-                return
-            judged = True
+        return map(json.loads, self.process.stdout)
 
 
 def outcome(answer: dict) -> Outcome:

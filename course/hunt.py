@@ -5,20 +5,19 @@ import textwrap
 from pathlib import Path
 
 from course.bugs import BUGS, Bug, bug_named
-from course.copies import CODE, OTHERS, ROOT, copy_files, new_directory, path_of, read_mark, write_mark
+from course.copies import ANSWERS, ROOT, copy_files, new_directory, path_of, read_mark, write_mark
 from course.edit import replaced
 from course.grade import Worker, tree_of
 from nanorlhf.errors import InputError
 
-# a copy without what gives the bug away: the tests and this table
-KEPT = tuple(name for name in CODE + OTHERS if name not in ("tests", "course"))
+GIVEAWAYS = ("tests", "course", *ANSWERS)  # the tests and the table of bugs among them
 
 
 def plant(directory: Path, seed: int, level: int | None) -> int:
     """Copy the repository into a new directory, plant one bug, drawn by the seed, and return its level."""
     bug = random.Random(seed).choice([bug for bug in BUGS if level in (None, bug.level)])
     new_directory(directory)
-    copy_files(ROOT, directory, KEPT)
+    copy_files(ROOT, directory, without=GIVEAWAYS)
     put_in(directory, bug)
     write_mark(directory, {"bug": bug.name, "seed": seed})
     return bug.level

@@ -5,21 +5,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from course import nano_page
-from course.copies import ROOT, copy_files, new_directory, take_out, write_mark
+from course.copies import ANSWERS, ROOT, copy_files, new_directory, take_out, write_mark
 from course.exercises import Exercise
 from course.questions import FILE, sheet
-
-NO_EQUIVALENT = "EQUIVALENT: tuple[Equivalent, ...] = ()\n"
 
 
 def start(directory: Path, exercises: Iterable[Exercise], student: str | None = None) -> None:
     """Write the copy into a new directory; with a student's name also the questions with that student's numbers."""
     exercises = list(exercises)
     new_directory(directory)
-    copy_files(ROOT, directory)
-    (directory / "course/exam-answers.md").unlink()
-    known = directory / "course/equivalent.py"  # whose changes are the solutions but for a detail
-    known.write_text(known.read_text(encoding="utf-8").partition("TWO_DIMENSIONS")[0] + NO_EQUIVALENT, encoding="utf-8")
+    copy_files(ROOT, directory, without=ANSWERS)
     for exercise in exercises:
         empty(directory, exercise)
     page, source = (directory / path.relative_to(ROOT) for path in (nano_page.PAGE, nano_page.SOURCE))

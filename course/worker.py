@@ -13,8 +13,6 @@ tests run in the process of that code, so what they report could be its inventio
 begins with a word that is drawn for this fork; every test that was collected, before any of that code ran, must have
 come to its end; and a decoy, which must fail, must have failed after them. Each can be got round by code that finds its
 way about the interpreter: `submission.py` refuses what is needed for that.
-
-A request with "mutants" gets several answers, as `nest.py` says, and one more, with "last", when there are no others.
 """
 
 import gc
@@ -26,12 +24,13 @@ import secrets
 import shutil
 import sys
 import tempfile
+import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from course.forks import be_a_fork, outcome_of
-from course.nest import MEMORY, Nest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,6 +43,7 @@ SLOW = (
 )
 WHY = 300  # characters
 DECOY = "tests/decoy.py"  # a test that must fail
+MEMORY = 4 * 2**30  # bytes of data: a list may be filled for ever
 DISK = 2**26  # bytes of one file: checkpoints in miniature
 SCRATCH = ".scratch"  # in a tree: what tests write
 supervisor: Any = None  # nanorlhf/sandbox/supervisor.py, by its path: the package of that name is the student's
@@ -83,6 +83,9 @@ class Reporter:
             self.say("failed", report.nodeid, first_line(report))
 
 
+Plugin = Callable[[Reporter], object]
+
+
 def first_line(report: Any) -> str:
     """The error in one line; of an import that failed, the last line of what pytest prints."""
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -115,12 +118,9 @@ def confine(root: Path, pipe: int) -> None:
         supervisor.filter_system_calls(deny_signals=True, deny_processes=True)
 
 
-def run_tests(
-    root: str, tests: list[str], pipe: int, mutants: list[dict] | None, limit: float, word: str, guarded: bool
-) -> None:
+def run_tests(root: str, tests: list[str], reporter: Reporter, plugin: Plugin | None) -> None:
     """In a fork: pytest on the tests of `root`, which stops at the first that fails. Does not return."""
     be_a_fork()
-    answers = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
@@ -129,15 +129,11 @@ def run_tests(
     sys.path[0] = root
     main: Any = sys.modules["__main__"]
     main.__spec__ = None  # so that processes which tests start don't look for this module in `root`
-    reporter = Reporter(pipe, word, guarded)
-    plugins: list[Any] = [reporter]
-    if mutants is not None:
-        os.environ["HYPOTHESIS_PROFILE"] = "unshrunk"
-        plugins.append(Nest(root, mutants, limit, answers, reporter))
+    plugins = [reporter] if plugin is None else [reporter, plugin(reporter)]
     import pytest
 
-    if guarded:
-        confine(Path(root), pipe)
+    if reporter.guarded:
+        confine(Path(root), reporter.pipe)
         tests = [*tests, DECOY]
     settings = ["-x", "-p", "no:cacheprovider", "--rootdir", root, "-c", f"{root}/pyproject.toml"]
     code = pytest.main([*settings, "--basetemp", f"{root}/{SCRATCH}/tests", *tests], plugins=plugins)
@@ -145,8 +141,10 @@ def run_tests(
     os._exit(0)
 
 
-def answer(root: str, tests: list[str], limit: float, mutants: list[dict] | None = None, guarded: bool = False) -> dict:
-    """Fork, and wait for the fork: for at most `limit` seconds, or for as long as all mutants take."""
+def answer(
+    root: str, tests: list[str], limit: float | None, guarded: bool = False, plugin: Plugin | None = None
+) -> dict:
+    """Fork, and wait for the fork: for at most `limit` seconds. plugin: makes one more of pytest, in the fork."""
     word = secrets.token_hex(16) if guarded else ""
     if guarded:  # what another submission has left
         shutil.rmtree(Path(root, SCRATCH), ignore_errors=True)
@@ -155,16 +153,25 @@ def answer(root: str, tests: list[str], limit: float, mutants: list[dict] | None
     if child == 0:
         os.close(reader)
         try:
-            run_tests(root, tests, writer, mutants, limit, word, guarded)
+            run_tests(root, tests, Reporter(writer, word, guarded), plugin)
         finally:
             os._exit(1)
     os.close(writer)
-    if mutants is None:
-        return outcome_of(child, reader, limit, word)
-    return outcome_of(child, reader, None) | {"last": True}
+    return outcome_of(child, reader, limit, word)
 
 
-def main() -> None:
+def write(path: Path, source: str) -> None:
+    """Write a source file, with a hash of it as its time.
+
+    Python takes a .pyc for current that has the file's size and time, and two mutants of one size may be written within
+    a second.
+    """
+    path.write_text(source, encoding="utf-8")
+    stamp = zlib.crc32(source.encode())
+    os.utime(path, (stamp, stamp))
+
+
+def main(answer: Callable[..., dict] = answer) -> None:
     global supervisor
     spec = importlib.util.spec_from_file_location("supervisor", ROOT / "nanorlhf" / "sandbox" / "supervisor.py")
     assert spec is not None and spec.loader is not None

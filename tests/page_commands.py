@@ -274,7 +274,7 @@ def files_read(program: str, args: Any) -> list[str]:
 
 def paths_read(program: str, args: Any) -> list[str]:
     if program == "course":
-        made = type(args).__name__ in ("Start", "Plant", "Handout", "Nbgrader", "Slides", "Verify", "Mutants")
+        made = type(args).__name__ in ("Start", "Plant", "Handout", "Nbgrader", "Slides", "Verify")
         return [] if made or args.directory == Path(".") else [str(args.directory)]
     names = {item.name for item in fields(args)}
     found = files_read(program, args) if "data" in names else []

@@ -26,6 +26,7 @@ from nanorlhf.training import hub
 from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import ROOT
 from tools import compile_kernels
+from tools.mutants import __main__ as mutants
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def test_an_unknown_recipe_or_flag_is_one_line_and_exit_code_2(monkeypatch, caps
         (course, ["grade", "--limit", "abc"], "--limit: could not convert string to float: 'abc'"),
         (course, ["grade", "a", "b"], "unexpected 'b'"),
         (course, ["grade", "--format", "xml"], "--format"),
-        (course, ["mutants", "--evil", "3"], "unknown flag '--evil'"),
+        (mutants, ["--evil", "3"], "unknown flag '--evil'"),
         (course, ["verify", "--parts"], "--parts lacks its value"),
         (course, ["evil"], "Expected one of {start, next"),
         (course, [], "Expected one of {start, next"),

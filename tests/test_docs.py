@@ -143,6 +143,7 @@ ELSEWHERE = {
     "tools.sick_runs": "tests/doctor/test_judging.py",
     "tools.fuzz": "tests/test_bad_input.py",
     "tools.gpu": "tests/test_gpu.py",
+    "tools.mutants": "tests/tools/mutants/test_sweep.py",
     "tools.soak": "tests/test_soak.py",
     "experiments": "tests/experiments/test_worlds_runs.py",
     "experiments.worlds.report": "tests/experiments/test_worlds_report.py",

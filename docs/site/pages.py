@@ -38,6 +38,7 @@ STATIC = (
     "experiments/*/*.csv",
     "experiments/*/*.sh",
     "course/*.csv",
+    "tools/mutants/*.csv",
     "kernels/*.csv",
     "course/*.ipynb",
     "course/notebooks/*.ipynb",

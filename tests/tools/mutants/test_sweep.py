@@ -3,27 +3,35 @@
 import csv
 import json
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 
-from course import mutants
-from course.copies import ROOT
-from course.equivalent import EQUIVALENT
+from course.copies import ROOT, path_of
+from course.edit import fixed_names
 from course.exercises import EXERCISES, Exercise, chosen
 from course.forks import be_a_fork, outcome_of
-from course.mutants import (
+from course.grade import Worker
+from nanorlhf.cli import run_module
+from nanorlhf.errors import InputError
+from tests.course.test_edit import local_variables, with_renamed
+from tools.mutants import sweep as mutants
+from tools.mutants.__main__ import COUNTS, Args, main
+from tools.mutants.equivalent import EQUIVALENT
+from tools.mutants.operators import mutants_of
+from tools.mutants.sweep import (
     Task,
     Verdict,
     batches,
     equivalent_changes,
     judge,
     read_verdicts,
+    reads_like,
     sweep,
     table,
     tasks_of,
 )
-from nanorlhf.errors import InputError
-from tests.course.test_commands import run
 
 SHAPES = """\
 class Shape:
@@ -71,6 +79,12 @@ def test_total():
 def test_wrong():
     assert area(1, 1) == 2
 """
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker("tools.mutants.worker") as started:
+        yield started
 
 
 @pytest.fixture
@@ -177,6 +191,9 @@ def test_a_verdict_holds_for_its_source_and_its_tests(tree) -> None:
 
 
 class NoWorker:
+    def __init__(self, module: str) -> None:
+        pass
+
     def __enter__(self) -> "NoWorker":
         return self
 
@@ -199,6 +216,11 @@ def test_a_sweep_tells_every_verdict_and_raises_what_a_job_raises(monkeypatch) -
         sweep(tasks, 2, 5.0, found.append)
 
 
+def run(monkeypatch, *words: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["python -m tools.mutants", *map(str, words)])
+    run_module(main, Args)
+
+
 def test_an_interrupted_sweep_goes_on_and_a_second_one_runs_nothing(monkeypatch, capsys, tmp_path) -> None:
     judged = []
 
@@ -211,7 +233,7 @@ def test_an_interrupted_sweep_goes_on_and_a_second_one_runs_nothing(monkeypatch,
             tell(verdict(task, killed="constant" in task.mutant.operator))
 
     monkeypatch.setattr(mutants, "sweep", interrupted)
-    words = ["mutants", "pass-at-k", "--json", tmp_path / "found.jsonl"]
+    words = ["pass-at-k", "--json", tmp_path / "found.jsonl"]
     with pytest.raises(SystemExit) as stop:
         run(monkeypatch, *words)
     assert stop.value.code == 130 and len(read_verdicts(tmp_path / "found.jsonl")) == 7
@@ -233,7 +255,7 @@ def test_a_broken_file_and_a_partial_table_are_refused(monkeypatch, capsys, tmp_
         (["pass-at-kk"], "'pass-at-kk' is no exercise"),
     ):
         with pytest.raises(SystemExit) as stop:
-            run(monkeypatch, "mutants", *words)
+            run(monkeypatch, *words)
         assert stop.value.code == 2 and sentence in capsys.readouterr().err
 
 
@@ -245,6 +267,17 @@ def test_every_equivalent_mutant_is_still_there() -> None:
     for known in EQUIVALENT:
         assert known.function in functions and known.why.endswith(".")
         assert len(equivalent_changes(known.function)) >= len(known.changes)
+
+
+@pytest.mark.parametrize("function", sorted({known.function for known in EQUIVALENT}))
+def test_renaming_all_local_variables_moves_no_equivalent_mutant(function) -> None:
+    module, _, name = function.partition(":")
+    source = (ROOT / path_of(module)).read_text()
+    source = with_renamed(source, name, local_variables(source, name))
+    changes, fixed = {mutant.change for mutant in mutants_of(source, name)}, fixed_names(source)
+    for known in EQUIVALENT:
+        for change in known.changes if known.function == function else ():
+            assert any(reads_like(change, other, fixed) for other in changes), change
 
 
 def test_the_share_leaves_out_equivalent_mutants_and_names_wrong_explanations(monkeypatch) -> None:
@@ -260,7 +293,7 @@ def test_the_share_leaves_out_equivalent_mutants_and_names_wrong_explanations(mo
 
 
 def test_the_published_numbers_are_of_every_exercise_and_each_reaches_95_per_cent() -> None:
-    with (ROOT / "course" / "mutants.csv").open(newline="") as stream:
+    with COUNTS.open(newline="") as stream:
         _, *rows = csv.reader(stream)
     assert [name for name, *_ in rows] == [*(exercise.name for exercise in EXERCISES), "all"]
     numbers = [tuple(map(int, row[1:])) for row in rows]

@@ -7,7 +7,7 @@ import pytest
 from course.copies import ROOT, path_of
 from course.edit import find_function
 from course.exercises import EXERCISES
-from course.operators import mutants_of
+from tools.mutants.operators import mutants_of
 
 HEAD = "import torch\n\n\ndef f(a, b, x):\n"
 

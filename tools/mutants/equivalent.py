@@ -1,6 +1,6 @@
 """Mutants that no test can kill, as they do what the function does, or what a CPU can't tell from it.
 
-`python -m course mutants` leaves them out of the shares, and says so if one is killed after all.
+`python -m tools.mutants` leaves them out of the shares, and says so if one is killed after all.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
-"""How good are the graders? Each exercise's function is changed in one place at a time; its tests should notice.
+"""Judge mutants: each exercise's function is changed in one place at a time, and its tests should notice.
 
 A mutant is killed if a test of its exercise fails, ends the process or takes too long with it, and survives if all
 pass. One that survives in a process that has imported the function unchanged is judged again in a fresh one.
 """
 
+import ast
 import csv
 import functools
 import hashlib
@@ -17,13 +18,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from course.copies import ROOT, path_of
-from course.edit import fixed_names, reads_like
-from course.equivalent import EQUIVALENT
+from course.edit import fixed_names, local_names
 from course.exercises import Exercise
-from course.grade import Outcome, Worker, tree_of
-from course.nest import write
-from course.operators import Mutant, mutants_of
+from course.grade import Outcome, Worker, outcome, tree_of, write
 from nanorlhf.errors import InputError
+from tools.mutants.equivalent import EQUIVALENT
+from tools.mutants.operators import Mutant, mutants_of
 
 PATIENCE = 600.0  # seconds for the tests in a fresh process
 BATCH = 40  # mutants that one process judges: its start takes as long as a few of them
@@ -61,6 +61,15 @@ class Verdict:
     @property
     def survived(self) -> bool:
         return not self.killed and not self.explained
+
+
+def reads_like(change: str, other: str, fixed: set[str]) -> bool:
+    """Whether two mutated statements, as `Mutant.change` has them, are alike but for local names."""
+    deleted = "pass  # "
+    if change.startswith(deleted) != other.startswith(deleted):
+        return False
+    ours, theirs = (ast.parse(text.removeprefix(deleted) + " pass" * text.endswith(":")) for text in (change, other))
+    return local_names(ours, theirs, fixed) is not None
 
 
 @functools.cache
@@ -119,18 +128,18 @@ def judge(batch: Sequence[Task], tree: Path, worker: Worker, limit: float) -> It
     for task in batch:
         module, _, function = task.function.partition(":")
         requests.append({"module": module, "function": function, "source": task.mutant.source})
-    outcomes = worker.judge(tree, exercise.tests, requests, limit)
+    outcomes = outcomes_of(worker, tree, exercise.tests, requests, limit)
     clean = next(outcomes, None)
     if clean is not None and not clean.passed:
         assert next(outcomes, None) is None
         raise InputError(f"{exercise.name}: {clean.claim}: {clean.reason}, without a mutation: fix it first.")
     survivors, judged = [], 0
-    for outcome, task in zip(outcomes, batch, strict=False):  # this way round it hears the worker's last word
+    for result, task in zip(outcomes, batch, strict=False):  # this way round it hears the worker's last word
         judged += 1
-        if outcome.passed:
+        if result.passed:
             survivors.append(task)
         else:
-            yield verdict(task, outcome)
+            yield verdict(task, result)
     if judged < len(batch):
         raise InputError(f"{exercise.name}: the process that judges its mutants has ended: start again.")
     for task in survivors:
@@ -141,11 +150,28 @@ def judge(batch: Sequence[Task], tree: Path, worker: Worker, limit: float) -> It
         write(path, source)
 
 
-def verdict(task: Task, outcome: Outcome) -> Verdict:
+def outcomes_of(
+    worker: Worker, tree: Path, tests: Sequence[str], mutants: Sequence[dict], limit: float
+) -> Iterator[Outcome]:
+    """What these tests say of the tree as it is, then of it with each of the mutants; see `worker.py`.
+
+    Ends after the first outcome if the tests don't pass; has nothing but that if they can't be imported.
+    """
+    judged = False
+    for answer in worker.answers(root=str(tree), tests=list(tests), limit=limit, mutants=list(mutants)):
+        last = answer.pop("last", False)
+        if not (last and judged):
+            yield outcome(answer)
+        if last:
+            return
+        judged = True
+
+
+def verdict(task: Task, result: Outcome) -> Verdict:
     mutant = task.mutant
     return Verdict(
-        task.key, task.exercise.name, task.function, mutant.operator, mutant.line, mutant.change, not outcome.passed,
-        outcome.claim, outcome.reason, outcome.seconds,
+        task.key, task.exercise.name, task.function, mutant.operator, mutant.line, mutant.change, not result.passed,
+        result.claim, result.reason, result.seconds,
     )  # fmt: skip
 
 
@@ -167,7 +193,7 @@ def sweep(tasks: Sequence[Task], jobs: int, limit: float, tell: Callable[[Verdic
     with ExitStack() as stack:
         working = min(jobs, waiting.qsize())
         for _ in range(working):
-            tree, worker = stack.enter_context(tree_of(ROOT)), Worker()
+            tree, worker = stack.enter_context(tree_of(ROOT)), Worker("tools.mutants.worker")
             thread = threading.Thread(target=work, args=(worker, tree))
             stack.callback(thread.join)
             stack.enter_context(worker)  # left first: a thread ends when its worker has
@@ -190,7 +216,7 @@ def read_verdicts(file: Path) -> dict[str, Verdict]:
             verdict = Verdict(**json.loads(line))
         except (ValueError, TypeError) as error:
             raise InputError(
-                f"{file}:{number}: not a verdict of `python -m course mutants`: delete the line."
+                f"{file}:{number}: not a verdict of `python -m tools.mutants`: delete the line."
             ) from error
         found[verdict.key] = verdict
     return found

@@ -1,7 +1,10 @@
-"""Mutants, judged in forks of a process that has imported the project and the tests: one costs what its tests cost.
+"""The grader's worker, which also judges mutants in forks of a process that has imported the project and the tests.
 
-    a request of `worker.py` with "mutants": [{"module": name, "function": name, "source": of the file}]
-    -> an answer for the function as it is, then one for each mutant, of the same form; "limit": in processor seconds
+So one costs what its tests cost. A request of `course/worker.py` with
+
+    "mutants": [{"module": name, "function": name, "source": of the file}]
+    -> an answer for the function as it is, then one for each mutant, of the same form, and one more, with "last", when
+       there are no others; "limit": in processor seconds
 
 The file is written, and a function that the process has imported gets its new code. What was made of the old code at
 the import stays: of a mutant that survives, only a fresh process tells for certain.
@@ -15,15 +18,14 @@ import os
 import resource
 import sys
 import types
-import zlib
 from pathlib import Path
 from typing import Any
 
+from course import worker
 from course.forks import be_a_fork, outcome_of
 
 LONGER = 5  # times the processor time of the function as it is: what a mutant may take, or `limit`, whichever is more
 WAITING = 10  # times that: how long it may take on a busy machine, or waiting
-MEMORY = 4 * 2**30  # bytes of data: a mutant may fill a list for ever
 
 
 class Nest:
@@ -47,7 +49,7 @@ class Nest:
                 os.close(reader)
                 be_a_fork()
                 self.reporter.pipe = writer
-                at_most(resource.RLIMIT_DATA, MEMORY)
+                at_most(resource.RLIMIT_DATA, worker.MEMORY)
                 if seconds is not None:
                     at_most(resource.RLIMIT_CPU, seconds)
                 if mutant is not None:
@@ -56,7 +58,7 @@ class Nest:
             os.close(writer)
             result = outcome_of(child, reader, None if seconds is None else WAITING * seconds)
             if path is not None:
-                write(path, source)
+                worker.write(path, source)
             os.write(self.answers, (json.dumps(result) + "\n").encode())
             if mutant is None:
                 if result["failed"] or not result["ended"]:
@@ -74,17 +76,6 @@ def path_in(root: str, module: str) -> Path:
     return Path(root, *module.split(".")).with_suffix(".py")
 
 
-def write(path: Path, source: str) -> None:
-    """Write a source file, with a hash of it as its time.
-
-    Python takes a .pyc for current that has the file's size and time, and two mutants of one size may be written within
-    a second.
-    """
-    path.write_text(source, encoding="utf-8")
-    stamp = zlib.crc32(source.encode())
-    os.utime(path, (stamp, stamp))
-
-
 def put_in(root: str, module: str, function: str, source: str) -> None:
     """Write a mutant's file, and give the function its code, whoever has imported it.
 
@@ -92,7 +83,7 @@ def put_in(root: str, module: str, function: str, source: str) -> None:
     interpreter, which reads the file), and where its code refers to other outer variables and can't be exchanged.
     """
     path = path_in(root, module)
-    write(path, source)
+    worker.write(path, source)
     part: Any = sys.modules.get(module)
     for name in function.split(".") if part is not None else []:
         part = inspect.unwrap(vars(part)[name])
@@ -111,3 +102,22 @@ def code_named(code: types.CodeType, name: str) -> types.CodeType | None:
             if found is not None:
                 return found
     return None
+
+
+def answer(root: str, tests: list[str], limit: float, mutants: list[dict] | None = None, **others: Any) -> dict:
+    """As the worker of the grader does; with mutants, it takes as long as all of them take."""
+    if mutants is None:
+        return worker.answer(root, tests, limit, **others)
+    answers = os.dup(1)
+
+    def nest(reporter: worker.Reporter) -> Nest:
+        os.environ["HYPOTHESIS_PROFILE"] = "unshrunk"
+        return Nest(root, mutants, limit, answers, reporter)
+
+    last = worker.answer(root, tests, None, plugin=nest)
+    os.close(answers)
+    return last | {"last": True}
+
+
+if __name__ == "__main__":
+    worker.main(answer)
