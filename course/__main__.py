@@ -20,10 +20,13 @@ from typing import Annotated, Literal
 
 import tyro
 
-from course import assignment, handout, hunt, marks, questions, similar, slides, verify
+from course import assignment, handout, hunt, questions, slides, verify
 from course.copies import check_copy
 from course.exercises import EXERCISES, chosen
-from course.grade import Worker, desks, first_open, given, grade
+from course.grader import similar, whole_class
+from course.grader.formats import FORMATS, points_of, table
+from course.grader.grade import desks, first_open, given, grade
+from course.grader.worker import Worker
 from course.questions import right_answers
 from course.start import start
 from nanorlhf.cli import Fraction, Seconds, Seed, Workers, check_ranges, run_module
@@ -47,7 +50,7 @@ class Start:
     def run(self) -> None:
         exercises = chosen(self.exercises) if self.exercises else list(EXERCISES)
         start(self.directory, exercises, self.student)
-        print(f"{self.directory}: {len(exercises)} exercises, {marks.points_of(exercises)} points.")
+        print(f"{self.directory}: {len(exercises)} exercises, {points_of(exercises)} points.")
         print(f"What to do first: cd {self.directory} && python -m course next")
 
 
@@ -102,17 +105,17 @@ class Grade:
         num = min(self.workers, len(exercises))
         if self.format == "csv":
             assert self.out is not None
-            submissions = marks.submissions_in(self.directory)
-            marks.read_class(self.out, exercises)  # refused before anything runs
+            submissions = whole_class.submissions_in(self.directory)
+            whole_class.read_class(self.out, exercises)  # refused before anything runs
             with Progress(total=len(submissions), unit="submission", leave=False) as bar, desks(num) as found:
-                rows = marks.grade_class(self.directory, exercises, self.limit, found, self.out, bar.update)
-            print(f"{self.out}: {len(rows)} submissions, {marks.points_of(exercises)} points each at most.")
+                rows = whole_class.grade_class(self.directory, exercises, self.limit, found, self.out, bar.update)
+            print(f"{self.out}: {len(rows)} submissions, {points_of(exercises)} points each at most.")
             return
         check_copy(self.directory)
         with Progress(total=len(exercises), unit="exercise", leave=False) as bar, desks(num) as found:
             outcomes = grade(self.directory, exercises, self.limit, found, bar.update)
         if self.format == "table" or self.out is not None:
-            print(marks.table(exercises, outcomes))
+            print(table(exercises, outcomes))
             if (asked := right_answers(self.directory)) is not None:
                 print(f"questions of {asked[0]}: {asked[1]} of {len(questions.MAKERS)}")
         if self.format != "table":
@@ -180,7 +183,7 @@ class Similar:
     """shared shingles per shingle of the shorter one"""
 
     def run(self) -> None:
-        submissions = marks.submissions_in(self.directory)
+        submissions = whole_class.submissions_in(self.directory)
         exercises = chosen(self.exercises) if self.exercises else EXERCISES
         pairs = [pair for exercise in exercises for pair in similar.pairs_of(submissions, exercise, self.threshold)]
         print(similar.table(pairs))
@@ -218,7 +221,7 @@ class Nbgrader:
     def run(self) -> None:
         exercises = chosen(self.exercises) if self.exercises else list(EXERCISES)
         written = assignment.write_assignments(self.out, exercises)
-        print(f"{self.out}: {len(written)} notebooks, {marks.points_of(exercises)} points.")
+        print(f"{self.out}: {len(written)} notebooks, {points_of(exercises)} points.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,11 +266,6 @@ class Args:
 
 
 CHECK = "python -m course check"
-FORMATS = {
-    "json": marks.as_json,
-    "gradescope": marks.as_gradescope,
-    "github-classroom": marks.as_github_classroom,
-}
 
 
 def main(args: Args) -> None:

@@ -1,7 +1,7 @@
 """Exercises as assignments for nbgrader: a notebook each, with the solution between its marks and a hidden test.
 
 nbgrader takes the solutions and the tests out of what students get, and puts the tests back before it grades. The test
-runs the course's grader, in a process of its own, on the functions of the cells (`submission.py`, `worker.py`).
+runs the course's grader, in a process of its own, on the functions of the cells (`grader/`).
 The cell that calls it shares its kernel with the student's code, as every test of nbgrader does: that code could make
 the call say anything. Grade in a container, and where that matters use `python -m course grade`.
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 from course.copies import ROOT, path_of
 from course.edit import Function, find_function, rewritten
 from course.exercises import Exercise, chosen
-from course.grade import desks
+from course.grader.grade import desks
+from course.grader.submission import lines_of, names_of, top_level, with_statements
 from course.handout import exercise_page, functions_of
 from course.sessions import SESSIONS
-from course.submission import lines_of, names_of, top_level, with_statements
 from nanorlhf.errors import InputError
 
 LIMIT = 60.0  # seconds for the tests of an exercise

@@ -16,7 +16,7 @@ from course.bugs import BUGS
 from course.copies import ROOT, path_of
 from course.edit import Function, find_function
 from course.exercises import Exercise
-from course.grade import in_words
+from course.grader.worker import in_words
 from course.sessions import SESSIONS, Session
 from nanorlhf.errors import InputError
 

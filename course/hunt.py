@@ -7,7 +7,8 @@ from pathlib import Path
 from course.bugs import BUGS, Bug, bug_named
 from course.copies import ANSWERS, ROOT, copy_files, new_directory, path_of, read_mark, write_mark
 from course.edit import replaced
-from course.grade import Worker, tree_of
+from course.grader.grade import tree_of
+from course.grader.worker import Worker
 from nanorlhf.errors import InputError
 
 GIVEAWAYS = ("tests", "course", *ANSWERS)  # the tests and the table of bugs among them

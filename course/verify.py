@@ -17,7 +17,8 @@ from pathlib import Path
 from course.bugs import BUGS, Bug
 from course.copies import ROOT, path_of
 from course.exercises import EXERCISES, Exercise, closure
-from course.grade import Outcome, Worker, tree_of
+from course.grader.grade import tree_of
+from course.grader.worker import Outcome, Worker
 from course.hunt import put_in
 from course.start import empty
 from nanorlhf.errors import InputError

@@ -100,7 +100,7 @@ def test_every_page_of_the_repository_is_there_and_none_that_tells_a_bug(site, p
     assert "index.html" in names
     assert {f"course/exercises/{exercise.name}.html" for exercise in EXERCISES} <= names
     assert {"train_ppo.py.html", "nanorlhf/ppo.py.html", "kernels/gae.py.html", "data/tiny.py.html"} <= names
-    assert "course/grade.py.html" in names and "course/bugs.py.html" not in names
+    assert "course/grader/grade.py.html" in names and "course/bugs.py.html" not in names
     written = " ".join(path.read_text() for path in pages)
     assert not [bug.name for bug in BUGS if bug.symptom in written or f">{bug.name}<" in written]
 

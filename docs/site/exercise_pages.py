@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from course.copies import ROOT
 from course.edit import find_function, rewritten
 from course.exercises import EXERCISES, Exercise
-from course.grade import in_words
+from course.grader.worker import in_words
 from course.handout import LEVELS
 
 FOLDER = "course/exercises"

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from course.copies import ROOT, copy_files
-from course.grade import Desk, Worker, desks
+from course.grader.grade import Desk, desks
+from course.grader.worker import Worker
 
 
 @pytest.fixture(scope="session")

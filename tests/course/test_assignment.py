@@ -15,7 +15,7 @@ from course import assignment
 from course.assignment import check, hand_in, write_assignments
 from course.copies import ROOT
 from course.exercises import EXERCISES, chosen
-from course.submission import arranged
+from course.grader.submission import arranged
 from nanorlhf.errors import InputError
 from tests.course.test_handout import lines_of_bodies
 

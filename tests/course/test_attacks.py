@@ -14,9 +14,10 @@ import pytest
 from course.copies import CODE, ROOT
 from course.edit import rewritten
 from course.exercises import EXERCISES, chosen
-from course.grade import Desk, grade
+from course.grader.allowed import check
+from course.grader.grade import Desk, grade
+from course.grader.submission import arranged, bodies_of
 from course.start import start
-from course.submission import arranged, bodies_of, check
 from nanorlhf.errors import InputError
 
 AT_K = "nanorlhf/metrics/at_k.py"
@@ -63,7 +64,7 @@ ATTACKS = (
     planted("sitecustomize.py", "import os; os._exit(0)\n", "ends every Python that starts in the copy"),
     planted("torch.py", "equal = allclose = lambda *_: True\n", "has a torch of its own"),
     planted("nanorlhf/__init__.py", "import pytest\npytest.approx = max\n", "edits a package"),
-    planted("course/grade.py", "def grade(*_): return {}\n", "edits the grader"),
+    planted("course/grader/grade.py", "def grade(*_): return {}\n", "edits the grader"),
     planted("course/exercises.py", "EXERCISES = ()\n", "edits the table of exercises"),
     planted(".course", "eyJleGVyY2lzZXMiOiBbXX0=\n", "says that it was given no exercise"),
     # ------------------------------------------------------------------------------------------- 2. reads the solution

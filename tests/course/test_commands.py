@@ -11,7 +11,7 @@ from course import __main__ as course
 from course.__main__ import Args, main
 from course.bugs import BUGS
 from course.exercises import EXERCISES, chosen
-from course.grade import Outcome
+from course.grader.worker import Outcome
 from nanorlhf.cli import run_module
 from tests.page_commands import ROOT, read_page, settings_of
 

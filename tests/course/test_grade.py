@@ -7,7 +7,8 @@ import pytest
 from course.copies import ROOT, path_of, read_mark
 from course.edit import replaced, rewritten
 from course.exercises import EXERCISES, chosen
-from course.grade import Desk, Worker, first_open, given, grade, in_words
+from course.grader.grade import Desk, first_open, given, grade
+from course.grader.worker import Worker, in_words
 from course.start import start
 from nanorlhf.errors import InputError
 

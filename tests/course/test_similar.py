@@ -7,7 +7,7 @@ import pytest
 from course.copies import ROOT
 from course.edit import rewritten
 from course.exercises import chosen
-from course.similar import pairs_of, table
+from course.grader.similar import pairs_of, table
 from course.start import body_of
 
 AT_K = "nanorlhf/metrics/at_k.py"

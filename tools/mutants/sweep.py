@@ -20,7 +20,9 @@ from queue import Empty, SimpleQueue
 from course.copies import ROOT, path_of
 from course.edit import fixed_names, local_names
 from course.exercises import Exercise
-from course.grade import Outcome, Worker, outcome, tree_of, write
+from course.grader.grade import tree_of
+from course.grader.worker import Outcome, Worker, outcome
+from course.grader.worker_main import write
 from nanorlhf.errors import InputError
 from tools.mutants.equivalent import EQUIVALENT
 from tools.mutants.operators import Mutant, mutants_of

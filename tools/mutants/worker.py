@@ -1,6 +1,6 @@
 """The grader's worker, which also judges mutants in forks of a process that has imported the project and the tests.
 
-So one costs what its tests cost. A request of `course/worker.py` with
+So one costs what its tests cost. A request of `course/grader/worker_main.py` with
 
     "mutants": [{"module": name, "function": name, "source": of the file}]
     -> an answer for the function as it is, then one for each mutant, of the same form, and one more, with "last", when
@@ -21,8 +21,8 @@ import types
 from pathlib import Path
 from typing import Any
 
-from course import worker
-from course.forks import be_a_fork, outcome_of
+from course.grader import worker_main
+from course.grader.forks import be_a_fork, outcome_of
 
 LONGER = 5  # times the processor time of the function as it is: what a mutant may take, or `limit`, whichever is more
 WAITING = 10  # times that: how long it may take on a busy machine, or waiting
@@ -49,7 +49,7 @@ class Nest:
                 os.close(reader)
                 be_a_fork()
                 self.reporter.pipe = writer
-                at_most(resource.RLIMIT_DATA, worker.MEMORY)
+                at_most(resource.RLIMIT_DATA, worker_main.MEMORY)
                 if seconds is not None:
                     at_most(resource.RLIMIT_CPU, seconds)
                 if mutant is not None:
@@ -58,7 +58,7 @@ class Nest:
             os.close(writer)
             result = outcome_of(child, reader, None if seconds is None else WAITING * seconds)
             if path is not None:
-                worker.write(path, source)
+                worker_main.write(path, source)
             os.write(self.answers, (json.dumps(result) + "\n").encode())
             if mutant is None:
                 if result["failed"] or not result["ended"]:
@@ -83,7 +83,7 @@ def put_in(root: str, module: str, function: str, source: str) -> None:
     interpreter, which reads the file), and where its code refers to other outer variables and can't be exchanged.
     """
     path = path_in(root, module)
-    worker.write(path, source)
+    worker_main.write(path, source)
     part: Any = sys.modules.get(module)
     for name in function.split(".") if part is not None else []:
         part = inspect.unwrap(vars(part)[name])
@@ -107,17 +107,17 @@ def code_named(code: types.CodeType, name: str) -> types.CodeType | None:
 def answer(root: str, tests: list[str], limit: float, mutants: list[dict] | None = None, **others: Any) -> dict:
     """As the worker of the grader does; with mutants, it takes as long as all of them take."""
     if mutants is None:
-        return worker.answer(root, tests, limit, **others)
+        return worker_main.answer(root, tests, limit, **others)
     answers = os.dup(1)
 
-    def nest(reporter: worker.Reporter) -> Nest:
+    def nest(reporter: worker_main.Reporter) -> Nest:
         os.environ["HYPOTHESIS_PROFILE"] = "unshrunk"
         return Nest(root, mutants, limit, answers, reporter)
 
-    last = worker.answer(root, tests, None, plugin=nest)
+    last = worker_main.answer(root, tests, None, plugin=nest)
     os.close(answers)
     return last | {"last": True}
 
 
 if __name__ == "__main__":
-    worker.main(answer)
+    worker_main.main(answer)

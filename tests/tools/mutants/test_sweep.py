@@ -11,8 +11,8 @@ import pytest
 from course.copies import ROOT, path_of
 from course.edit import fixed_names
 from course.exercises import EXERCISES, Exercise, chosen
-from course.forks import be_a_fork, outcome_of
-from course.grade import Worker
+from course.grader.forks import be_a_fork, outcome_of
+from course.grader.worker import Worker
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from tests.course.test_edit import local_variables, with_renamed

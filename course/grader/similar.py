@@ -18,8 +18,9 @@ from pathlib import Path
 from course.copies import ROOT
 from course.edit import Function
 from course.exercises import Exercise
+from course.grader.allowed import Refused
+from course.grader.submission import bodies_of
 from course.start import body_of
-from course.submission import Refused, bodies_of
 
 LENGTH = 5  # tokens of a shingle
 FEWEST = 8  # shingles of one's own: fewer are too little to compare

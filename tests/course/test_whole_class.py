@@ -8,7 +8,7 @@ import pytest
 from course.copies import ROOT
 from course.edit import rewritten
 from course.exercises import chosen
-from course.marks import cell, grade_class, read_class, submissions_in
+from course.grader.whole_class import cell, grade_class, read_class, submissions_in
 from course.start import start
 from nanorlhf.errors import InputError
 

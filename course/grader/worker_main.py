@@ -1,4 +1,4 @@
-"""Runs tests in forked processes: one request a line on stdin, one answer a line on stdout. `grade.py` starts it.
+"""Runs tests in forked processes: one request a line on stdin, one answer a line on stdout. `worker.py` starts it.
 
     {"root": directory, "tests": [pytest node ids], "limit": seconds, "guarded": bool}
     -> {"passed": [node ids], "failed": [[node id, why]], "skipped": [[node id, why]], "seconds": float, "late": bool,
@@ -12,7 +12,7 @@ guarded: the code under test is a stranger's. The system keeps the fork to what 
 tests run in the process of that code, so what they report could be its invention. Therefore each line of the report
 begins with a word that is drawn for this fork; every test that was collected, before any of that code ran, must have
 come to its end; and a decoy, which must fail, must have failed after them. Each can be got round by code that finds its
-way about the interpreter: `submission.py` refuses what is needed for that.
+way about the interpreter: `allowed.py` refuses what is needed for that.
 """
 
 import gc
@@ -30,9 +30,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from course.forks import be_a_fork, outcome_of
+from course.grader.forks import be_a_fork, outcome_of
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # third-party imports that take time; one that is missing is the tests' business
 SLOW = (

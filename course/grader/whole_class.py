@@ -1,109 +1,23 @@
-"""Grades as tables and files: for people, Gradescope, GitHub Classroom, and for a class, a row per submission."""
+"""The grades of a class: a file with a row per submission, which an interrupted run goes on with."""
 
-import base64
 import csv
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from course.copies import MARK
 from course.exercises import Exercise
-from course.grade import Desk, Outcome, grade
+from course.grader.allowed import Refused
+from course.grader.formats import points_of, reached, said, total
+from course.grader.grade import Desk, grade
+from course.grader.submission import files_of, read_file
 from course.questions import FILE, right_answers
-from course.submission import Refused, files_of, read_file
 from nanorlhf.errors import InputError
 from nanorlhf.files import replacing
 
-Outcomes = dict[str, Outcome]
 ASKED = ("student", "questions")  # whom a copy was made for, by its own word, and the questions answered right
 
 
-def points_of(exercises: Sequence[Exercise]) -> int:
-    return sum(exercise.points for exercise in exercises)
-
-
-def reached(exercise: Exercise, outcomes: Outcomes) -> int:
-    return exercise.points if outcomes[exercise.name].passed else 0
-
-
-def total(exercises: Sequence[Exercise], outcomes: Outcomes) -> int:
-    return sum(reached(exercise, outcomes) for exercise in exercises)
-
-
-def said(result: Outcome) -> str:
-    return "passed" if result.passed else f"{result.claim}: {result.reason}"
-
-
-# ------------------------------------------------------------------------------------------------ 1. of one submission
-def table(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
-    """One line per exercise, and the sum."""
-    width = max(len(exercise.name) for exercise in exercises)
-    lines = [
-        f"{exercise.name:{width}}  {reached(exercise, outcomes):2} of {exercise.points}  "
-        f"{said(outcomes[exercise.name]):.160}"
-        for exercise in exercises
-    ]
-    return "\n".join([*lines, f"{'points':{width}}  {total(exercises, outcomes):2} of {points_of(exercises)}"])
-
-
-def as_json(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
-    rows = [
-        {
-            "name": exercise.name,
-            "points": reached(exercise, outcomes),
-            "of": exercise.points,
-            "passed": (result := outcomes[exercise.name]).passed,
-            "claim": result.claim,
-            "reason": result.reason,
-            "seconds": result.seconds,
-        }
-        for exercise in exercises
-    ]
-    whole = {"points": total(exercises, outcomes), "of": points_of(exercises), "exercises": rows}
-    return json.dumps(whole, indent=2) + "\n"
-
-
-def as_gradescope(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
-    """The results.json that Gradescope reads from /autograder/results."""
-    tests = [
-        {
-            "name": exercise.name,
-            "score": reached(exercise, outcomes),
-            "max_score": exercise.points,
-            "status": "passed" if outcomes[exercise.name].passed else "failed",
-            "output": said(outcomes[exercise.name]),
-            "visibility": "visible",
-        }
-        for exercise in exercises
-    ]
-    seconds = sum(result.seconds for result in outcomes.values())
-    return (
-        json.dumps({"execution_time": round(seconds), "stdout_visibility": "hidden", "tests": tests}, indent=2) + "\n"
-    )
-
-
-def as_github_classroom(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
-    """A line for $GITHUB_OUTPUT: the `result` that GitHub Classroom's autograding reporter reads from a step."""
-    tests = [
-        {
-            "name": exercise.name,
-            "status": "pass" if outcomes[exercise.name].passed else "fail",
-            "score": reached(exercise, outcomes),
-            "message": "" if outcomes[exercise.name].passed else said(outcomes[exercise.name]),
-            "test_code": "",
-            "filename": "",
-            "line_no": 0,
-            "execution_time": f"{outcomes[exercise.name].seconds:.1f}s",
-        }
-        for exercise in exercises
-    ]
-    status = "pass" if all(result.passed for result in outcomes.values()) else "fail"
-    result = {"version": 1, "status": status, "max_score": points_of(exercises), "tests": tests}
-    return f"result={base64.b64encode(json.dumps(result).encode()).decode()}\n"
-
-
-# ------------------------------------------------------------------------------------------------------- 2. of a class
 def submissions_in(directory: Path) -> list[Path]:
     """The directories in `directory`, by name; InputError where there is none."""
     found = sorted(path for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []

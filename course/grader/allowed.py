@@ -1,0 +1,87 @@
+"""What code a solution may hold: it is read before anything runs.
+
+A solution computes. It needs no files, no processes, no attributes of the interpreter, and refusing them by name stops
+what is easy to write. It is no wall: `worker_main.py` says what comes after it.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from course.edit import Function
+
+IMPORTS = {"torch", "numpy", "math", "itertools", "functools", "collections", "heapq", "bisect", "random"}
+DECORATORS = {"triton.jit", "torch.no_grad()"}  # of functions that a student adds; they run at the import
+# what leads from a name or a module to files, processes, other people's code or the interpreter
+NAMES = {
+    *("open", "exec", "eval", "compile", "globals", "locals", "vars", "getattr", "setattr", "delattr", "breakpoint"),
+    *("exit", "quit", "memoryview", "os", "sys", "gc", "inspect", "importlib", "builtins", "subprocess", "ctypes"),
+    *("pathlib", "Path", "shutil", "tempfile", "socket", "multiprocessing", "pickle", "atexit", "unittest", "pytest"),
+}
+ATTRIBUTES = NAMES | {
+    *("io", "threading", "marshal", "linecache", "traceback", "operator", "types", "testing", "ctypeslib", "f2py"),
+    *("load", "save", "savez", "savetxt", "loadtxt", "genfromtxt", "fromfile", "tofile", "from_file", "memmap", "dump"),
+    *("dumps", "open_memmap", "DataSource", "load_library", "load_inline", "cpp_extension", "package", "hub"),
+    *("library", "overrides", "jit", "fx", "spawn", "rpc", "data_ptr", "storage", "untyped_storage", "get_type_hints"),
+    *("f_back", "f_globals", "f_locals", "f_builtins", "f_code", "gi_frame", "gi_code", "cr_frame", "ag_frame"),
+    *("tb_frame", "tb_next", "with_traceback", "mro", "attrgetter", "methodcaller"),
+}
+LOADS = "tl.load"  # Triton's, of a kernel
+ASSIGNED = {"grad", "data", "requires_grad", "reward_bias"}  # attributes of what is not `self` that a body may assign
+FIXED = ("self", "tl")  # names that stay what they are
+
+
+class Refused(Exception):
+    """Why an exercise of a submission is not run, in a sentence."""
+
+
+def objections(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """What a function of an exercise has no need of: (where, what)."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Import | ast.ImportFrom):
+            modules = [alias.name for alias in part.names]
+            if isinstance(part, ast.ImportFrom):
+                modules = [f"{part.module}.{name}" for name in modules]
+            for module in modules:
+                first, *rest = module.split(".")
+                wrong = first not in IMPORTS or (isinstance(part, ast.ImportFrom) and part.level > 0)
+                if wrong or any(name in ATTRIBUTES or name.startswith("_") for name in rest):
+                    yield part, f"import {module}"
+        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
+            if part.id in NAMES or is_dunder(part.id):
+                yield part, part.id
+        elif isinstance(part, ast.Attribute):
+            if ast.unparse(part) == LOADS:
+                continue
+            if part.attr in ATTRIBUTES or (part.attr.startswith("_") and part.attr != "__init__"):
+                yield part, f".{part.attr}"
+            elif not isinstance(part.ctx, ast.Load) and part.attr not in ASSIGNED:
+                if not (isinstance(part.value, ast.Name) and part.value.id == "self"):
+                    yield part, f"an assignment to {ast.unparse(part)}"
+        elif isinstance(part, ast.Name) and part.id in FIXED:
+            yield part, f"an assignment to {part.id}"
+        elif isinstance(part, ast.MatchClass):  # reads attributes by name
+            yield part, f"case {ast.unparse(part)}"
+        elif isinstance(part, ast.ClassDef):
+            yield part, f"class {part.name}"
+        elif isinstance(part, ast.Global):
+            yield part, f"global {', '.join(part.names)}"
+
+
+def is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def check(path: Path, nodes: list[ast.stmt]) -> None:
+    """Refused, with the line, where one of these functions or imports does what no solution needs."""
+    for node in nodes:
+        for part, what in objections(node):
+            raise Refused(f"{path}, line {getattr(part, 'lineno', node.lineno)}: no exercise needs `{what}`")
+
+
+def check_decorators(path: Path, nodes: list[ast.stmt]) -> None:
+    """Refused where a function that a student adds has a decorator that no exercise needs."""
+    for node in nodes:
+        decorators = node.decorator_list if isinstance(node, Function) else []
+        if any(ast.unparse(decorator) not in DECORATORS for decorator in decorators):
+            raise Refused(f"{path}, line {node.lineno}: no exercise needs that decorator")

@@ -1,0 +1,119 @@
+"""Tests that run in another process, and what they have shown."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from course.copies import ROOT
+from course.grader.worker_main import DECOY
+from nanorlhf.errors import InputError
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # tiny tensors lose by a second thread
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "CUDA_VISIBLE_DEVICES": "",  # a grade is the same with and without a GPU
+    "TRITON_INTERPRET": "1",
+    "NANORLHF_REAL_DATA": "none",  # nor with and without real data
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the tests of one exercise, or of one bug, have shown."""
+
+    passed: bool
+    claim: str  # the first that failed, in words; empty where all hold
+    reason: str  # its error in one line
+    seconds: float
+
+
+class Worker:
+    """A process that runs tests in forks of its own; see `worker_main.py`. Use it as a context.
+
+    Raises InputError where the libraries of the tests are missing: every submission would fail.
+    """
+
+    def __init__(self, module: str = "course.grader.worker_main") -> None:
+        missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
+        if missing:
+            raise InputError(f"The tests need {' and '.join(missing)}: install them with `pip install -e '.[test]'`.")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            cwd=ROOT, env=environment | ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the worker
+        )  # fmt: skip
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def run(self, root: Path, tests: Sequence[str], limit: float, guarded: bool = False) -> Outcome:
+        """Whether all these tests of the tree `root` pass within `limit` seconds.
+
+        guarded: the code under test is a stranger's; see `worker_main.py`.
+        """
+        answer = next(self.answers(root=str(root), tests=list(tests), limit=limit, guarded=guarded))
+        return guarded_outcome(answer, tests) if guarded else outcome(answer)
+
+    def answers(self, **request: object) -> Iterator[dict]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return map(json.loads, self.process.stdout)
+
+
+def outcome(answer: dict) -> Outcome:
+    claim = reason = ""
+    if answer["failed"]:
+        test, reason = answer["failed"][0]
+        claim = in_words(test)
+    elif not answer["ended"]:
+        claim, reason = "the tests come to their end", "the code under test has ended the process"
+    elif not answer["passed"]:
+        claim, reason = "the tests run", answer["skipped"][0][1] if answer["skipped"] else "they were not found"
+    printable = "".join(letter if letter.isprintable() else " " for letter in reason)  # a stranger's: no control codes
+    return Outcome(not claim, claim, printable, answer["seconds"])
+
+
+def guarded_outcome(answer: dict, tests: Sequence[str]) -> Outcome:
+    """Only what is said of every test counts: one that was left out, or skipped by the code under test, has failed."""
+    result = outcome(answer)
+    if answer["failed"] or not answer["ended"]:
+        return result
+    done = {*answer["passed"], *(test for test, _ in answer["skipped"])}  # skipped by a fixture: no data, no GPU
+    said = done.union(answer["decoys"])
+    silent = [test for test in answer["collected"] if test not in said]
+    decoys = [test for test in silent if test.startswith(DECOY)]
+    if decoys and silent == decoys:
+        reason = "the code under test has changed the tools of the tests"
+        return Outcome(False, "a test that must fail fails", reason, result.seconds)
+    silent += [test for test in tests if not any(name == test or name.startswith(f"{test}[") for name in done)]
+    if answer["collected"] and silent:
+        return Outcome(False, in_words(silent[0]), "the code under test has kept it from running", result.seconds)
+    return result
+
+
+def in_words(test: str) -> str:
+    """The claim of a test is its name.
+
+    >>> in_words("tests/test_ppo.py::test_masked_mean_ignores_nan[3]")
+    'masked mean ignores nan [3]'
+    """
+    file, _, name = test.partition("::")
+    if not name:
+        return f"{file} can be imported"
+    name, bracket, values = name.partition("[")
+    return name.removeprefix("test_").replace("_", " ") + f" {bracket}{values}".rstrip()
