@@ -22,7 +22,7 @@ import tyro
 
 from course import assignment, handout, hunt, questions, slides, verify
 from course.copies import check_copy
-from course.exercises import EXERCISES, chosen
+from course.exercises import chosen
 from course.grader import similar, whole_class
 from course.grader.formats import FORMATS, points_of, table
 from course.grader.grade import desks, first_open, given, grade
@@ -48,7 +48,7 @@ class Start:
     """name of whom it is for: adds QUESTIONS.md, with numbers of the student's own"""
 
     def run(self) -> None:
-        exercises = chosen(self.exercises) if self.exercises else list(EXERCISES)
+        exercises = chosen(self.exercises)
         start(self.directory, exercises, self.student)
         print(f"{self.directory}: {len(exercises)} exercises, {points_of(exercises)} points.")
         print(f"What to do first: cd {self.directory} && python -m course next")
@@ -184,8 +184,11 @@ class Similar:
 
     def run(self) -> None:
         submissions = whole_class.submissions_in(self.directory)
-        exercises = chosen(self.exercises) if self.exercises else EXERCISES
-        pairs = [pair for exercise in exercises for pair in similar.pairs_of(submissions, exercise, self.threshold)]
+        pairs = [
+            pair
+            for exercise in chosen(self.exercises)
+            for pair in similar.pairs_of(submissions, exercise, self.threshold)
+        ]
         print(similar.table(pairs))
 
 
@@ -203,7 +206,7 @@ class Handout:
     """print each page into a PDF too, by Chromium"""
 
     def run(self) -> None:
-        exercises = chosen(self.exercises) if self.exercises else list(EXERCISES)
+        exercises = chosen(self.exercises)
         with Progress(unit="page", leave=False) as bar:
             written = handout.write_handouts(self.out, exercises, self.key, self.pdf, bar.update)
         print(f"{self.out}: {len(written)} files.")
@@ -219,7 +222,7 @@ class Nbgrader:
     """names; none: all"""
 
     def run(self) -> None:
-        exercises = chosen(self.exercises) if self.exercises else list(EXERCISES)
+        exercises = chosen(self.exercises)
         written = assignment.write_assignments(self.out, exercises)
         print(f"{self.out}: {len(written)} notebooks, {points_of(exercises)} points.")
 

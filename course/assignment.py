@@ -12,14 +12,13 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from course.copies import ROOT, path_of
+from course.copies import ROOT, check_new, place_of
 from course.edit import Function, find_function, rewritten
 from course.exercises import Exercise, chosen
 from course.grader.grade import desks
 from course.grader.submission import lines_of, names_of, top_level, with_statements
 from course.handout import exercise_page, functions_of
 from course.sessions import SESSIONS
-from nanorlhf.errors import InputError
 
 LIMIT = 60.0  # seconds for the tests of an exercise
 CONFIG = """c = get_config()
@@ -46,7 +45,8 @@ def assignment(exercise: Exercise) -> dict:
         f"check({exercise.name!r}, In)",
         "### END HIDDEN TESTS",
     ]
-    cells = [text_cell("task", exercise_page(exercise)), code_cell("names", "\n".join(names), locked=True)]
+    task = {"cell_type": "markdown", "id": "task", "metadata": {}, "source": exercise_page(exercise)}
+    cells = [task, code_cell("names", "\n".join(names), locked=True)]
     for where, function in functions_of(exercise):
         cells.append(code_cell(f"write-{len(cells) - 1}", solution(where, function), solution=True))
     cells.append(code_cell("test", "\n".join(test), locked=True, points=exercise.points))
@@ -61,10 +61,6 @@ def assignment(exercise: Exercise) -> dict:
 UPDATE = 'globals().update({name: value for name, value in given.items() if not name.startswith("__")})'
 
 
-def text_cell(name: str, text: str) -> dict:
-    return {"cell_type": "markdown", "id": name, "metadata": {}, "source": text}
-
-
 def code_cell(name: str, text: str, locked: bool = False, solution: bool = False, points: int | None = None) -> dict:
     """A cell with nbgrader's metadata; points: it is graded."""
     about = {"schema_version": 3, "grade_id": name, "grade": points is not None, "solution": solution}
@@ -77,8 +73,8 @@ def code_cell(name: str, text: str, locked: bool = False, solution: bool = False
 
 def solution(where: str, function: Function) -> str:
     """A function as it stands in its file, its body between the marks that nbgrader empties."""
-    module, _, name = where.partition(":")
-    source = (ROOT / path_of(module)).read_text(encoding="utf-8").splitlines()
+    path, name = place_of(where)
+    source = (ROOT / path).read_text(encoding="utf-8").splitlines()
     first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
     has_docstring = ast.get_docstring(function) is not None
     statement = function.body[0]
@@ -87,13 +83,12 @@ def solution(where: str, function: Function) -> str:
     head, body = source[first - 1 : start], source[start : function.end_lineno]
     margin = " " * (function.col_offset + 4)
     lines = [*head, f"{margin}### BEGIN SOLUTION", *body, f"{margin}### END SOLUTION"]
-    return "\n".join([f"# {name}, in {path_of(module)}", *(line[function.col_offset :] for line in lines)])
+    return "\n".join([f"# {name}, in {path}", *(line[function.col_offset :] for line in lines)])
 
 
 def write_assignments(out: Path, exercises: Sequence[Exercise]) -> list[Path]:
     """A course directory of nbgrader: source/week-N/EXERCISE.ipynb and nbgrader_config.py."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out} is not empty: name a new directory.")
+    check_new(out, "--out ")
     weeks = {name: i // 2 + 1 for i, session in enumerate(SESSIONS) for name in session.exercises}
     written = []
     for exercise in exercises:
@@ -132,8 +127,7 @@ def hand_in(cells: Iterable[str], exercise: Exercise, directory: Path) -> None:
             continue
     bodies: dict[Path, dict[str, list[str]]] = {}
     for where in exercise.functions:
-        module, _, name = where.partition(":")
-        path = path_of(module)
+        path, name = place_of(where)
         theirs = defined.get(name.rpartition(".")[2])
         lines = [f"raise NotImplementedError({f'no cell that runs defines {name}'!r})"]
         if isinstance(theirs, Function):

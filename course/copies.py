@@ -68,10 +68,15 @@ def copy_files(source: Path, target: Path, names: Iterable[str] = CODE + OTHERS,
         shutil.copyfile(source / path, target / path)
 
 
+def check_new(directory: Path, flag: str = "") -> None:
+    """InputError if something is in a directory that is to be written."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise InputError(f"{flag}{directory} is not empty: name a new directory.")
+
+
 def new_directory(directory: Path) -> None:
     """Make a directory for a copy; InputError if something is in it."""
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InputError(f"{directory} is not empty: name a new directory.")
+    check_new(directory)
     if (ROOT / MARK).exists():
         raise InputError(f"{ROOT} is a student's copy already: run the course of the repository that it is a copy of.")
     directory.mkdir(parents=True, exist_ok=True)
@@ -103,15 +108,21 @@ def read_mark(directory: Path) -> dict:
     return content
 
 
-def path_of(module: str) -> Path:
-    """`nanorlhf.ppo` -> nanorlhf/ppo.py"""
-    return Path(*module.split(".")).with_suffix(".py")
+def place_of(function: str) -> tuple[Path, str]:
+    """`nanorlhf.ppo:whiten` -> (nanorlhf/ppo.py, "whiten")"""
+    module, _, name = function.partition(":")
+    return Path(*module.split(".")).with_suffix(".py"), name
+
+
+def path_of(function: str) -> Path:
+    """The file of `module:name`, or of a module."""
+    return place_of(function)[0]
 
 
 def take_out(directory: Path, function: str, body: list[str]) -> None:
     """Empty a function, `module:name`, of the copy; InputError if it isn't there."""
-    module, _, name = function.partition(":")
-    path = directory / path_of(module)
+    file, name = place_of(function)
+    path = directory / file
     try:
         source = path.read_text(encoding="utf-8")
         find_function(source, name)

@@ -733,13 +733,13 @@ EXERCISES: tuple[Exercise, ...] = (
 
 
 def chosen(names: Iterable[str]) -> list[Exercise]:
-    """Exercises by name, in the order of the course; InputError for a name that is none."""
+    """Exercises by name, in the order of the course, all without names; InputError for a name that is none."""
     names = list(names)
     known = [exercise.name for exercise in EXERCISES]
     for name in names:
         if name not in known:
             raise InputError(f"{name!r} is no exercise: choose among {', '.join(known)}.")
-    return [exercise for exercise in EXERCISES if exercise.name in names]
+    return [exercise for exercise in EXERCISES if not names or exercise.name in names]
 
 
 def closure(exercise: Exercise) -> set[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from course.bugs import BUGS
-from course.copies import ROOT, path_of
+from course.copies import ROOT, check_new, place_of
 from course.edit import Function, find_function
 from course.exercises import Exercise
 from course.grader.worker import in_words
@@ -53,8 +53,8 @@ def functions_of(exercise: Exercise) -> list[tuple[str, Function]]:
     """(module:name, the function as it is here) of each that is to be written."""
     found = []
     for where in exercise.functions:
-        module, _, name = where.partition(":")
-        found.append((where, find_function((ROOT / path_of(module)).read_text(encoding="utf-8"), name)))
+        path, name = place_of(where)
+        found.append((where, find_function((ROOT / path).read_text(encoding="utf-8"), name)))
     return found
 
 
@@ -64,9 +64,9 @@ def signature(function: Function) -> str:
     return "\n".join(lines[: start + 1])
 
 
-def class_of(module: str, method: str) -> list[str]:
+def class_of(path: Path, method: str) -> list[str]:
     """The lines of a method's class that are no method: its docstring and its fields."""
-    source = (ROOT / path_of(module)).read_text(encoding="utf-8")
+    source = (ROOT / path).read_text(encoding="utf-8")
     [node] = [x for x in ast.parse(source).body if isinstance(x, ast.ClassDef) and x.name == method.partition(".")[0]]
     kept = [part for part in node.body if not isinstance(part, Function)]
     return [line for part in kept for line in source.splitlines()[part.lineno - 1 : part.end_lineno]]
@@ -85,13 +85,13 @@ def exercise_page(exercise: Exercise) -> str:
         "",
     ]
     for where, function in functions_of(exercise):
-        module, _, name = where.partition(":")
-        lines += [f"## `{name}`, in {path_of(module)}", "", "```python", signature(function), "```", ""]
+        path, name = place_of(where)
+        lines += [f"## `{name}`, in {path}", "", "```python", signature(function), "```", ""]
         text = ast.get_docstring(function)
         if text:
             lines += ["```text", inspect.cleandoc(text), "```", ""]
         if "." in name:
-            lines += [f"Its class, {name.partition('.')[0]}:", "", "```python", *class_of(module, name), "```", ""]
+            lines += [f"Its class, {name.partition('.')[0]}:", "", "```python", *class_of(path, name), "```", ""]
     lines += [f"**Hint:** {exercise.hint}", "", "**It is solved when** these hold:", ""]
     lines += [f"- {in_words(test)}" for test in exercise.tests]
     lines += ["", "The tests are part of the task: read them where a claim is not clear. An error's words stand there."]
@@ -116,8 +116,8 @@ def key_page(exercise: Exercise) -> str:
         "",
     ]
     for where, function in functions_of(exercise):
-        module, _, name = where.partition(":")
-        source = (ROOT / path_of(module)).read_text(encoding="utf-8").splitlines()
+        path, name = place_of(where)
+        source = (ROOT / path).read_text(encoding="utf-8").splitlines()
         body = "\n".join(source[function.lineno - 1 : function.end_lineno])
         lines += [f"## `{name}`", "", "```python", inspect.cleandoc("\n" + body), "```", ""]
     lines += ["**The grader asks**", ""]
@@ -141,8 +141,7 @@ def write_handouts(
     out: Path, exercises: Sequence[Exercise], key: bool, pdf: bool, tell: Callable[[], None]
 ) -> list[Path]:
     """A page per exercise, and one per week with those of its exercises; tell is called after each file."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out} is not empty: name a new directory.")
+    check_new(out, "--out ")
     browser = browser_here() if pdf else ""
     pages = {exercise.name: (key_page if key else exercise_page)(exercise) for exercise in exercises}
     files = {f"{name}.md": page for name, page in pages.items()}

@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 
 from course.bugs import BUGS, Bug, bug_named
-from course.copies import ANSWERS, ROOT, copy_files, new_directory, path_of, read_mark, write_mark
+from course.copies import ANSWERS, ROOT, copy_files, new_directory, place_of, read_mark, write_mark
 from course.edit import replaced
 from course.grader.grade import tree_of
 from course.grader.worker import Worker
@@ -25,11 +25,10 @@ def plant(directory: Path, seed: int, level: int | None) -> int:
 
 
 def put_in(directory: Path, bug: Bug) -> None:
-    module, _, function = bug.where.partition(":")
-    path = directory / path_of(module)
-    path.write_text(
-        replaced(path.read_text(encoding="utf-8"), function, bug.old, bug.new, bug.number), encoding="utf-8"
-    )
+    file, function = place_of(bug.where)
+    path = directory / file
+    source = replaced(path.read_text(encoding="utf-8"), function, bug.old, bug.new, bug.number)
+    path.write_text(source, encoding="utf-8")
 
 
 def planted_in(directory: Path) -> Bug:

@@ -29,7 +29,7 @@ WHOLE_RUN, METRICS = "tests/course/whole_run.py::test_every_stage_runs_to_its_en
 def restore(tree: Path) -> None:
     """Undo all edits of a tree: one tree serves for everything, as a new one would have to be compiled."""
     functions = [function for exercise in EXERCISES for function in exercise.functions] + [bug.where for bug in BUGS]
-    for path in {path_of(function.partition(":")[0]) for function in functions}:
+    for path in {path_of(function) for function in functions}:
         if (ROOT / path).read_bytes() != (tree / path).read_bytes():
             shutil.copyfile(ROOT / path, tree / path)
 

@@ -48,7 +48,7 @@ def objections(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
                 if wrong or any(name in ATTRIBUTES or name.startswith("_") for name in rest):
                     yield part, f"import {module}"
         elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
-            if part.id in NAMES or is_dunder(part.id):
+            if part.id in NAMES or (part.id.startswith("__") and part.id.endswith("__")):
                 yield part, part.id
         elif isinstance(part, ast.Attribute):
             if ast.unparse(part) == LOADS:
@@ -66,10 +66,6 @@ def objections(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             yield part, f"class {part.name}"
         elif isinstance(part, ast.Global):
             yield part, f"global {', '.join(part.names)}"
-
-
-def is_dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
 
 
 def check(path: Path, nodes: list[ast.stmt]) -> None:

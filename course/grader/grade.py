@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from course.copies import CODE, ROOT, check_copy, copy_files, read_mark, write_mark
-from course.exercises import EXERCISES, Exercise, chosen
+from course.exercises import Exercise, chosen
 from course.grader.allowed import Refused
 from course.grader.submission import arranged
 from course.grader.worker import Outcome, Worker
@@ -97,8 +97,7 @@ def grade(
 
 def given(directory: Path) -> list[Exercise]:
     """The exercises of a student's copy: those that `start` has emptied; all, where it was made otherwise."""
-    names = read_mark(directory).get("exercises")
-    return chosen(names) if names else list(EXERCISES)
+    return chosen(read_mark(directory).get("exercises") or ())
 
 
 def first_open(directory: Path, limit: float, desk: Desk) -> tuple[Exercise, Outcome] | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from course.copies import ROOT, path_of
+from course.copies import ROOT, path_of, place_of
 from course.edit import Function, find_function, parsed, rewritten
 from course.exercises import EXERCISES, Exercise, closure
 from course.grader.allowed import Refused, check, check_decorators
@@ -60,8 +60,7 @@ def bodies_of(directory: Path, exercise: Exercise) -> dict[Path, dict[str, Funct
     """The exercise's functions as the student has written them, by file and name; Refused where one is not graded."""
     found: dict[Path, dict[str, Function]] = {}
     for where in exercise.functions:
-        module, _, name = where.partition(":")
-        path = path_of(module)
+        path, name = place_of(where)
         theirs = read_file(directory, path)
         try:
             function = find_function(theirs, name)
@@ -145,7 +144,7 @@ def with_statements(source: str, statements: list[str], before: str) -> str:
 
 def files_of(exercises: Iterable[Exercise]) -> list[Path]:
     """The files that hold the functions of these exercises."""
-    return sorted({path_of(where.partition(":")[0]) for exercise in exercises for where in exercise.functions})
+    return sorted({path_of(where) for exercise in exercises for where in exercise.functions})
 
 
 @lru_cache(maxsize=4096)
@@ -155,8 +154,8 @@ def emptied_except(path: Path, kept: frozenset[str]) -> str:
     for exercise in EXERCISES:
         if exercise.name not in kept:
             said = f"exercise {exercise.name}: not needed here, so not there"
-            for module, _, name in (function.partition(":") for function in exercise.functions):
-                if path_of(module) == path:
+            for file, name in map(place_of, exercise.functions):
+                if file == path:
                     bodies[name] = [f"raise NotImplementedError({said!r})"]
     try:
         return rewritten(read_file(ROOT, path), bodies)

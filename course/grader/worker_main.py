@@ -163,8 +163,8 @@ def answer(
 def write(path: Path, source: str) -> None:
     """Write a source file, with a hash of it as its time.
 
-    Python takes a .pyc for current that has the file's size and time, and two mutants of one size may be written within
-    a second.
+    Python takes a .pyc for current that has the file's size and time, and two versions of one size may be written
+    within a second.
     """
     path.write_text(source, encoding="utf-8")
     stamp = zlib.crc32(source.encode())

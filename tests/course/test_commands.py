@@ -31,6 +31,12 @@ def test_the_page_names_exercises_and_bugs_that_are_there() -> None:
     assert f"The {len(EXERCISES)} exercises" in (ROOT / "course" / "README.md").read_text()
 
 
+def test_the_page_says_of_every_file_what_is_in_it() -> None:
+    files = (path.relative_to(ROOT / "course") for path in (ROOT / "course").rglob("*.py") if path.stat().st_size)
+    text = (ROOT / "course" / "README.md").read_text()
+    assert [file for file in map(str, files) if f"`{file}`" not in text] == []
+
+
 def test_a_copy_is_started_and_a_bug_planted(monkeypatch, capsys, tmp_path) -> None:
     run(monkeypatch, "start", tmp_path / "hw", "--exercises", "whitening", "padding")
     assert f"{tmp_path / 'hw'}: 2 exercises, 3 points." in capsys.readouterr().out

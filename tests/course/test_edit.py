@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from course.bugs import BUGS, Bug
-from course.copies import ROOT, path_of
+from course.copies import ROOT, place_of
 from course.edit import find_function, fixed_names, replaced, rewritten, spliced
 
 SOURCE = '''\
@@ -103,8 +103,8 @@ def with_renamed(source: str, name: str, variables: set[str]) -> str:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_renaming_a_local_variable_moves_no_bug(bug: Bug) -> None:
     """Each of its function, in turn: the same bug is planted in the same place."""
-    module, _, name = bug.where.partition(":")
-    source = (ROOT / path_of(module)).read_text()
+    path, name = place_of(bug.where)
+    source = (ROOT / path).read_text()
     planted = replaced(source, name, bug.old, bug.new, bug.number)
     for variable in local_variables(source, name):
         expected = with_renamed(planted, name, {variable})

@@ -18,7 +18,7 @@ LIMIT = 300.0  # of a busy machine
 
 
 def restore(copy, function: str) -> None:
-    path = path_of(function.partition(":")[0])
+    path = path_of(function)
     (copy / path).write_text((ROOT / path).read_text())
 
 

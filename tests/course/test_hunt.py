@@ -13,7 +13,7 @@ def test_the_seed_draws_the_bug_and_the_level_limits_it(tmp_path) -> None:
         assert plant(tmp_path / name, seed, 2) == 2
     bugs = {name: planted_in(tmp_path / name) for name in ("one", "again", "other")}
     assert bugs["one"] == bugs["again"] != bugs["other"] and bugs["one"].level == 2
-    path = path_of(bugs["one"].where.partition(":")[0])
+    path = path_of(bugs["one"].where)
     assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "again" / path).read_bytes()
     assert (tmp_path / "one" / path).read_bytes() != (ROOT / path).read_bytes()
 
@@ -34,7 +34,7 @@ def test_a_bug_is_caught_and_named_only_when_it_is_gone(copy, worker, name) -> N
     put_in(copy, bug)
     said = check(copy, 300.0, worker)
     assert said == f"{copy}: not right yet." and name not in said.removeprefix(str(copy))
-    path = path_of(bug.where.partition(":")[0])
+    path = path_of(bug.where)
     (copy / path).write_bytes((ROOT / path).read_bytes())
     assert check(copy, 300.0, worker).startswith(f"{copy}: right again. It was {name}:")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from course.copies import ANSWERS, ROOT, files_of, path_of, read_mark
+from course.copies import ANSWERS, ROOT, files_of, path_of, place_of, read_mark
 from course.edit import find_function
 from course.exercises import EXERCISES, chosen
 from course.start import start
@@ -20,7 +20,7 @@ def copy(tmp_path_factory):
 
 
 def test_only_the_files_of_exercises_differ(copy) -> None:
-    edited = {path_of(function.partition(":")[0]) for exercise in EXERCISES for function in exercise.functions}
+    edited = {path_of(function) for exercise in EXERCISES for function in exercise.functions}
     files = {path for path in files_of(ROOT) if not any(path.is_relative_to(name) for name in ANSWERS)}
     differ = {path for path in files if (copy / path).read_bytes() != (ROOT / path).read_bytes()}
     assert differ == edited | {Path("docs/nano.md")}  # the page holds nano.py
@@ -57,8 +57,8 @@ def test_no_page_of_the_copy_holds_a_solution(copy) -> None:
     pages = {path: path.read_text() for path in (*copy.rglob("*.md"), *copy.rglob("*.ipynb"))}
     leaks = []
     for exercise in EXERCISES:
-        for module, _, name in (function.partition(":") for function in exercise.functions):
-            source = (ROOT / path_of(module)).read_text()
+        for file, name in map(place_of, exercise.functions):
+            source = (ROOT / file).read_text()
             function = find_function(source, name)
             first = function.body[ast.get_docstring(function) is not None].lineno
             lines = [line.strip() for line in source.splitlines()[first - 1 : function.end_lineno]]

@@ -6,15 +6,15 @@ import re
 import pytest
 
 from course.bugs import BUGS, Bug
-from course.copies import ROOT, path_of
+from course.copies import ROOT, place_of
 from course.edit import find_function, replaced
 from course.exercises import EXERCISES, chosen
 from nanorlhf.errors import InputError
 
 
 def source_of(function: str) -> tuple[str, str]:
-    module, _, name = function.partition(":")
-    return (ROOT / path_of(module)).read_text(), name
+    path, name = place_of(function)
+    return (ROOT / path).read_text(), name
 
 
 def is_a_test(node: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tyro
 
-from course.exercises import EXERCISES, chosen
+from course.exercises import chosen
 from nanorlhf.cli import Count, Seconds, Seed, Workers, run_module
 from nanorlhf.errors import InputError
 from nanorlhf.progress import Progress
@@ -42,7 +42,7 @@ class Args:
 def main(args: Args) -> None:
     if args.publish and (args.exercises or args.sample is not None):
         raise InputError("--publish needs all mutants: leave out the names and --sample.")
-    exercises = chosen(args.exercises) if args.exercises else list(EXERCISES)
+    exercises = chosen(args.exercises)
     tasks = sweep.tasks_of(exercises, args.sample, args.seed)
     known = sweep.read_verdicts(args.json)
     with Progress(total=len(tasks), unit="mutant", leave=False) as bar:

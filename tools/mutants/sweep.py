@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from course.copies import ROOT, path_of
+from course.copies import ROOT, path_of, place_of
 from course.edit import fixed_names, local_names
 from course.exercises import Exercise
 from course.grader.grade import tree_of
@@ -80,8 +80,8 @@ def equivalent_changes(function: str) -> frozenset[str]:
 
     Raises LookupError for a name of EQUIVALENT that is no mutant.
     """
-    module, _, name = function.partition(":")
-    source = (ROOT / path_of(module)).read_text(encoding="utf-8")
+    path, name = place_of(function)
+    source = (ROOT / path).read_text(encoding="utf-8")
     changes = {mutant.change for mutant in mutants_of(source, name)}
     fixed = fixed_names(source)
     found: set[str] = set()
@@ -101,8 +101,8 @@ def tasks_of(exercises: Iterable[Exercise], sample: int | None, seed: int) -> li
         tests = [*exercise.tests, *((ROOT / file).read_text(encoding="utf-8") for file in files)]
         tasks = []
         for function in exercise.functions:
-            module, _, name = function.partition(":")
-            source = (ROOT / path_of(module)).read_text(encoding="utf-8")
+            path, name = place_of(function)
+            source = (ROOT / path).read_text(encoding="utf-8")
             for mutant in mutants_of(source, name):
                 key = hashlib.sha256(json.dumps([mutant.source, *tests]).encode()).hexdigest()[:16]
                 tasks.append(Task(exercise, function, mutant, key))
@@ -145,7 +145,7 @@ def judge(batch: Sequence[Task], tree: Path, worker: Worker, limit: float) -> It
     if judged < len(batch):
         raise InputError(f"{exercise.name}: the process that judges its mutants has ended: start again.")
     for task in survivors:
-        path = tree / path_of(task.function.partition(":")[0])
+        path = tree / path_of(task.function)
         source = path.read_text(encoding="utf-8")
         write(path, task.mutant.source)
         yield verdict(task, worker.run(tree, exercise.tests, PATIENCE))
@@ -264,7 +264,7 @@ def listed(verdicts: Iterable[Verdict]) -> str:
     """Survivors that nobody has explained, and explanations that are wrong."""
     lines = []
     for verdict in verdicts:
-        place = f"{path_of(verdict.function.partition(':')[0])}:{verdict.line}"
+        place = f"{path_of(verdict.function)}:{verdict.line}"
         if verdict.survived:
             lines.append(f"survived  {verdict.exercise}, {place}, {verdict.operator}: {verdict.change}")
         elif verdict.killed and verdict.explained:

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from course.copies import ROOT, path_of
+from course.copies import ROOT, place_of
 from course.edit import find_function
 from course.exercises import EXERCISES
 from tools.mutants.operators import mutants_of
@@ -96,8 +96,8 @@ def test_changes_that_read_alike_are_numbered_in_the_order_of_the_file() -> None
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_mutants_of_an_exercise_differ_from_it_and_from_each_other_in_its_function_alone(exercise) -> None:
     for function in exercise.functions:
-        module, _, name = function.partition(":")
-        source = (ROOT / path_of(module)).read_text()
+        path, name = place_of(function)
+        source = (ROOT / path).read_text()
         lines = source.splitlines()
         node = find_function(source, name)
         before, after = lines[: node.lineno - 1], lines[node.end_lineno :]

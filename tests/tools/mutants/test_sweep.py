@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from course.copies import ROOT, path_of
+from course.copies import ROOT, place_of
 from course.edit import fixed_names
 from course.exercises import EXERCISES, Exercise, chosen
 from course.grader.forks import be_a_fork, outcome_of
@@ -271,8 +271,8 @@ def test_every_equivalent_mutant_is_still_there() -> None:
 
 @pytest.mark.parametrize("function", sorted({known.function for known in EQUIVALENT}))
 def test_renaming_all_local_variables_moves_no_equivalent_mutant(function) -> None:
-    module, _, name = function.partition(":")
-    source = (ROOT / path_of(module)).read_text()
+    path, name = place_of(function)
+    source = (ROOT / path).read_text()
     source = with_renamed(source, name, local_variables(source, name))
     changes, fixed = {mutant.change for mutant in mutants_of(source, name)}, fixed_names(source)
     for known in EQUIVALENT:
