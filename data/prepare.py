@@ -2,7 +2,6 @@
 
 import fnmatch
 import hashlib
-import os
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
@@ -11,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from tqdm import tqdm
@@ -19,7 +17,7 @@ from tqdm import tqdm
 from nanorlhf.cli import Fraction, Seed
 from nanorlhf.dataset import iter_jsonl, parse_object, response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.files import INFLATION, check_out, hub_directory, open_regular, read_json, read_lines, to_json
+from nanorlhf.files import INFLATION, atomic, check_out, hub_directory, open_regular, read_json, read_lines, to_json
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
@@ -218,24 +216,22 @@ def jsonl_files(directory: Path, may_lack: Mapping[str, str] = {}) -> Iterator[C
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with ExitStack() as stack:
-            scratch = Path(stack.enter_context(TemporaryDirectory(dir=directory, prefix=".incomplete-")))
             files = {}
 
             def write(name: str, row: dict) -> None:
                 if name not in files:
-                    files[name] = stack.enter_context((scratch / f"{name}.jsonl").open("w", encoding="ascii"))
+                    new = stack.enter_context(atomic(directory / f"{name}.jsonl"))
+                    files[name] = stack.enter_context(new.open("w", encoding="ascii"))
                 files[name].write(to_json(row) + "\n")
 
             yield write
             for file in files.values():
                 file.close()
-            for name in files:
-                os.replace(scratch / f"{name}.jsonl", directory / f"{name}.jsonl")
-            made = []
-            for name, reason in may_lack.items():
-                if name not in files:
-                    (directory / f"{name}.jsonl").unlink(missing_ok=True)
-                    print(f"note: no {name}.jsonl: {reason}.")
+        made = []
+        for name, reason in may_lack.items():
+            if name not in files:
+                (directory / f"{name}.jsonl").unlink(missing_ok=True)
+                print(f"note: no {name}.jsonl: {reason}.")
     finally:
         for parent in made:
             parent.rmdir()

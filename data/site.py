@@ -26,7 +26,7 @@ from statistics import fmean
 from typing import Annotated
 
 from nanorlhf.cli import Range, Seed, check_ranges, run_module
-from nanorlhf.files import check_out, replacing
+from nanorlhf.files import atomic, check_out
 
 # ---------------------------------------------------------------- 1. the words of the site
 # task: the kind of object, the function in Python, the function in Java. Function names are the facts that a model has
@@ -275,7 +275,7 @@ def write_site(args: Args) -> tuple[Counter[str], list[tuple[float, int]]]:
     golds: list[tuple[float, int]] = []
     weights = [weight for _, weight in AUTHORS.values()]
     next_id = 1
-    with replacing(args.out / "Posts.xml") as temporary, temporary.open("w", encoding="utf-8") as file:
+    with atomic(args.out / "Posts.xml") as temporary, temporary.open("w", encoding="utf-8") as file:
 
         def row(**attributes: object) -> None:
             # XML readers turn a line break into a space unless it is a character reference

@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanorlhf import distributed
 from nanorlhf.errors import InputError
-from nanorlhf.files import delete, read_object
+from nanorlhf.files import atomic_files, read_object
 from nanorlhf.model import GPT, GPTConfig, Linear, ScalarModel
 from nanorlhf.peft import with_saved_updates
 from nanorlhf.pretrained.directories import (
@@ -418,33 +418,17 @@ def save(
             tensors |= zip(names, [tensor.contiguous() for tensor in theirs], strict=True)
     tensors = fuse_gates(tensors, config)
 
-    is_new = not directory.exists()
-    partial = directory / ".partial"
-    delete(partial)  # left by a save that was killed
-    try:
-        partial.mkdir(parents=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise InputError(f"{directory} can't be a directory: it or a parent is a file.") from error
-    try:
+    with atomic_files(directory, last="config.json") as partial:
         (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
         if tokenizer is not None:
             tokenizer.save(partial)
         write_tensors(tensors, partial / "model.safetensors")
         # safetensors sets owner-only access
         shutil.copymode(partial / "config.json", partial / "model.safetensors")
-        files = sorted(partial.iterdir(), key=lambda file: file.name == "config.json")
-        for file in files:
-            to_disk(file)
-        for file in files:
-            os.replace(file, directory / file.name)
-        if tokenizer is not None:
-            for name in REPLACED - {file.name for file in files}:
-                (directory / name).unlink(missing_ok=True)
-        to_disk(directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        if is_new and not any(directory.iterdir()):
-            directory.rmdir()
+        written = {file.name for file in partial.iterdir()}
+    if tokenizer is not None:
+        for name in REPLACED - written:
+            (directory / name).unlink(missing_ok=True)
 
 
 def write_tensors(
@@ -457,12 +441,3 @@ def write_tensors(
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-
-
-def to_disk(path: Path) -> None:
-    """fsync a file or a directory, so that it survives a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

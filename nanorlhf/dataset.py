@@ -19,7 +19,6 @@ file, line and reason. The token ids are cached next to the file, in .tokens/, a
 the same file maps the cache.
 """
 
-import glob
 import gzip
 import hashlib
 import io
@@ -28,8 +27,8 @@ import math
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, islice
@@ -41,7 +40,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import interrupts_wait, parse_json, read_lines, replacing, to_json
+from nanorlhf.files import atomic, interrupts_wait, parse_json, read_lines, to_json
 from nanorlhf.tokenizer import PAD, Tokenizer
 
 T = TypeVar("T")
@@ -152,7 +151,7 @@ def sampled_rows(path: Path, settings: dict[str, str]) -> list[tuple[str, dict]]
 
 def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
     """Write one row per line, atomically; as ASCII, so that all readers agree where a line ends."""
-    with replacing(Path(path)) as temporary, temporary.open("w", encoding="ascii") as file:
+    with atomic(Path(path)) as temporary, temporary.open("w", encoding="ascii") as file:
         for row in rows:
             file.write(to_json(row) + "\n")
 
@@ -444,19 +443,15 @@ def cached_tokens(
         pass  # missing or damaged: written below
     arrays = tokenise(path, tokenizer, texts)
     key = f"{source} {digest(arrays)}"
-    here = f".{cache.name}.{platform.node()}"  # nodes may share a directory, not their processes
-    temporary = cache.with_name(f"{here}.{os.getpid()}.tmp")
     try:
         cache.parent.mkdir(exist_ok=True)
-        for other in cache.parent.glob(f"{glob.escape(here)}.*.tmp"):
-            process = other.name.split(".")[-2]
-            if process.isdecimal() and not is_running(int(process)):  # a kill left it
-                other.unlink(missing_ok=True)
-        temporary.write_bytes(save(arrays, {"key": key}))
-        os.replace(temporary, cache)
+        for left in cache.parent.glob("*.tmp"):
+            if time.time() - left.stat().st_mtime > 3600:  # by a kill
+                left.unlink(missing_ok=True)
+        # two starts may write at once, on nodes that share the directory
+        with atomic(cache, f".{platform.node()}.{os.getpid()}.tmp") as temporary:
+            temporary.write_bytes(save(arrays, {"key": key}))
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         print(
             f"note: no cache of tokens, so {path} is tokenised at every start: "
             f"{cache.parent}: {error.strerror}.",
@@ -464,15 +459,6 @@ def cached_tokens(
         )
         return arrays
     return cache
-
-
-def is_running(process: int) -> bool:
-    """Whether a process of this machine, by its id, is running."""
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # it may be another user's
-    return True
 
 
 def read_cache(path: Path) -> tuple[str, dict[str, np.ndarray]]:

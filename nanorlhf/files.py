@@ -2,7 +2,7 @@
 
 All modules read through these functions, so each kind of bad file is refused in one place. The
 bounds are far above real data; the comments name the largest real example that we know.
-`replacing` and `write_text` write a file of ours in one step.
+`atomic`, `atomic_files` and `write_text` write files of ours in one step.
 """
 
 import gzip
@@ -42,8 +42,8 @@ KINDS = {
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
 }
-WRITTEN = frozenset(  # suffixes of what programs write into --out; .new and .tmp while they do
-    (".csv", ".html", ".jinja", ".json", ".jsonl", ".md", ".new", ".png", ".safetensors", ".svg")
+WRITTEN = frozenset(  # suffixes of what programs write into --out; .tmp while they do
+    (".csv", ".html", ".jinja", ".json", ".jsonl", ".md", ".png", ".safetensors", ".svg")
     + (".tmp", ".txt", ".xml")
 )
 
@@ -90,16 +90,18 @@ def delete(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic(path: Path, suffix: str = ".tmp") -> Iterator[Path]:
     """Yield a new path beside `path`; the file that the block writes there then replaces `path`.
 
     After an error, or an interruption, the old file is as it was. A link, or a second name of the
     same file, is replaced too: what it leads to stays. Raises InputError for a device or a pipe,
     such as /dev/null, which a rename would turn into a file.
+
+    suffix: of the new path; one of their own for processes that may write the same file at once
     """
     if path.exists() and (kind := special_kind(path.stat().st_mode)):
         raise InputError(f"{path} is {kind}, not a regular file.")
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + suffix)
     temporary.unlink(missing_ok=True)  # left by a kill; if it is a link, it must not be followed
     try:
         yield temporary
@@ -108,9 +110,42 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def atomic_files(directory: Path, last: str) -> Iterator[Path]:
+    """Yield a new directory; its files then replace those of `directory`, once all are on disk.
+
+    The file named `last` comes last. After an error the old files are as they were.
+    """
+    is_new = not directory.exists()
+    partial = directory / ".partial"
+    delete(partial)  # left by a kill
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        files = sorted(partial.iterdir(), key=lambda file: file.name == last)
+        for file in files:
+            to_disk(file)
+        for file in files:
+            os.replace(file, directory / file.name)
+        to_disk(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if is_new and not any(directory.iterdir()):
+            directory.rmdir()
+
+
+def to_disk(path: Path) -> None:
+    """fsync a file or a directory, so that it survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write in one step: an interrupted write leaves no half of it, and the old file as it was."""
-    with replacing(path) as temporary:
+    with atomic(path) as temporary:
         # half a surrogate pair, in a path, is written as its number
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 

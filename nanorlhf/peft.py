@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from kernels.linear import ACTIVATIONS, linear
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_object, replacing, write_text
+from nanorlhf.files import atomic, read_object, write_text
 from nanorlhf.model import GPT, AdaptedLinear, GPTConfig, Linear, ScalarModel, param_like
 from nanorlhf.pretrained.directories import MERGE
 from nanorlhf.pretrained.families import FAMILIES, ConfigFile
@@ -272,7 +272,7 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
         "inference_mode": True,
     }
     directory.mkdir(parents=True, exist_ok=True)
-    with replacing(directory / "adapter_model.safetensors") as temporary:
+    with atomic(directory / "adapter_model.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
     write_text(directory / "adapter_config.json", json.dumps(settings, indent=2) + "\n")
 

@@ -2,8 +2,7 @@ import errno
 import gzip
 import json
 import os
-import platform
-import subprocess
+import time
 
 import pytest
 from hypothesis import given
@@ -382,17 +381,13 @@ def test_a_cache_that_a_killed_start_has_half_written_is_removed(tmp_path):
     path = write(tmp_path / "sft", DEMONSTRATION)
     load_demonstrations(path, TOKENIZER, None, None)
     [cache] = (tmp_path / ".tokens").iterdir()
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    here = f".{cache.name}.{platform.node()}"
-    left = cache.with_name(f"{here}.{gone.pid}.tmp")
-    # the parent still writes, and nothing is known of another node's processes
-    writing = {f"{here}.{os.getppid()}.tmp", f".{cache.name}.node7.{gone.pid}.tmp"}
-    for name in (left.name, *writing):
-        cache.with_name(name).write_text("half")
+    left, writing = (cache.with_name(f"{cache.name}.node7.{number}.tmp") for number in (1, 2))
+    for file in (left, writing):
+        file.write_text("half")
+    os.utime(left, times=(time.time() - 4000,) * 2)  # more than an hour ago
     cache.unlink()
     load_demonstrations(path, TOKENIZER, None, None)
-    assert {file.name for file in cache.parent.iterdir()} == {cache.name, *writing}
+    assert {*cache.parent.iterdir()} == {cache, writing}
 
 
 def test_a_broken_row_leaves_no_cache(tmp_path):

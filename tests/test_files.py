@@ -5,16 +5,30 @@ import os
 import pytest
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import delete, replacing, write_text
+from nanorlhf.files import atomic, atomic_files, delete, write_text
 
 
 def test_an_error_while_a_file_is_written_leaves_the_old_one(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
-    with pytest.raises(ZeroDivisionError), replacing(path) as temporary:
+    with pytest.raises(ZeroDivisionError), atomic(path) as temporary:
         temporary.write_text("half")
         raise ZeroDivisionError
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_files_of_a_directory_are_replaced_together_or_not_at_all(tmp_path):
+    directory = tmp_path / "new"
+    with pytest.raises(ZeroDivisionError), atomic_files(directory, last="b") as partial:
+        (partial / "a").write_text("half")
+        raise ZeroDivisionError
+    assert not directory.exists()
+    for content in ("1", "2"):
+        with atomic_files(directory, last="a") as partial:
+            (partial / "a").write_text(content)
+            (partial / "b").write_text(content)
+        (directory / "mine").write_text("mine")
+    assert {file.name: file.read_text() for file in directory.iterdir()} == {"a": "2", "b": "2", "mine": "mine"}
 
 
 @pytest.mark.parametrize("name", ["file", "file.tmp"])

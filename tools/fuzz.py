@@ -818,7 +818,7 @@ def run_case(number: int, seed: int, world: Path) -> Outcome:
         output, new = log.read_text(errors="replace"), contents(case) - before
         code = os.waitstatus_to_exitcode(status)
         last = (output.strip().splitlines() or [""])[-1]
-        left = sorted(path for path in new if any(mark in path for mark in (".tmp", ".partial", ".incomplete", ".new")))
+        left = sorted(path for path in new if any(mark in path for mark in (".tmp", ".partial")))
         logged = any(path.endswith("metrics.jsonl") for path in new)  # a run that broke off may go on
         if stopped or code in (-signal.SIGXCPU, -signal.SIGKILL):
             kind = stopped or "hang"

@@ -13,7 +13,7 @@ from course.grader.grade import Desk, grade
 from course.grader.submission import files_of, read_file
 from course.questions import FILE, right_answers
 from nanorlhf.errors import InputError
-from nanorlhf.files import replacing
+from nanorlhf.files import atomic
 
 ASKED = ("student", "questions")  # whom a copy was made for, by its own word, and the questions answered right
 
@@ -85,7 +85,7 @@ def row_of(submission: Path, exercises: Sequence[Exercise], limit: float, desks:
 
 def write_class(file: Path, exercises: Sequence[Exercise], rows: Sequence[dict[str, str]]) -> None:
     """All rows, atomically: an interrupted run leaves the file of the submission before."""
-    with replacing(file) as temporary, temporary.open("w", newline="", encoding="utf-8") as lines:
+    with atomic(file) as temporary, temporary.open("w", newline="", encoding="utf-8") as lines:
         writer = csv.DictWriter(lines, columns_of(exercises))
         writer.writeheader()
         writer.writerows(rows)

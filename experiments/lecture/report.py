@@ -29,7 +29,7 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import Demonstration, field, load_demonstrations
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out, read_object, replacing
+from nanorlhf.files import atomic, check_out, read_object
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics.token_rewards import token_rewards
 from nanorlhf.model import GPT
@@ -247,7 +247,7 @@ def main(args: Args) -> list[str]:
     drawn = {name: draw_picture(name, args.runs) for name in args.pictures}
     args.out.mkdir(parents=True, exist_ok=True)
     for name, (figure, text) in drawn.items():
-        with replacing(args.out / f"{name}.svg") as temporary:
+        with atomic(args.out / f"{name}.svg") as temporary:
             temporary.write_bytes(svg(figure))
         if text:
             print(text)

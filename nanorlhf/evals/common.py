@@ -2,9 +2,9 @@
 
 import itertools
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,7 +18,7 @@ from nanorlhf.checkpoint import load_gpt, read_config
 from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_ranges, named_pairs
 from nanorlhf.dataset import Comparison, Demonstration, write_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out
+from nanorlhf.files import atomic, check_out
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import compare
 from nanorlhf.model import GPT, ScalarModel
@@ -262,17 +262,12 @@ def write_evaluation(
     """
     files = files or {}
     args.out.mkdir(parents=True, exist_ok=True)
-    new = {name: args.out / f"{name}.new" for name in ("report.html", *files)}
-    try:
+    with ExitStack() as stack:
+        new = {name: stack.enter_context(atomic(args.out / name)) for name in ("report.html", *files)}
         write_page(new["report.html"], str(args.out), page)
         for name, rows in files.items():
             write_jsonl(new[name], rows)
         (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
-        for name, path in new.items():
-            os.replace(path, args.out / name)
-    finally:
-        for path in new.values():
-            path.unlink(missing_ok=True)
     write_json(args.out / "eval.json", result)
     written = ", ".join([str(args.out / "eval.json"), *files])
     print(f"{text(page)}\n\nwritten: {written}, and to look at: {args.out / 'report.html'}")

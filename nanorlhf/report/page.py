@@ -18,7 +18,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nanorlhf.files import replacing, write_text
+from nanorlhf.files import atomic, write_text
 from nanorlhf.metrics.token_shift import kind_of
 from nanorlhf.training.run_directory import Rows
 
@@ -154,7 +154,7 @@ def write_pictures(directory: Path, pictures: dict[str, Figure]) -> None:
     """As PNG, by file name, into a directory that is made if need be."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, figure in pictures.items():
-        with replacing(directory / name) as temporary, temporary.open("wb") as file:
+        with atomic(directory / name) as temporary, temporary.open("wb") as file:
             figure.savefig(file, format="png", dpi=100)
 
 

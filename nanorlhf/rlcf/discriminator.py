@@ -7,8 +7,6 @@ the causal mask, randomly initialised, or a pretrained one such as CodeBERT.
 """
 
 import json
-import os
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import delete, read_object
+from nanorlhf.files import atomic_files, read_object
 from nanorlhf.model import GPTConfig, Transformer
 from nanorlhf.padding import right_pad
 from nanorlhf.pretrained.encoder import check_encoder_files, load_encoder
@@ -134,10 +132,7 @@ def save_discriminator(model: Discriminator, directory: Path) -> None:
 
     Each file is replaced atomically, discriminator.json last; other files in the directory stay.
     """
-    partial = directory / ".partial"
-    delete(partial)  # left by a killed save
-    partial.mkdir(parents=True)
-    try:
+    with atomic_files(directory, last="discriminator.json") as partial:
         settings: dict[str, Any] = {"max_length": model.max_length}
         if model.is_pretrained:
             model.encoder.config.save_pretrained(partial)
@@ -148,10 +143,6 @@ def save_discriminator(model: Discriminator, directory: Path) -> None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
         (partial / "discriminator.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        for file in sorted(partial.iterdir(), key=lambda file: file.name == "discriminator.json"):
-            os.replace(file, directory / file.name)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def load_discriminator(where: str | Path, device: str | torch.device = "cpu") -> Discriminator:

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 
 from nanorlhf import distributed
-from nanorlhf.checkpoint import to_disk
 from nanorlhf.errors import InputError
-from nanorlhf.files import delete, open_regular, read_object, to_json
+from nanorlhf.files import delete, open_regular, read_object, to_disk, to_json
 from nanorlhf.pretrained.weight_files import load_pickle
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.settings import RunArgs

@@ -30,11 +30,11 @@ from torch.utils.tensorboard import SummaryWriter
 from kernels import processor
 from kernels.processor import CLEAR
 from nanorlhf import distributed, launch
-from nanorlhf.checkpoint import save, to_disk
+from nanorlhf.checkpoint import save
 from nanorlhf.cli import check_ranges
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out, delete, to_json, write_text
+from nanorlhf.files import check_out, delete, to_disk, to_json, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.progress import Progress

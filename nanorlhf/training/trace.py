@@ -35,7 +35,7 @@ from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import write_tensors
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.files import open_regular, parse_json, replacing, to_json
+from nanorlhf.files import atomic, open_regular, parse_json, to_json
 from nanorlhf.generate import for_sampling, generate
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT
@@ -265,7 +265,7 @@ def trace_path(out: Path, update: int) -> Path:
 def save_trace(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     """Write atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with atomic(path) as temporary:
         contiguous = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
         write_tensors(contiguous, temporary, {"about": to_json(about, default=str)})
         shutil.copymode(path.parents[1] / "args.json", temporary)  # safetensors sets owner-only access
