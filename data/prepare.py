@@ -17,7 +17,7 @@ from tqdm import tqdm
 from nanorlhf.cli import Fraction, Seed
 from nanorlhf.dataset import iter_jsonl, parse_object, response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.files import INFLATION, atomic, check_out, hub_directory, open_regular, read_json, read_lines, to_json
+from nanorlhf.files import atomic, check_out, hub_directory, open_regular, read_json, read_lines, to_json
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
@@ -95,14 +95,8 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, dict]]:
         raise InputError(f"{path}: reading parquet needs pyarrow: install it with `pip install pyarrow`.") from error
     try:
         with open_regular(path) as file:
-            table, size = ParquetFile(file, page_checksum_verification=True), path.stat().st_size
-            groups = [table.metadata.row_group(group) for group in range(table.metadata.num_row_groups)]
-            if table.metadata.num_rows > size:
-                raise InputError(f"{path}: its header gives more rows than the file has bytes.")
-            if any(group.total_byte_size > max(2**26, INFLATION * size) for group in groups):
-                raise InputError(f"{path}: it inflates more than {INFLATION} times: convert it to JSON Lines.")
-            batches = (batch.to_pylist() for batch in table.iter_batches(batch_size=1024))
-            for number, record in enumerate(chain.from_iterable(batches), start=1):
+            batches = ParquetFile(file, page_checksum_verification=True).iter_batches(batch_size=1024)
+            for number, record in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1):
                 yield f"{path}: row {number}", record
     except InputError:
         raise

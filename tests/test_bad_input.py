@@ -5,7 +5,6 @@ test_checkpoint.py; here each `main` is called as a whole.
 """
 
 import errno
-import gzip
 import json
 import mmap
 import os
@@ -523,25 +522,18 @@ def test_only_regular_files_are_read(tmp_path, kind, reason, read):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (f'{{"a": {DEEP}}}', "nested more than 100 deep"),
-        ('{"a":' * 101 + "1" + "}" * 101, "nested more than 100 deep"),
-        (f'{{"a": {LONG}}}', "an integer with too many digits"),
+        (f'{{"a": {DEEP}}}', "JSON that can't be read .*recursion"),
+        (f'{{"a": {LONG}}}', "JSON that can't be read .*4300 digits"),
         ('{"a": "\xff"}', "not UTF-8"),
         ('{"a": 1', ":1: malformed JSON"),
         ("[1]", "no JSON object but list"),
-        ("[" + "1," * 2**23 + "1]", "more than 8,388,608 values"),
     ],
-    ids=["deep", "101 deep", "digits", "bytes", "cut", "list", "values"],
+    ids=["deep", "digits", "bytes", "cut", "list"],
 )
 def test_json_that_python_cannot_read_is_one_sentence(tmp_path, text, reason):
     (tmp_path / "x.json").write_text(text, encoding="latin-1")
     with pytest.raises(InputError, match=reason):
         files.read_object(tmp_path / "x.json")
-
-
-def test_json_a_hundred_deep_is_read(tmp_path):
-    (tmp_path / "x.json").write_text('{"a":' * 100 + "1" + "}" * 100)
-    assert files.read_object(tmp_path / "x.json")
 
 
 def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
@@ -550,16 +542,6 @@ def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
         file.truncate(2**34)  # 16 GiB that take no room on the disk
     with pytest.raises(InputError, match=r"rows\.jsonl:2: the line has more than 16,777,216 bytes"):
         list(iter_jsonl(tmp_path / "rows.jsonl"))
-
-
-def test_a_gzip_bomb_is_refused_and_text_is_not(tmp_path):
-    row = b'{"query": "%s"}\n' % (b"again and again " * 64)
-    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(row * 2**16, 9))
-    with pytest.raises(InputError, match="inflates more than 100 times"):
-        for _ in files.read_lines(tmp_path / "bomb.jsonl.gz"):
-            pass
-    (tmp_path / "small.jsonl.gz").write_bytes(gzip.compress(row * 2**10))
-    assert sum(1 for _ in files.read_lines(tmp_path / "small.jsonl.gz")) == 2**10
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import MAX_VALUES, decode, open_regular
+from nanorlhf.files import decode, open_regular
 
 SCALARS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
 STRING, ARRAY = 8, 9
 MAX_DIMENSIONS = 4
+MAX_VALUES = 2**23  # in all fields; a vocabulary has at most 300,000
 
 
 @dataclass(frozen=True)
