@@ -6,13 +6,10 @@ Answers are cached on disk, so that nothing is paid for twice; a cap on calls li
 import hashlib
 import json
 import os
-import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from nanorlhf.cli import check_url
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_bytes
 from nanorlhf.progress import Progress
+from nanorlhf.rewards.limits import limits
 
 SYSTEM = "You are a helpful assistant."
 TRIES = 6  # per prompt, while the endpoint is busy or slow
@@ -63,7 +61,7 @@ def key_from(flag: str, variable: str) -> str:
     key = os.environ.get(variable, "").strip()
     if not key:
         raise InputError(f"{flag} {variable}: this environment variable is not set: export it with the key.")
-    if not (key.isascii() and key.isprintable()):  # http.client would print it in its error
+    if not (key.isascii() and key.isprintable()):  # the client would print it in its error
         raise InputError(f"{flag} {variable}: the key holds a character that no HTTP header takes: export it again.")
     return key
 
@@ -76,7 +74,8 @@ class _Asker:
 
         self.endpoint = endpoint
         self.openai: Any = openai
-        hooks = {"request": [self.count, self.limit_time], "response": [self.limit_size]}
+        hooks = limits(LONGEST * endpoint.timeout, MAX_ANSWER, openai.OpenAIError)
+        hooks["request"].insert(0, self.count)
         http_client = openai.DefaultHttpxClient(event_hooks=hooks, follow_redirects=False)  # the key would go there too
         self.client = openai.OpenAI(
             base_url=endpoint.url.removesuffix("/chat/completions"),
@@ -109,51 +108,6 @@ class _Asker:
                 return
         self.stop(self.cap)
         raise self.openai.OpenAIError("no further request")  # of its own errors, the library tries none again
-
-    def limit_time(self, request: Any) -> None:
-        """Called before each request: it may take LONGEST timeouts in all, however its answer drips."""
-        httpx: Any = import_module(type(request).__module__.partition(".")[0])  # or httpx2, by openai's version
-        sockets: list[socket.socket] = []
-        is_late = threading.Event()
-
-        def stop() -> None:
-            is_late.set()
-            for each in sockets:
-                with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)  # its read ends
-
-        timer = threading.Timer(LONGEST * self.endpoint.timeout, stop)
-        timer.daemon = True
-        timer.start()
-
-        def trace(event: str, about: dict[str, Any]) -> None:
-            if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-                sockets.append(about["return_value"].get_extra_info("socket"))
-            elif event.endswith((".response_closed.complete", ".connect_tcp.failed", ".start_tls.failed")):
-                timer.cancel()
-            elif event.endswith(".failed") and is_late.is_set():
-                raise httpx.ReadTimeout("the answer never ends")
-
-        request.extensions["trace"] = trace
-
-    def limit_size(self, response: Any) -> None:
-        """Called before each body is read: it may have MAX_ANSWER bytes."""
-        httpx: Any = import_module(type(response).__module__.partition(".")[0])
-        stream, openai = response.stream, self.openai
-
-        class Limited(httpx.SyncByteStream):  # type: ignore[misc]  # a module by its name
-            def __iter__(self) -> Iterator[bytes]:
-                size = 0
-                for piece in stream:
-                    size += len(piece)
-                    if size > MAX_ANSWER:
-                        raise openai.OpenAIError(f"an answer of more than {MAX_ANSWER:,} bytes")
-                    yield piece
-
-            def close(self) -> None:
-                stream.close()
-
-        response.stream = Limited()
 
     def ask(self, prompt: str) -> str | None:
         """The answer; None if there is none."""

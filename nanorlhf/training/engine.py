@@ -13,23 +13,19 @@ The weights go through a directory that the server sees. Each row is a request w
 queries get different responses. A response that can't be the policy's is refused, not repaired.
 """
 
-import http.client
-import json
 import math
-import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+import httpx2
 import torch
 from torch import Tensor
 
 from nanorlhf.cli import check_url
 from nanorlhf.errors import InputError
+from nanorlhf.rewards.limits import limits
 
 TIMEOUT = 600.0  # seconds that one request may take
 WAITS = (1.0, 4.0, 16.0)  # seconds before each retry where the server is not there or busy
@@ -44,7 +40,13 @@ class Engine:
     def __init__(self, url: str):
         self.url = url.rstrip("/").removesuffix("/v1")
         check_url("--sampler.url", url, "write http://HOST:PORT of a vLLM or SGLang server")
-        self.parts = urlsplit(self.url)
+        self.client = httpx2.Client(
+            headers={"Connection": "close", "Accept-Encoding": "identity"},
+            timeout=TIMEOUT,
+            limits=httpx2.Limits(max_connections=None),
+            trust_env=False,  # no proxies: the server is in the same network
+            event_hooks=limits(TIMEOUT, MAX_ANSWER, lambda what: self.refusal(f"sent {what}", "look into its log")),
+        )
         self.name, self.kind = self.served()
 
     def served(self) -> tuple[str, str]:
@@ -149,66 +151,25 @@ class Engine:
 
     def ask(self, path: str, body: dict | None = None, advice: str = "look into its log") -> Any:
         """The JSON that a GET, or a POST of `body`, returns; asked again where the server is not there or busy."""
-        data = None if body is None else json.dumps(body).encode()
         for wait in (*WAITS, None):
             try:
-                status, text = self.exchange(path, data)
-                if status == 200:
-                    return json.loads(text) if text else None
-                problem, is_passing = f"answered {status} to {path}{said(text)}", status in (429, 502, 503, 504)
-            except TimeoutError:
+                answer = self.client.request("GET" if body is None else "POST", self.url + path, json=body)
+                if answer.status_code == 200:
+                    return answer.json() if answer.content else None
+                problem = f"answered {answer.status_code} to {path}{said(answer.content)}"
+                is_passing = answer.status_code in (429, 502, 503, 504)
+            except httpx2.TimeoutException:
                 raise self.refusal(f"did not answer {path} in {TIMEOUT:.0f} s", "give it less to do at once") from None
             except (ValueError, RecursionError) as error:
                 raise self.refusal(f"answered {path} with no JSON", "start vLLM or SGLang there") from error
-            except OSError as error:  # refused, reset, unknown host
-                problem, is_passing, advice = f"can't be reached ({error})", True, "start it, or check host and port"
-            except http.client.HTTPException as error:  # it also stands for a body that is too long
-                reason = f"{type(error).__name__}: {' '.join(str(error).split()):.100}"
-                raise self.refusal(f"answered {path} with no HTTP ({reason})", "start vLLM or SGLang there") from error
+            except httpx2.HTTPError as error:  # refused, reset, unknown host, or no HTTP
+                reason = " ".join(str(error).split()).rstrip(".")
+                problem, is_passing = f"gave no answer to {path} ({reason:.100})", True
+                advice = "start it, or check host and port"
             if wait is None or not is_passing:
                 raise self.refusal(problem, advice)
             time.sleep(wait)
         raise AssertionError
-
-    def exchange(self, path: str, data: bytes | None) -> tuple[int, bytes]:
-        """Status and body of one request, without proxies and redirects: the server is in the same network.
-
-        Raises TimeoutError after TIMEOUT seconds in all, however the server drips, and HTTPException for a body of
-        more than MAX_ANSWER bytes.
-        """
-        kind = http.client.HTTPSConnection if self.parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self.parts.hostname or "", self.parts.port, timeout=TIMEOUT)
-        is_late = threading.Event()
-
-        def stop(waiting: socket.socket) -> None:
-            is_late.set()
-            with suppress(OSError):
-                waiting.shutdown(socket.SHUT_RDWR)  # its read ends
-
-        timer = None
-        try:
-            connection.connect()
-            timer = threading.Timer(TIMEOUT, stop, (connection.sock,))
-            timer.start()
-            method = "GET" if data is None else "POST"
-            connection.request(method, self.parts.path + path, data, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            text = answer.read(MAX_ANSWER + 1)
-            if is_late.is_set():  # the end of what it sent was ours
-                raise TimeoutError
-            if len(text) > MAX_ANSWER:
-                raise http.client.HTTPException(f"more than {MAX_ANSWER:,} bytes")
-            if answer.length:
-                raise http.client.IncompleteRead(text, answer.length)
-            return answer.status, text
-        except (OSError, http.client.HTTPException) as error:
-            if is_late.is_set():
-                raise TimeoutError from error
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-            connection.close()
 
     def refusal(self, problem: str, advice: str) -> InputError:
         return InputError(f"--sampler.url {self.url} {problem}: {advice}.")

@@ -268,23 +268,20 @@ HOSTILE = {  # what a server sends, None: nothing, a list: a piece every 0.05 s;
     ),
     "drips its body": ([http_answer(b"", Content_Length=1000), *[b"["] * 60], "did not answer /v1/models in 1 s"),
     "continues for ever": ([b"HTTP/1.1 100 Continue\r\n\r\n"] * 60, "did not answer /v1/models in 1 s"),
-    "says nothing": (b"", "can't be reached .*(closed connection|reset)"),
-    "is no HTTP server": (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "answered /v1/models with no HTTP .BadStatusLine: SSH"),
-    "has a status of letters": (http_answer(MODELS, "ok"), "answered /v1/models with no HTTP .BadStatusLine"),
-    "has a line without end": (b"HTTP/1.1 200 " + b"a" * 99999, "answered /v1/models with no HTTP .LineTooLong"),
-    "has a thousand headers": (
-        http_answer(MODELS, **{f"a{i}": 1 for i in range(1000)}), "answered /v1/models with no HTTP .HTTPException",
-    ),
-    "promises more than it sends": (http_answer(MODELS, Content_Length=999), "with no HTTP .IncompleteRead"),
+    "says nothing": (b"", "gave no answer to /v1/models .*(disconnected|reset)"),
+    "is no HTTP server": (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "gave no answer to /v1/models .illegal status line"),
+    "has a status of letters": (http_answer(MODELS, "ok"), "gave no answer to /v1/models .illegal status line"),
+    "has a line without end": (b"HTTP/1.1 200 " + b"a" * 99999, "gave no answer to /v1/models"),
+    "promises more than it sends": (http_answer(MODELS, Content_Length=999), "gave no answer to /v1/models .*closed"),
     "promises less than it sends": (http_answer(MODELS, Content_Length=9), "answered /v1/models with no JSON"),
-    "promises a negative length": (http_answer(b"", Content_Length=-5), "lists no model at /v1/models"),
+    "promises a negative length": (http_answer(b"", Content_Length=-5), "gave no answer to /v1/models .bad Content"),
     "cuts a chunk": (
-        http_answer(b"fff\r\nabc", Content_Length=None, Transfer_Encoding="chunked"), "with no HTTP .IncompleteRead",
+        http_answer(b"fff\r\nabc", Content_Length=None, Transfer_Encoding="chunked"), "gave no answer to .*closed",
     ),
-    "sends too much": (http_answer(b" " * 5000), "answered /v1/models with no HTTP .HTTPException: more than 4,096"),
+    "sends too much": (http_answer(b" " * 5000), "sent an answer of more than 4,096 bytes"),
     "sends too much in chunks": (
         http_answer(b"1388\r\n" + b" " * 5000 + b"\r\n0\r\n\r\n", Content_Length=None, Transfer_Encoding="chunked"),
-        "answered /v1/models with no HTTP .HTTPException: more than 4,096 bytes",
+        "sent an answer of more than 4,096 bytes",
     ),
     "redirects": (http_answer(b"", "302 Found", Location="http://127.0.0.1:9/"), "answered 302 to /v1/models: look"),
     "redirects to a file": (http_answer(b"", "301 Moved", Location="file:///etc/hosts"), "answered 301 to /v1/models"),
@@ -369,7 +366,7 @@ def test_a_server_that_is_slow_or_not_there_is_named(ppo, server, monkeypatch):
         known.served()
     server.shutdown()
     server.server_close()
-    with pytest.raises(InputError, match=f"{server.url} can't be reached .*refused.*: start it, or check host and"):
+    with pytest.raises(InputError, match=f"{server.url} gave no answer to /v1/models .*refused.*: start it, or check"):
         engine.Engine(server.url)
     for url in ("localhost:8000", "file:///etc/hosts", "ftp://x"):
         with pytest.raises(InputError, match=f"--sampler.url {url}: write http://HOST:PORT"):
