@@ -114,14 +114,12 @@ def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
     Raises InputError for what is not a message, LeftOut for a message that is not text or can't be a turn.
     """
     given = record[name]
-    found = [{"role": role, "content": given}] if isinstance(given, str) else field(record, name, list, where)
+    found = [{"role": role, "content": given}] if isinstance(given, str) else field(record, name, list[dict], where)
     if len(found) > prepare.MAX_TURNS:
         raise InputError(f"{where}: {name!r} has more than {prepare.MAX_TURNS} messages.")
     messages = []
     for number, message in enumerate(found):
         location = f"{where}: {name}[{number}]"
-        if not isinstance(message, dict):
-            raise InputError(f"{location} must be a message with role and content, not {type(message).__name__}.")
         message = {key: value for key, value in message.items() if value is not None}  # parquet fills gaps with null
         if function_call := message.pop("function_call", None):  # OpenAI's first layout of a tool call
             message.setdefault("tool_calls", [{"type": "function", "function": function_call}])

@@ -12,6 +12,7 @@ shown together in shuffled order. Each label is saved at once; the same command 
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -42,12 +43,9 @@ def load_samples(path: Path) -> list[dict]:
     rows, first = [], None
     for where, row in iter_jsonl(path):
         field(row, "query", str, where)
-        policies = field(row, "policies", dict, where)
-        for name in policies:
-            for answer in field(policies, name, list, where):
-                if not isinstance(answer, dict):
-                    raise InputError(f"{where}: each answer of {name!r} must be an object with a 'response'.")
-                field(answer, "response", str, where)
+        policies = field(row, "policies", dict[str, list[dict]], where)
+        for answer in chain(*policies.values()):
+            field(answer, "response", str, where)
         sizes = {name: len(answers) for name, answers in policies.items()}
         first = first or sizes
         if not sizes or 0 in sizes.values() or sizes != first:

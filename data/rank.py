@@ -27,7 +27,7 @@ import numpy as np
 
 from data.prepare import has_rows
 from nanorlhf.cli import NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, printable, run_module
-from nanorlhf.dataset import field, iter_jsonl, list_of, write_jsonl
+from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.agreement import iter_rankings
 from nanorlhf.rewards.function import load_function, score_of
@@ -60,16 +60,16 @@ class Args:
 
 def pick(row: dict, num_answers: int, representatives_only: bool, where: str) -> list[str] | None:
     """The answers to show for a question, in the order of the file; None if too few differ."""
-    answers = list_of(row, "answers", str, where)
+    answers = field(row, "answers", list[str], where)
     best_first = range(len(answers))
     if "weights" in row:
-        weights = list_of(row, "weights", float, where)
+        weights = field(row, "weights", list[float], where)
         if len(weights) != len(answers):
             raise InputError(f"{where}: the field 'weights' must hold a finite number for each answer.")
         best_first = rank_order(weights)
     if representatives_only:
-        representatives = field(row, "representatives", list, where)
-        if not all(type(index) is int and 0 <= index < len(answers) for index in representatives):
+        representatives = field(row, "representatives", list[int], where)
+        if not all(0 <= index < len(answers) for index in representatives):
             raise InputError(f"{where}: the field 'representatives' must hold indices of answers.")
         best_first = [index for index in best_first if index in representatives]
     different = {}  # text -> index of the best answer with that text

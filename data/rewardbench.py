@@ -27,7 +27,7 @@ from pathlib import Path
 from data.chat import Writer
 from data.prepare import LeftOut, SourceArgs, converted_files, read_records, source_files
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
-from nanorlhf.dataset import field, list_of, response_ids
+from nanorlhf.dataset import field, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.reward_benchmarks import SIZES, TIES
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
@@ -69,7 +69,7 @@ def parse(record: dict, where: str) -> Record:
         chosen, rejected = ([field(record, name, str, where)] for name in ("chosen", "rejected"))
     else:
         benchmark += " 2" if benchmark == "RewardBench" else ""
-        chosen, rejected = (list_of(record, name, str, where) for name in ("chosen", "rejected"))
+        chosen, rejected = (field(record, name, list[str], where) for name in ("chosen", "rejected"))
     counts = len(chosen), len(rejected)
     is_ties = benchmark == "RewardBench 2" and subset == TIES
     if counts != SIZES[benchmark] and not (is_ties and all(counts)):

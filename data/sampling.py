@@ -8,7 +8,7 @@ import torch
 
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.cli import PositiveInt, Seed
-from nanorlhf.dataset import field, is_chat, iter_jsonl
+from nanorlhf.dataset import filled, is_chat, iter_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary
@@ -34,9 +34,7 @@ def read_queries(path: Path, most: int | None) -> dict[str, bool]:
     """The distinct queries of a file, in its order -> whether a chat template wrote them."""
     queries: dict[str, bool] = {}
     for where, row in iter_jsonl(path):
-        query = field(row, "query", str, where)
-        if not query.strip():
-            raise InputError(f"{where}: the field 'query' is empty.")
+        query = filled(row, "query", where)
         queries[query] = is_chat(row, where)
     return dict(islice(queries.items(), most))
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from data import prepare
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
-from nanorlhf.dataset import field
+from nanorlhf.dataset import field, filled
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
@@ -66,17 +66,13 @@ class Question:
 # ---------------------------------------------------------------------------------------------------------- 1. records
 def objects(record: dict, name: str, where: str) -> Iterator[tuple[str, dict]]:
     """Yield (location, object) for each object in the list `record[name]`."""
-    for i, value in enumerate(field(record, name, list, where)):
-        if not isinstance(value, dict):
-            raise InputError(f"{where}: {name}[{i}] must be an object, not {type(value).__name__}.")
+    for i, value in enumerate(field(record, name, list[dict], where)):
         yield f"{where} {name}[{i}]", value
 
 
 def read_question(record: dict, where: str, title: str, context: str, published: str | None) -> Question | None:
     """A question of a paragraph; None if it has no label."""
-    question_id, text = field(record, "id", str, where), " ".join(field(record, "question", str, where).split())
-    if not text:
-        raise InputError(f"{where}: the field 'question' is empty.")
+    question_id, text = field(record, "id", str, where), " ".join(filled(record, "question", where).split())
     answers = []
     for location, answer in objects(record, "answers", where):
         start, answer_text = field(answer, "answer_start", int, location), field(answer, "text", str, location)

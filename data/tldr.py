@@ -26,7 +26,7 @@ from pathlib import Path
 
 from data import prepare
 from nanorlhf.cli import NonNegativeInt, PositiveInt, check_ranges, run_module
-from nanorlhf.dataset import field
+from nanorlhf.dataset import field, filled
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
@@ -85,15 +85,14 @@ def make_query(fields: dict, is_cnndm: bool, where: str, tokenizer: Tokenizer, a
     """The template with as much of the post or article as fits, and the rule that cut it. [N+ 1]"""
     if is_cnndm:
         before, after = CNNDM
-        post = field(fields, "article", str, where)
+        post = filled(fields, "article", where)
         flag, limit = "--max-cnndm-query-length", args.max_cnndm_query_length
     else:
         before, after = TLDR
-        subreddit, title, post = (field(fields, name, str, where) for name in ("subreddit", "title", "post"))
+        subreddit, title = (field(fields, name, str, where) for name in ("subreddit", "title"))
+        post = filled(fields, "post", where)
         before = before.format(subreddit=subreddit, title=title)
         flag, limit = "--max-query-length", args.max_query_length
-    if not post.strip():
-        raise InputError(f"{where}: the post is empty.")
     # tokenises the full query, because a token may span post and template
     text, rule = truncate(post, lambda end: len(tokenizer.encode(before + post[:end] + after)) <= limit)
     if rule == "nothing":
@@ -120,9 +119,7 @@ def kind_of(record: dict, where: str) -> str:
 
 def demonstration(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tuple[dict, str]:
     """A row of sft.jsonl, and the rule that cut its post."""
-    summary = field(record, "summary", str, where)
-    if not summary.strip():
-        raise InputError(f"{where}: the field 'summary' is empty.")
+    summary = filled(record, "summary", where)
     query, rule = make_query(record, False, where, tokenizer, args)
     return {"query": query, "response": summary, "meta": {"id": record.get("id")}}, rule
 
@@ -132,8 +129,8 @@ def comparison(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tu
     info = field(record, "info", dict, where)  # [N+ 1]
     is_cnndm = info.get("article") is not None  # copies on the Hub have both fields, one of them null
     query, rule = make_query(info, is_cnndm, f"{where}: info", tokenizer, args)
-    summaries, choice = field(record, "summaries", list, where), field(record, "choice", int, where)
-    if len(summaries) != 2 or not all(isinstance(summary, dict) for summary in summaries):
+    summaries, choice = field(record, "summaries", list[dict], where), field(record, "choice", int, where)
+    if len(summaries) != 2:
         raise InputError(f"{where}: the field 'summaries' must hold two objects.")
     if choice not in (0, 1):
         raise InputError(f"{where}: the field 'choice' is {choice}: it must be 0 or 1.")
@@ -143,8 +140,8 @@ def comparison(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tu
     )
     extra = {} if record.get("extra") is None else field(record, "extra", dict, where)
     confidence = extra.get("confidence")  # 1 to 9; may be missing in train
-    if confidence is not None and type(confidence) is not int:
-        raise InputError(f"{where}: extra.confidence must be a whole number or null, not {confidence!r}.")
+    if confidence is not None:
+        field(extra, "confidence", int, f"{where}: extra")
     return (
         {
             "query": query,

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, overload
+from typing import Any, BinaryIO, TypeVar, get_args, get_origin, overload
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -97,35 +97,42 @@ def parse_object(line: bytes, where: str) -> dict:
 
 
 def field(record: dict, name: str, kind: type[T], where: str) -> T:
-    """`record[name]`, checked to be a `kind`; raises InputError otherwise.
+    """`record[name]`, checked to be a `kind`, such as list[str]; raises InputError otherwise.
 
     An int passes as float. Floats must be finite, texts valid Unicode and not too long.
     """
+    value: Any = record.get(name)
+    plain: Any = get_origin(kind) or kind  # list, of list[str]
+    fits = isinstance(value, plain) or (plain is float and isinstance(value, int))
+    problem = None
     if name not in record:
-        raise InputError(f"{where}: the field {name!r} is missing.")
-    value: Any = record[name]
-    where = f"{where}: the field {name!r}"
-    is_number = kind is float and isinstance(value, int)
-    if isinstance(value, bool) and kind is not bool or not (isinstance(value, kind) or is_number):
-        raise InputError(f"{where} must be {kind.__name__}, not {type(value).__name__}.")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise InputError(f"{where} is an integer of more than 64 bits.")
-    if kind is float and not math.isfinite(value):
-        raise InputError(f"{where} is {value}: it must be a finite number.")
-    if kind is str:
-        if len(value) > MAX_TEXT:
-            raise InputError(f"{where} has more than {MAX_TEXT:,} characters.")
-        try:
-            value.encode()  # JSON can hold half of a surrogate pair, such as \ud83d
-        except UnicodeEncodeError as error:
-            raise InputError(f"{where} isn't Unicode (at {error.start}).") from error
+        problem = "is missing"
+    elif not fits or (isinstance(value, bool) and plain is not bool):
+        problem = f"must be {plain.__name__}, not {type(value).__name__}"
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        problem = "is an integer of more than 64 bits"
+    elif plain is float and not math.isfinite(value):
+        problem = f"is {value}: it must be a finite number"
+    elif plain is str and len(value) > MAX_TEXT:
+        problem = f"has more than {MAX_TEXT:,} characters"
+    elif plain is str and value.encode(errors="ignore").decode() != value:
+        problem = "isn't Unicode"  # JSON can hold half of a surrogate pair, such as \ud83d
+    if problem:
+        raise InputError(f"{where}: the field {name!r} {problem}.")
+    for item_kind in get_args(kind)[-1:]:
+        named = value.items() if plain is dict else enumerate(value)
+        items = {f"{name}[{key}]": item for key, item in named}
+        for item in items:
+            field(items, item, item_kind, where)
     return value
 
 
-def list_of(record: dict, name: str, kind: type[T], where: str) -> list[T]:
-    """`record[name]`, checked to be a list whose items are each a `kind`, as in `field`."""
-    items = {f"{name}[{i}]": item for i, item in enumerate(field(record, name, list, where))}
-    return [field(items, item_name, kind, where) for item_name in items]
+def filled(record: dict, name: str, where: str) -> str:
+    """`record[name]`, a text; raises InputError for a blank one."""
+    text = field(record, name, str, where)
+    if not text.strip():
+        raise InputError(f"{where}: the field {name!r} is empty.")
+    return text
 
 
 def sampled_rows(path: Path, settings: dict[str, str]) -> list[tuple[str, dict]]:
@@ -231,9 +238,11 @@ def load_programs(
     def texts(records: Iterable[tuple[str, dict]]) -> Texts:
         language_of_file = None
         for where, record in records:
-            filled_texts(record, ("query", "response") if needs_response else ("query",), where)
-            names = ("query", "response", "language", "prefix", "suffix", "tests")
-            query, response, language, *others = (field(record, n, str, where) for n in names)
+            query = filled(record, "query", where)
+            if needs_response:
+                filled(record, "response", where)
+            names = ("response", "language", "prefix", "suffix", "tests")
+            response, language, *others = (field(record, n, str, where) for n in names)
             if len(response) + sum(map(len, others)) > MAX_PROGRAM:
                 raise InputError(f"{where}: the program has more than {MAX_PROGRAM:,} characters.")
             if language not in ("java", "python"):
@@ -301,7 +310,7 @@ def text_rows(
 ) -> Texts:
     """Yield the texts of each row: its query, and its responses, with a leading space."""
     for where, record in records:
-        query, *responses = filled_texts(record, names, where)
+        query, *responses = (filled(record, name, where) for name in names)
         chat = is_chat(record, where)
         if has_score:
             field(record, "score", float, where)
@@ -312,18 +321,9 @@ def query_rows(records: Iterable[tuple[str, dict]]) -> Texts:
     """Yield the texts of each row, of which only the query has to be there."""
     for where, record in records:
         if record.get("response") is None or record["response"] == "":
-            yield where, [*filled_texts(record, ("query",), where), ""], is_chat(record, where)
+            yield where, [filled(record, "query", where), ""], is_chat(record, where)
         else:
             yield from text_rows([(where, record)], ("query", "response"))
-
-
-def filled_texts(record: dict, names: tuple[str, ...], where: str) -> list[str]:
-    """The fields with these names. Raises InputError for a blank one."""
-    texts = [field(record, name, str, where) for name in names]
-    for name, text in zip(names, texts, strict=True):
-        if not text.strip():
-            raise InputError(f"{where}: the field {name!r} is empty.")
-    return texts
 
 
 # --------------------------------------------------------------------------- 3. ids in a few arrays

@@ -777,7 +777,10 @@ def test_runs_with_a_cut_line_and_mathematics_in_their_names_are_compared(tmp_pa
         ({"names": ("\ud800", "b")}, "--runs '.ud800': a name must be printable"),
         ({"eval": "[]"}, "eval.json holds no JSON object"),
         ({"eval": '{"args": 3, "policies": {}}'}, "eval.json: the field 'args' must be dict"),
-        ({"eval": '{"args": {"policies": 3}, "policies": {}}'}, "eval.json: args.policies must list"),
+        (
+            {"eval": '{"args": {"policies": 3}, "policies": {}}'},
+            "eval.json: args: the field 'policies' must be list, not int",
+        ),
         ({"eval": '{"args": {"policies": ["a", "b"]}, "policies": {"a": 1}}'}, "policies: the field 'a' must be dict"),
         (
             {"eval": '{"args": {"policies": ["a", "b"]}, "policies": {"a": {"gold_win_rate": "x"}}}'},

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from experiments.tables import Numbers, float_at, part
 from nanorlhf.cli import run_module
-from nanorlhf.dataset import list_of
+from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object
 from nanorlhf.metrics.reward_accuracy import FEW
@@ -128,7 +128,7 @@ def reward_numbers(path: Path) -> tuple[Numbers, list[dict]]:
     if len(models) != 1:
         raise InputError(f"{where}: it has {len(models)} reward models: evaluate each setting's alone.")
     [name] = models
-    accuracy = list_of(measured, "accuracy", dict, where)[0]  # of all pairs
+    accuracy = field(measured, "accuracy", list[dict], where)[0]  # of all pairs
     labels, truth = (part(measured, where, "deciders", key) for key in ("labels", "truth"))
     model = part(measured, where, "deciders", "models", name)
     agreement = part(result, where, "agreement")
@@ -143,7 +143,7 @@ def reward_numbers(path: Path) -> tuple[Numbers, list[dict]]:
         "rm_labels": float_at(accuracy, where, "models", name, "mean"),
         "ece": float_at(models, where, name, "ece", "mean"),
     }
-    bins = list_of(part(models, where, name), "bins", dict, where)
+    bins = field(part(models, where, name), "bins", list[dict], where)
     return numbers, [{key: float_at(row, where, key) for key in ("middle", "mean", "num_pairs")} for row in bins]
 
 
@@ -154,7 +154,7 @@ def policy_numbers(path: Path) -> Numbers:
     policy, reward_model = part(result, where, "policies", last), part(result, where, "reward_model")
     numbers = {key: float_at(policy, where, key) for key in ("gold_win_rate", "gold_score", "response_length", "kl")}
     if policy.get("gold_win_rate_ci") is not None:
-        ends = list_of(policy, "gold_win_rate_ci", float, where)
+        ends = field(policy, "gold_win_rate_ci", list[float], where)
         numbers |= dict(zip(("win_low", "win_high"), ends, strict=False))
     samples = float_at(reward_model, where, "samples_gold_agreement") if reward_model else None
     return numbers | {"rm_samples": samples}

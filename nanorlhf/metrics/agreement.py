@@ -24,7 +24,7 @@ import numpy as np
 import scipy  # .stats loads with its first use: most runs have none
 from numpy.typing import ArrayLike
 
-from nanorlhf.dataset import field, iter_jsonl, list_of
+from nanorlhf.dataset import field, filled, iter_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics import wilson_interval
 
@@ -41,17 +41,15 @@ def iter_rankings(path: str | Path) -> Iterator[tuple[str, dict]]:
     """The checked rows of one file, each with its place `file:line`. Raises InputError for a broken row."""
     for where, row in iter_jsonl(path):
         field(row, "query", str, where)
-        answers, ranking = list_of(row, "answers", str, where), field(row, "ranking", list, where)
+        answers, ranking = field(row, "answers", list[str], where), field(row, "ranking", list[int], where)
         if len(answers) < 2:
             raise InputError(f"{where}: the field 'answers' must be a list of two texts or more.")
-        # in Python, a bool is an int
-        if {type(index) for index in ranking} != {int} or sorted(ranking) != list(range(len(answers))):
+        if sorted(ranking) != list(range(len(answers))):
             raise InputError(
                 f"{where}: the field 'ranking' is {ranking!r:.80}: it must name each answer once, from 0 to "
                 f"{len(answers) - 1}, best first."
             )
-        if not field(row, "annotator", str, where).strip():
-            raise InputError(f"{where}: the field 'annotator' is empty: name the person.")
+        filled(row, "annotator", where)
         yield where, row
 
 
@@ -223,12 +221,11 @@ def load_labelled_pairs(path: str | Path) -> list[LabelledPair]:
     """The pairs of one file. Raises InputError for a broken row."""
     pairs = []
     for where, row in iter_jsonl(path):
-        query, responses = field(row, "query", str, where), list_of(row, "responses", str, where)
-        preferred = field(row, "preferred", dict, where)
+        query, responses = field(row, "query", str, where), field(row, "responses", list[str], where)
+        preferred = field(row, "preferred", dict[str, int], where)
         if len(responses) != 2 or responses[0] == responses[1]:
             raise InputError(f"{where}: the field 'responses' must be a list of two different texts.")
-        # in Python, a bool is an int
-        if not preferred or any(type(choice) is not int or choice not in (0, 1) for choice in preferred.values()):
+        if not preferred or not {*preferred.values()} <= {0, 1}:
             raise InputError(f"{where}: the field 'preferred' must give a choice, 0 or 1, of at least one annotator.")
         pairs.append(LabelledPair(query, (responses[0], responses[1]), preferred))
     return pairs

@@ -34,8 +34,8 @@ def pair_groups(rows: list[Comparison], path: str) -> dict[tuple[str, str], list
             if meta.get(by) is not None:
                 groups[by, str(field(meta, by, kind, where))].append(index)
         if meta.get("policies") is not None:
-            policies = field(meta, "policies", list, where)
-            if len(policies) != 2 or not all(isinstance(name, str) for name in policies):
+            policies = field(meta, "policies", list[str], where)
+            if len(policies) != 2:
                 raise InputError(f"{where}: 'policies' in the field 'meta' must be two names: fix or delete the line.")
             groups["policies", " / ".join(sorted(policies))].append(index)
 

@@ -90,9 +90,7 @@ def win_rates(evals: tuple[Path, ...]) -> dict[Path, tuple[float, str]]:
         where = str(place / "eval.json")
         result = read_object(place / "eval.json")
         settings, policies = (field(result, name, dict, where) for name in ("args", "policies"))
-        words = settings.get("policies", [])
-        if not isinstance(words, list) or not all(isinstance(word, str) and "\0" not in word for word in words):
-            raise InputError(f"{where}: args.policies must list names and directories: name a directory of eval.py.")
+        words = field(settings, "policies", list[str], f"{where}: args") if "policies" in settings else []
         deciders = {"gold_win_rate": "the gold score"}
         if result.get("judge") and field(result, "judge", dict, where).get("against") == "reference":
             deciders["judge_win_rate"] = "the judge"  # the better one

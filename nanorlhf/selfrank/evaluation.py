@@ -14,7 +14,7 @@ import torch
 
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import Count, Fraction, PositiveInt, TemperatureOrGreedy
-from nanorlhf.dataset import Demonstration, is_chat, list_of, load_comparisons, load_demonstrations, response_ids
+from nanorlhf.dataset import Demonstration, field, is_chat, load_comparisons, load_demonstrations, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.evals import common
 from nanorlhf.metrics import bootstrap_interval
@@ -190,7 +190,7 @@ def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]
     for number, row in enumerate(rows, start=1):
         where = f"{path}:{number}"
         meta = meta_of(row, where)
-        answers.append(list_of(meta, "answers", str, where) if "answers" in meta else None)
+        answers.append(field(meta, "answers", list[str], where) if "answers" in meta else None)
         if not all(answer.strip() for answer in answers[-1] or []):
             raise InputError(f"{where}: 'answers' in the field 'meta' must hold texts only, none of them empty.")
         if (answers[-1] is None) != (answers[0] is None):

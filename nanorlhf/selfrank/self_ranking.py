@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 from nanorlhf import distributed
-from nanorlhf.dataset import Comparison, Demonstration, field, iter_jsonl, list_of
+from nanorlhf.dataset import Comparison, Demonstration, field, iter_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import gold_margins, row_scores
 from nanorlhf.metrics.agreement import (
@@ -43,8 +43,8 @@ def load_self_rank(path: Path) -> list[Ranked]:
     questions = []
     for where, row in iter_jsonl(path):
         query = field(row, "query", str, where)
-        answers, weights = list_of(row, "answers", str, where), list_of(row, "weights", float, where)
-        clusters, representatives = (list_of(row, name, int, where) for name in ("clusters", "representatives"))
+        answers, weights = field(row, "answers", list[str], where), field(row, "weights", list[float], where)
+        clusters, representatives = (field(row, name, list[int], where) for name in ("clusters", "representatives"))
         indices = [index for index in representatives if 0 <= index < len(answers)]
         if not (
             len(answers) == len(weights) == len(clusters) > 0

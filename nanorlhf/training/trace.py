@@ -332,13 +332,12 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
             if not isinstance(about.get(statistic), float):
                 raise InputError(f"{where}: the field {statistic!r} must be a number: {again}.")
     lengths = {"queries": n, "texts": n, "answers": len(tensors["fixed_logprobs"])}
-    for name, item_type in (("queries", str), ("texts", list), ("answers", str)):
-        items = field(about, name, list, where)
-        if len(items) != lengths[name] or not all(isinstance(item, item_type) for item in items):
-            raise InputError(f"{where}: {name} must have {lengths[name]} items, each a {item_type.__name__}: {again}.")
-    for texts in about["texts"]:
-        if len(texts) > T or not all(isinstance(piece, str) for piece in texts):
-            raise InputError(f"{where}: texts must hold the texts of {T} tokens at most of each response: {again}.")
+    kinds: dict[str, Any] = {"queries": list[str], "texts": list[list[str]], "answers": list[str]}
+    for name, kind in kinds.items():
+        if len(field(about, name, kind, where)) != lengths[name]:
+            raise InputError(f"{where}: {name} must have {lengths[name]} items: {again}.")
+    if any(len(texts) > T for texts in about["texts"]):
+        raise InputError(f"{where}: texts must hold the texts of {T} tokens at most of each response: {again}.")
     return tensors, about
 
 

@@ -251,7 +251,7 @@ def test_duplicate_and_damaged_rankings_are_refused(args, monkeypatch) -> None:
         ({"weights": [float("nan")] * 7}, r"'weights\[0\]' is nan"),
         ({"weights": ["1"] * 7}, r"'weights\[0\]' must be float"),
         ({"representatives": [7]}, "'representatives' must hold indices"),
-        ({"representatives": [[0]]}, "'representatives' must hold indices"),
+        ({"representatives": [[0]]}, r"'representatives\[0\]' must be int, not list"),
     ],
 )
 def test_a_broken_line_of_the_source_is_named(args, change, sentence) -> None:

@@ -141,7 +141,7 @@ def test_a_tokenizer_is_trained_on_the_train_split(args):
     ("broken", "reason"),
     [
         ({"title": "x"}, r"data\[0\]: the field 'paragraphs' is missing"),
-        ({"title": "x", "paragraphs": [3]}, r"data\[0\]: paragraphs\[0\] must be an object, not int"),
+        ({"title": "x", "paragraphs": [3]}, r"data\[0\]: the field 'paragraphs\[0\]' must be dict, not int"),
         (article("x", {"id": "1", "question": "Who?"}), r"qas\[0\]: the field 'answers' is missing"),
         (article("x", qa(" ", "Paris")), r"qas\[0\]: the field 'question' is empty"),
         (article("x", qa("Who?", "Paris", is_impossible=True)), r"qas\[0\]: 'is_impossible' and 'answers' contradict"),

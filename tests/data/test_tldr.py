@@ -347,13 +347,13 @@ def test_tables_agree_with_a_recount(args, capsys):
         (COMPARISON | {"choice": "1"}, "'choice' must be int, not str"),
         (COMPARISON | {"choice": True}, "'choice' must be int, not bool"),
         (COMPARISON | {"summaries": COMPARISON["summaries"] * 2}, "'summaries' must hold two objects"),
-        (COMPARISON | {"summaries": ["a", "b"]}, "'summaries' must hold two objects"),
+        (COMPARISON | {"summaries": ["a", "b"]}, r"'summaries\[0\]' must be dict, not str"),
         (COMPARISON | {"summaries": [{"text": "a", "policy": "p"}, {"text": "b"}]}, "'policy' is missing"),
         (COMPARISON | {"info": {"id": "1", "title": "a", "subreddit": "b"}}, "info: the field 'post' is missing"),
         (COMPARISON | {"info": POST | {"title": None}}, "info: the field 'title' must be str, not NoneType"),
-        (COMPARISON | {"info": POST | {"post": " \n"}}, "the post is empty"),
+        (COMPARISON | {"info": POST | {"post": " \n"}}, "info: the field 'post' is empty"),
         (COMPARISON | {"split": "dev"}, "unknown split 'dev'"),
-        (COMPARISON | {"extra": {"confidence": "high"}}, "extra.confidence must be a whole number or null, not 'high'"),
+        (COMPARISON | {"extra": {"confidence": "high"}}, "extra: the field 'confidence' must be int, not str"),
         (COMPARISON | {"extra": [7]}, "'extra' must be dict, not list"),
     ],
 )
@@ -368,7 +368,7 @@ def test_a_broken_demonstration_names_file_line_and_reason(args):
     for record, reason in (
         (SFT | {"summary": " "}, "the field 'summary' is empty"),
         (POST, "the field 'summary' is missing"),
-        (SFT | {"post": ""}, "the post is empty"),
+        (SFT | {"post": ""}, "the field 'post' is empty"),
     ):
         with pytest.raises(InputError, match=f"train.jsonl:2: {reason}"):
             convert(args, SFT, record, name="train.jsonl")

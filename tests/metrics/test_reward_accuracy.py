@@ -78,7 +78,7 @@ def test_table_5_by_hand():
         ({"batch": 7}, "pairs.jsonl:2: the field 'batch' must be str"),
         ({"confidence": "9"}, "pairs.jsonl:2: the field 'confidence' must be int"),
         ({"policies": ["ref"]}, "pairs.jsonl:2: 'policies'.*two names"),
-        ({"policies": ["ref", 3]}, "pairs.jsonl:2: 'policies'.*two names"),
+        ({"policies": ["ref", 3]}, r"pairs.jsonl:2: the field 'policies\[1\]' must be str, not int"),
     ],
 )
 def test_a_field_of_another_type_is_reported_with_its_line(meta, sentence):

@@ -324,11 +324,11 @@ def test_a_damaged_trace_is_named(ppo, traced, tmp_path):
         with pytest.raises(InputError, match=sentence):
             read_trace(tmp_path / "a" / "x.safetensors")
     for wrong, sentence in (
-        ({"queries": [5] * 4}, "queries must have 4 items, each a str"),
-        ({"texts": ["abc"] * 4}, "texts must have 4 items, each a list"),
-        ({"texts": [[5]] * 4}, "texts must hold the texts of 12 tokens at most"),
+        ({"queries": [5] * 4}, r"'queries\[0\]' must be str, not int"),
+        ({"texts": ["abc"] * 4}, r"'texts\[0\]' must be list, not str"),
+        ({"texts": [[5]] * 4}, r"'texts\[0\]\[0\]' must be str, not int"),
         ({"texts": [["a"] * 13] * 4}, "texts must hold the texts of 12 tokens at most"),
-        ({"answers": ["a"]}, "answers must have 4 items, each a str"),
+        ({"answers": ["a"]}, "answers must have 4 items"),
         ({"kl_coef": "x"}, "the field 'kl_coef' must be float, not str"),
         ({"kl_coef": 10**30}, "the field 'kl_coef' is an integer of more than 64 bits"),
     ):
