@@ -53,7 +53,6 @@ GENERATED_MEAN, GENERATED_DEVIATION = -0.5, 0.1  # scores of generated answers
 NEEDED = ("Id", "PostTypeId", "ParentId", "CreationDate", "Score", "Body", "Title", "Tags")
 OPTIONAL = ("AcceptedAnswerId", "OwnerUserId")
 MAX_ID = 2**31 - 1  # the sites' own type; a damaged Id must not allocate terabytes
-MAX_ROW = 2**22  # bytes of a row of XML: the parser restarts an unfinished row with every 16 KiB
 MAX_FIELD = 2**20  # characters; a lost quotation mark must not turn a CSV into one field
 
 # What a question asks for, after the taxonomy of Beyer et al. ("What kind of questions do developers ask on Stack
@@ -234,15 +233,13 @@ def location(where: str, row: Mapping[str, str]) -> str:
 def _xml_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str, dict[str, str]]]:
     number = 0
     try:
-        limited = RowLimit(path, file)
-        events = ElementTree.iterparse(limited, events=("start", "end"))
+        events = ElementTree.iterparse(file, events=("start", "end"))
         _, root = next(events)
         for event, element in events:
             if event == "end" and element.tag == "row":
                 number += 1
                 yield location(f"row {number}", element.attrib), element.attrib
                 root.clear()  # otherwise the tree grows to the size of the file
-                limited.start = file.tell()
                 if number % 1000 == 0:
                     progress.update(file.tell() - progress.n)
     except ElementTree.ParseError as error:
@@ -251,20 +248,6 @@ def _xml_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str,
         raise InputError(f"{path}:{line}:{column + 1}: malformed XML ({reason}).") from error
     except (LookupError, ValueError) as error:  # an encoding that Python or expat doesn't know
         raise InputError(f"{path}:1: can't read this XML ({error}).") from error
-
-
-@dataclass
-class RowLimit:
-    """A file for the XML parser; raises InputError if no row ends within MAX_ROW bytes."""
-
-    path: Path
-    file: BinaryIO
-    start: int = 0  # where the last row ended
-
-    def read(self, size: int) -> bytes:
-        if self.file.tell() - self.start > MAX_ROW:
-            raise InputError(f"{self.path}: no row ends within {MAX_ROW:,} bytes after byte {self.start:,}.")
-        return self.file.read(size)
 
 
 def _csv_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str, dict[str, str]]]:
