@@ -22,8 +22,12 @@ def exchange_until(file: Path) -> None:
             raise ValueError("the file is there")
 
 
+def exchange(file: Path, processes: int) -> None:
+    launch.run(partial(exchange_until, file), "cpu", processes)
+
+
 if __name__ == "__main__":
     processes = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     if len(sys.argv) > 3:
         launch.GRACE_PERIOD = float(sys.argv[3])
-    launch.run(partial(exchange_until, Path(sys.argv[1])), "cpu", processes)
+    exchange(Path(sys.argv[1]), processes)

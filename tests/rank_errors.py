@@ -1,7 +1,4 @@
-"""What each error of one of two processes prints and exits with: `python -m tests.rank_errors` prints them as JSON.
-
-All in one program, which imports PyTorch once and forks for each case.
-"""
+"""What each error of one of two processes prints and exits with, each in a fork."""
 
 import json
 import os
@@ -10,6 +7,8 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 
 import torch
 
@@ -52,6 +51,45 @@ def killed() -> None:
     exchange()
 
 
+def dies_as_it_starts() -> None:
+    launch.die_with_parent = lambda: os.kill(os.getpid(), signal.SIGKILL)  # the first call of a rank that is forked
+
+
+def dies_as_it_joins() -> None:
+    """The others would wait for it for a minute."""
+    launch.JOIN_TIMEOUT = timedelta(seconds=1)
+    join = launch.dist.init_process_group
+
+    def init_process_group(*names, rank: int, **settings) -> None:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        join(*names, rank=rank, **settings)
+
+    launch.dist.init_process_group = init_process_group
+
+
+def may_join_for_two_seconds() -> None:
+    launch.JOIN_TIMEOUT = timedelta(seconds=2)
+
+
+def later_than_the_time_to_join() -> None:
+    time.sleep(3 * distributed.rank())
+    ranks = distributed.all_gather_objects([distributed.rank()])
+    if distributed.rank() == 0:
+        print(ranks, file=sys.stderr)
+
+
+def interrupted_as_it_forks() -> None:
+    os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+
+
+FIRST = {
+    "a kill as it starts": dies_as_it_starts,
+    "a kill as it joins": dies_as_it_joins,
+    "later than the time to join": may_join_for_two_seconds,
+    "ctrl-C within a fork": interrupted_as_it_forks,
+}
+"""before the ranks are forked"""
 CASES = {
     "bad input on rank 1": lambda: on_rank(1, InputError("rule.py:2 is bad.")),
     "bad input on rank 0": lambda: on_rank(0, InputError("rule.py:2 is bad.")),
@@ -66,6 +104,10 @@ CASES = {
     "a bug at the end": lambda: at_the_end(ValueError("a bug")),
     "a kill of rank 1": killed,
     "ctrl-C on rank 0": lambda: on_rank(0, KeyboardInterrupt()),
+    "a kill as it starts": exchange,
+    "a kill as it joins": exchange,
+    "later than the time to join": later_than_the_time_to_join,
+    "ctrl-C within a fork": exchange,
 }
 
 
@@ -75,18 +117,21 @@ def outcome(case: str) -> tuple[int, str]:
         child = os.fork()
         if child == 0:
             os.dup2(file.fileno(), 2)
-            code: object = 1
+            code: object = 0
             try:
+                FIRST.get(case, lambda: None)()
                 command_line(lambda args: (launch.setup("cpu"), CASES[case]()), {"a": ("a test", Args())})
             except SystemExit as stop:
                 code = stop.code
             except Exception:
                 sys.excepthook(*sys.exc_info())
+                code = 1
             os._exit(int(str(code)))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         file.seek(0)
         return code, file.read().decode()
 
 
-if __name__ == "__main__":
-    print(json.dumps({case: outcome(case) for case in CASES}))
+def write_outcomes(path: Path) -> None:
+    sys.argv = ["program"]
+    path.write_text(json.dumps({case: outcome(case) for case in CASES}))

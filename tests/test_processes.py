@@ -24,7 +24,10 @@ from nanorlhf.cli import command_line
 from nanorlhf.errors import InputError
 from nanorlhf.training.resume import damage, states
 from tests.conftest import ROOT, read_metrics, run_program
-from tests.test_distributed import TIMED, TORCHRUN, flags_of, processes_of, program, wait_until
+from tests.exchange import exchange
+from tests.rank_errors import write_outcomes
+from tests.test_distributed import TIMED, TORCHRUN, flags_of, wait_until
+from tests.two_processes import start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks after PyTorch is imported")
 
@@ -36,22 +39,44 @@ def run(*command, threads: int) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
+def followers(pid: int) -> list[int]:
+    """The processes that this one has forked, which are not dead."""
+    return [child for child, (parent, state) in parents().items() if parent == pid and state != "Z"]
+
+
+def parents() -> dict[int, tuple[int, str]]:
+    """Of each process its parent and its state."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, parent, *_ = stat.read_text().rpartition(")")[2].split()
+            found[int(stat.parent.name)] = int(parent), state
+    return found
+
+
 @contextlib.contextmanager
-def started(path: Path, sign: Path, *command):
-    """A program of several processes; at the end of the test none of them is left, nobody having to kill it."""
-    with program(path, sign, *command) as process:
+def started(sign: Path, log: Path, work, *arguments):
+    """Work of several processes, once `sign` is there; at the end none of them is left, nobody having to kill it."""
+    process = start(log, work, *arguments)
+    try:
+        wait_until(lambda: sign.exists() or not process.is_alive())
+        assert process.is_alive(), log.read_text()[-2000:]
+        everyone = [process.pid, *followers(process.pid)]
         yield process
-        process.wait(timeout=60)
-        wait_until(lambda: not processes_of(path), 30)
+        process.join(60)
+        wait_until(lambda: all(parents().get(pid, (0, "Z"))[1] == "Z" for pid in everyone), 30)
+    finally:
+        process.kill()  # and with it those that it has forked
+        process.join()
 
 
 @pytest.fixture
 def job(tmp_path):
-    """Three processes that exchange tensors until the file `break` exists."""
-    file = tmp_path / "break"
-    with started(file, tmp_path / "started", "-m", "tests.exchange", str(file), "3") as process:
-        assert len(processes_of(file)) == 3
-        yield process, file
+    """Three processes that exchange tensors until the file `break` exists, and what they print."""
+    log = tmp_path / "log"
+    with started(tmp_path / "started", log, exchange, tmp_path / "break", 3) as process:
+        assert len(followers(process.pid)) == 2
+        yield process, log
 
 
 @pytest.mark.slow
@@ -69,7 +94,6 @@ def test_a_run_ends_in_the_bits_of_torchrun(miniature, tmp_path):
     assert (forked.out / "samples.jsonl").read_text() == (launched.out / "samples.jsonl").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [(["--batch-size", "3"], "--batch-size 3 can't be shared by 2 processes"), (["--data", "nowhere"], "nowhere")],
@@ -77,17 +101,21 @@ def test_a_run_ends_in_the_bits_of_torchrun(miniature, tmp_path):
 def test_bad_input_is_one_sentence_of_one_process(miniature, tmp_path, flags, sentence):
     out = tmp_path / "out"
     command = ["train_sft.py", "tiny", *flags_of(replace(miniature.sft, out=out)), "--processes", "2", *flags]
-    done = run(*command, threads=2)
-    assert done.returncode == 2 and sentence in done.stderr, done.stderr
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and not out.exists()
+    process = start(tmp_path / "log", run_program, *command)
+    process.join(120)
+    said = (tmp_path / "log").read_text()
+    assert process.exitcode == 2 and sentence in said, said
+    assert said.startswith("error: ") and said.count("\n") == 1 and not out.exists()
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, tuple[int, str]]:
+def outcomes(tmp_path_factory) -> dict[str, tuple[int, str]]:
     """Exit code and stderr of each case of tests/rank_errors.py."""
-    done = run("-m", "tests.rank_errors", threads=1)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    path = tmp_path_factory.mktemp("outcomes")
+    process = start(path / "log", write_outcomes, path / "outcomes.json")
+    process.join(120)
+    assert process.exitcode == 0, (path / "log").read_text()
+    return json.loads((path / "outcomes.json").read_text())
 
 
 SENTENCES = {
@@ -101,24 +129,34 @@ SENTENCES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", SENTENCES)
 def test_an_error_that_the_user_can_fix_is_one_sentence_whichever_process_has_it(outcomes, case):
     code, err = outcomes[case]
     assert code == 2 and re.fullmatch(f"error: {SENTENCES[case]}\n", err), (code, err)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["a bug on rank 1", "a bug on rank 0", "a bug on both", "a bug at the end"])
 def test_a_bug_of_any_process_is_one_traceback(outcomes, case):
     code, err = outcomes[case]
     assert code == 1 and err.count("Traceback") == 1 and err.endswith("ValueError: a bug\n"), (code, err)
 
 
-@pytest.mark.slow
-def test_a_process_that_dies_without_a_word_is_one_sentence(outcomes):
-    killed = [1, "in another process: rank 1 died of SIGKILL, maybe because memory ran out\n"]
-    assert outcomes["a kill of rank 1"] == killed and outcomes["ctrl-C on rank 0"] == [130, "interrupted\n"]
+@pytest.mark.parametrize("case", ["a kill of rank 1", "a kill as it starts", "a kill as it joins"])
+def test_a_process_that_dies_without_a_word_is_one_sentence(outcomes, case):
+    """Also before all have joined, for which the others would wait."""
+    code, err = outcomes[case]
+    assert code == 1 and err.endswith("in another process: rank 1 died of SIGKILL, maybe because memory ran out\n")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("case", ["ctrl-C on rank 0", "ctrl-C within a fork"])
+def test_an_interrupt_is_one_word(outcomes, case):
+    """Within a fork Python would print it and go on, with logging's lock held for ever."""
+    assert outcomes[case] == [130, "interrupted\n"]
+
+
+def test_a_process_that_has_joined_may_take_longer(outcomes):
+    assert outcomes["later than the time to join"] == [0, "[0, 1]\n"]
 
 
 def test_too_many_processes_are_refused_before_any_is_forked(miniature, tmp_path, monkeypatch, capsys):
@@ -129,133 +167,55 @@ def test_too_many_processes_are_refused_before_any_is_forked(miniature, tmp_path
     assert capsys.readouterr().err == "error: --processes 1000: it must be from 1 to 500.\n"
 
 
-@pytest.mark.slow
-def test_an_error_of_one_process_is_named_by_the_first(job):
-    process, file = job
-    file.touch()
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and "PeerFailed: in another process: rank 1 failed:\n" in err
-    assert err.count("ValueError: the file is there") == 1
+def test_an_error_of_one_process_is_named_by_the_first(job, tmp_path):
+    process, log = job
+    (tmp_path / "break").touch()
+    process.join(60)
+    said = log.read_text()
+    assert process.exitcode == 1 and "PeerFailed: in another process: rank 1 failed:\n" in said
+    assert said.count("ValueError: the file is there") == 1
 
 
-@pytest.mark.slow
 def test_a_killed_process_ends_the_others(job):
-    process, file = job
-    os.kill(max(processes_of(file)), signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and "PeerFailed: in another process: rank 2 died of SIGKILL" in err
+    process, log = job
+    os.kill(max(followers(process.pid)), signal.SIGKILL)
+    process.join(60)
+    assert process.exitcode == 1 and "PeerFailed: in another process: rank 2 died of SIGKILL" in log.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_that_one_does_not_wait_for_stops_the_run(job, number):
     """The first is in its steps and finishes one; another has not begun them, or has ended them."""
-    process, file = job
-    os.kill(max(processes_of(file)), number)
-    _, err = process.communicate(timeout=60)
+    process, log = job
+    os.kill(max(followers(process.pid)), number)
+    process.join(60)
     stopped = f"Interrupted: stopped by {number.name} before or after its steps: --resume continues from the last"
-    assert process.returncode == 1 and stopped in err.strip().splitlines()[-1]  # `command_line` exits with its code
+    assert (
+        process.exitcode == 1 and stopped in log.read_text().strip().splitlines()[-1]
+    )  # `command_line` gives its code
 
 
-DIES_AS_IT_STARTS = """
-import os, signal
-from nanorlhf import launch
-launch.die_with_parent = lambda: os.kill(os.getpid(), signal.SIGKILL)  # the first call of a rank that is forked
-launch.run(lambda: print("all are there"), "cpu", 2)
-"""
-
-
-INTERRUPTED_AS_IT_FORKS = """
-import os, signal
-from nanorlhf import launch
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
-os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
-launch.run(lambda: print("all are there"), "cpu", 3)
-"""
-
-
-@pytest.mark.slow
-def test_an_interrupt_within_a_fork_is_not_lost():
-    """There Python would print it and go on, with logging's lock held for ever."""
-    done = run("-c", INTERRUPTED_AS_IT_FORKS, threads=1)
-    assert (done.returncode, done.stdout) == (-signal.SIGINT, "")
-    assert "Exception ignored" not in done.stderr and done.stderr.endswith("KeyboardInterrupt\n"), done.stderr
-
-
-DIES_AS_IT_JOINS = """
-import os, signal
-from datetime import timedelta
-from nanorlhf import launch
-launch.JOIN_TIMEOUT = timedelta(seconds=2)
-join = launch.dist.init_process_group
-def init_process_group(*names, rank, **settings):
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    join(*names, rank=rank, **settings)
-launch.dist.init_process_group = init_process_group
-launch.run(lambda: print("all are there"), "cpu", 2)
-"""
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_while_it_joins_ends_the_first():
-    done = run("-c", DIES_AS_IT_JOINS, threads=1)
-    reason = "PeerFailed: in another process: it died as it started, or did not join in 2 s\n"
-    assert done.returncode == 1 and done.stdout == "" and reason in done.stderr, done.stderr
-
-
-LATER_THAN_THE_TIME_TO_JOIN = """
-import time
-from datetime import timedelta
-from nanorlhf import distributed, launch
-launch.JOIN_TIMEOUT = timedelta(seconds=2)
-def main():
-    time.sleep(4 * distributed.rank())
-    gathered = distributed.all_gather_objects([distributed.rank()])
-    if distributed.rank() == 0:
-        print(gathered)
-launch.run(main, "cpu", 2)
-"""
-
-
-@pytest.mark.slow
-def test_a_process_that_has_joined_may_take_longer():
-    done = run("-c", LATER_THAN_THE_TIME_TO_JOIN, threads=1)
-    assert done.returncode == 0 and done.stdout == "[0, 1]\n", done.stderr
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_before_it_joins_ends_the_first():
-    """Which would wait for it for half an hour."""
-    done = run("-c", DIES_AS_IT_STARTS, threads=1)
-    assert done.returncode == 1 and done.stdout == ""
-    started, last = "in another process: rank 1 died as it started", "in another process: rank 1 died of SIGKILL"
-    assert started in done.stderr and f"PeerFailed: {last}" in done.stderr, done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_first_leaves_no_orphan(job, number):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 1), (signal.SIGTERM, -15)])
+def test_a_signal_to_the_first_leaves_no_orphan(job, number, code):
     process, _ = job
-    process.send_signal(number)
-    process.communicate(timeout=60)
-    assert process.returncode == -number
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == code
 
 
-@pytest.mark.slow
 def test_sigterm_finishes_and_saves_the_step(miniature, tmp_path):
     """To the process that the user started; a resume on one process goes on from there."""
-    out = tmp_path / "out"
+    out, log = tmp_path / "out", tmp_path / "log"
     args = replace(miniature.ppo, out=out, total_episodes=10**9)
     command = ["train_ppo.py", "tiny", *flags_of(args)]
-    with started(out, out / "metrics.jsonl", *command, "--processes", "2") as process:
+    with started(out / "metrics.jsonl", log, run_program, *command, "--processes", "2") as process:
         process.terminate()
-        _, err = process.communicate(timeout=120)
+        process.join(120)
     (state,) = states(out)
     steps = int(state.name.removeprefix("step-"))
-    assert process.returncode == 143 and steps == len(read_metrics(out)) and damage(state) is None
-    assert err.count(f"stopped by SIGTERM after {steps} steps") == 1
-    with started(out, out / "metrics.jsonl", *command, "--resume") as process:
+    assert process.exitcode == 143 and steps == len(read_metrics(out)) and damage(state) is None
+    assert log.read_text().count(f"stopped by SIGTERM after {steps} steps") == 1
+    with started(out / "metrics.jsonl", log, run_program, *command, "--resume") as process:
         wait_until(lambda: len(read_metrics(out)) > steps + 1)
         process.terminate()
 

@@ -1,7 +1,6 @@
-"""What tests run on two processes, or one or more,, and how they are started.
+"""What tests run in processes of their own, and how they are started.
 
-`on_processes` forks them from a process that has imported everything: starting Python twice takes longer than the
-work.
+They are forked from a process that has imported everything: starting Python takes longer than the work.
 """
 
 import copy
@@ -38,6 +37,31 @@ WITHIN: int | None = None
 """ranks that share one copy of a sharded model; None: all"""
 
 
+def forkserver() -> multiprocessing.context.ForkServerContext:
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([__name__])
+    return forks
+
+
+def start(log: Path, work: Callable, *arguments: object) -> multiprocessing.context.ForkServerProcess:
+    """Call work(*arguments) in a process of its own, which writes stdout and stderr to the log."""
+    process = forkserver().Process(target=call, args=(log, work, *arguments))
+    process.start()
+    return process
+
+
+def call(log: Path, work: Callable, *arguments: object) -> None:
+    write_to(log)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
+    work(*arguments)
+
+
+def write_to(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    os.dup2(descriptor, sys.__stdout__.fileno())
+    os.dup2(descriptor, sys.__stderr__.fileno())
+
+
 def on_processes(
     work: Callable, argument: object, directory: Path, number: int = 2, device: str = "cpu", per_node: int | None = None
 ) -> None:
@@ -46,8 +70,7 @@ def on_processes(
     What they print goes to the directory, and into the error if one fails.
     """
     # a process can't be forked from one that has looked for a CUDA device, as what is preloaded does
-    forks = multiprocessing.get_context("spawn" if device == "cuda" else "forkserver")
-    forks.set_forkserver_preload([__name__])
+    forks = multiprocessing.get_context("spawn") if device == "cuda" else forkserver()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -70,12 +93,10 @@ def be_rank(
     rank: int, number: int, per_node: int | None, device: str, port: int, log: Path, work: Callable, argument: object
 ) -> None:
     global DEVICE, WITHIN
+    write_to(log)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     place["LOCAL_WORLD_SIZE"] = per_node or number
     os.environ.update({name: str(value) for name, value in place.items()})
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(descriptor, sys.__stdout__.fileno())
-    os.dup2(descriptor, sys.__stderr__.fileno())
     torch.set_num_threads(1)
     DEVICE, WITHIN = launch.setup(device), per_node
     if number == 1:  # a group of one, in which FSDP2 and NCCL run all the same
