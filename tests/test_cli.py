@@ -357,8 +357,10 @@ def test_a_name_that_is_no_program_is_one_sentence(monkeypatch, capsys, name):
     assert stopped.value.code == 2 and out == "" and err.startswith("error: nanorlhf ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("program", ["nanorlhf", "data.tiny --help"])
-@pytest.mark.parametrize(("redirection", "code"), [("| head -c 1", 141), (">&-", 0)])
+@pytest.mark.parametrize(
+    ("program", "redirection", "code"),
+    [("nanorlhf", "| head -c 1", 141), ("nanorlhf", ">&-", 0), ("data.tiny --help", "| head -c 1", 141)],
+)
 def test_help_that_nobody_reads_is_no_error(program, redirection, code):
     command = f"set -o pipefail; {sys.executable} -m {program} {redirection}"
     ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)

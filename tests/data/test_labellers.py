@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from data import tiny
 from data.labellers import BREVITY, WORKERS, Dials, Labellers, preference_probability
+from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.agreement import load_labelled_pairs, pair_agreement
 
@@ -189,8 +190,9 @@ def test_who_sees_no_small_differences_prefers_in_a_circle() -> None:
 
 
 def agreement_of(tmp_path: Path, **dials) -> dict:
-    tiny.main(replace(SMALL, out=tmp_path / "data", num_triads=150, **dials))
-    return pair_agreement(load_labelled_pairs(tmp_path / "data" / "agreement.jsonl"))
+    world = tiny.make_world(replace(SMALL, num_triads=150, **dials))
+    write_jsonl(tmp_path / "agreement.jsonl", world["agreement"])
+    return pair_agreement(load_labelled_pairs(tmp_path / "agreement.jsonl"))
 
 
 def test_cycles_are_counted_in_what_all_workers_label(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from nanorlhf.selfrank.self_ranking import share
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from tests.rows import read_jsonl
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 DIALOGUES = [  # query, reference, reply of full, reply of str
     (
         "Dialogue:\nWhat did she do?\nReply:",

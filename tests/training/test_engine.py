@@ -216,15 +216,20 @@ def edit(**change):
         ),
         (
             lambda path, answer: answer | {"success": False} if "success" in answer else answer,
-            "did not take the weights in .*rollout_weights: look into its log",
+            "did not take the weights in .*sft_that_stops: look into its log",
         ),
     ],
 )
 def test_what_the_policy_cannot_have_written_is_refused(ppo, server, change, sentence):
     server.change = change
+    query, tokenizer = torch.tensor([[5, 6, 7]]), server.tokenizer
     with pytest.raises(InputError, match=f"^--sampler.url {server.url} .*{sentence}.*[.]$"):
-        train_ppo.main(replace(ppo, sampler=SamplerSettings(url=server.url)))
-    assert not (ppo.out / "metrics.jsonl").exists()
+        known = engine.Engine(server.url)
+        known.reload(Path(ppo.sft))
+        known.write(
+            query, query > 0, 12, 1.0, tokenizer.eos_id, tokenizer.pad_id, torch.full((1, 12), 0.5),
+            tokenizer.vocab_size, frozenset(), [tokenizer.eos_id],
+        )  # fmt: skip
 
 
 def test_a_server_that_keeps_its_old_weights_is_found_out(ppo, server, monkeypatch):
