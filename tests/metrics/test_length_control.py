@@ -83,7 +83,7 @@ def wins_of(probabilities: np.ndarray) -> np.ndarray:
 
 def test_a_judge_that_likes_length_alone_prefers_nobody_at_equal_length() -> None:
     """Ours are longer in 84 of 100 pairs. The judge prefers the longer one, mostly or always."""
-    d = differences(600, 100)
+    d = differences(300, 100)
     always = (np.sign(d) + 1)[..., None] / 2  # equally long texts are a tie
     for wins in (wins_of(expit(2 * np.tanh(d / d.std()))), always):
         rate, (low, high) = length_controlled_win_rate(wins, d, seed=1)
@@ -92,7 +92,7 @@ def test_a_judge_that_likes_length_alone_prefers_nobody_at_equal_length() -> Non
 
 
 def test_a_judge_that_does_not_look_at_length_has_the_same_rate_at_equal_length() -> None:
-    d = differences(1500, 100)
+    d = differences(800, 100)
     wins = wins_of(np.full(d.shape, 0.7))
     rate, (low, high) = length_controlled_win_rate(wins, d, seed=1)
     assert rate == pytest.approx(wins.mean(), abs=0.05) and low < wins.mean() < high
@@ -100,7 +100,7 @@ def test_a_judge_that_does_not_look_at_length_has_the_same_rate_at_equal_length(
 
 def test_quality_is_found_under_a_liking_for_length() -> None:
     """Ours are better and shorter: the plain rate hides what the controlled one shows."""
-    d = differences(1500, -100)
+    d = differences(800, -100)
     wins = wins_of(expit(0.8 + 2 * np.tanh(d / d.std(ddof=1))))
     rate, (low, high) = length_controlled_win_rate(wins, d, seed=1)
     assert wins.mean() < 0.5 < low < expit(0.8) < high and rate == pytest.approx(expit(0.8), abs=0.06)

@@ -27,6 +27,7 @@ from nanorlhf.report.compare_runs import (
 )
 from nanorlhf.report.page import MOST_POINTS
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 SCORES = {"a": [0.0, 1.0, 2.0, 2.5], "b": [0.5, 2.0, 4.0], "c": [1.0, 3.0, 3.0, 9.0]}
 
 

@@ -98,7 +98,7 @@ some_limits = st.builds(
 
 
 @given(some_vectors(), st.integers(0, 5), st.just(Limits()) | st.just(PRINTED) | some_limits)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_the_partition_is_that_of_plain_loops(vectors, seed, limits):
     labels, representatives = isodata(vectors, seed, limits)
     clusters, nearest = plain_isodata(vectors, seed, limits)
