@@ -154,10 +154,10 @@ def test_a_rank_holds_half_and_plain_gives_the_whole() -> None:
 
 
 def test_a_rank_reads_its_own_rows_and_no_others() -> None:
-    """Of each family, whose files order rows differently, tied and untied; what stays in memory is a shard."""
+    """Of each family, whose files order rows differently, and of a tied head; what stays in memory is a shard."""
     directory = Path(tempfile.gettempdir()) / f"stored.{os.environ['MASTER_PORT']}"
     for architecture in ("gpt2", "gpt_neo", "gpt_neox", "codegen"):
-        for tied_head in (False, True):
+        for tied_head in (False, True) if architecture == "gpt2" else (False,):
             fixed = FAMILIES[architecture].fixed
             rotary_dim = 4 if "rotary" in fixed["positions"] else 0
             config = replace(TINY, architecture=architecture, tied_head=tied_head, rotary_dim=rotary_dim, **fixed)
