@@ -29,6 +29,7 @@ from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import read_metrics
 from tests.rows import read_jsonl
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 LENGTHS = {"max_length": 160, "max_response_length": 70}
 
 

@@ -9,7 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,8 +28,9 @@ from nanorlhf.training.optimizer import FiniteSteps
 from nanorlhf.training.resume import load_state, save_state, states
 from nanorlhf.training.run import Run
 from nanorlhf.training.signals import StopSignals
-from tests.conftest import ROOT, read_metrics
+from tests.conftest import read_metrics, run_program
 from tests.rows import read_jsonl
+from tests.two_processes import start
 
 pytestmark = pytest.mark.slow
 
@@ -473,20 +474,18 @@ def flags_of(args, names):
 def test_sigterm_ends_a_process_with_one_line_and_a_state(miniature, tmp_path):
     args = replace(miniature.sft, out=tmp_path / "out", num_epochs=10_000.0, eval_every=10**6)
     shape = "data out batch_size max_query_length max_response_length n_layer d_model n_head num_epochs eval_every"
-    process = subprocess.Popen(
-        [sys.executable, "train_sft.py", "tiny", *flags_of(args, shape)], cwd=ROOT, stderr=subprocess.PIPE, text=True,
-        stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    process = start(tmp_path / "log", run_program, "train_sft.py", "tiny", *flags_of(args, shape))
     try:
         while not (args.out / "metrics.jsonl").exists():
-            assert process.poll() is None
+            assert process.is_alive()
+            time.sleep(0.05)
         process.terminate()
-        _, err = process.communicate(timeout=120)
+        process.join(120)
     finally:
         process.kill()
-    assert process.returncode == 143 and "Traceback" not in err
-    lines = [line for line in err.replace("\r", "\n").splitlines() if line and not line.startswith("SFT:")]
-    assert len(lines) == 1 and lines[0].startswith("stopped by SIGTERM after ")
+    said = (tmp_path / "log").read_text()
+    assert process.exitcode == 143 and "Traceback" not in said
+    assert said.splitlines()[-1].startswith("stopped by SIGTERM after ")
     assert len(states(args.out)) == 1 and len(read_jsonl(args.out / "metrics.jsonl", {})) == int(names(args.out)[0][5:])
 
 
