@@ -102,15 +102,6 @@ def test_a_regression_needs_no_pairs(scored, tmp_path):
     assert "validation_pair_accuracy" not in summary and math.isfinite(summary["validation_loss"])
 
 
-def test_the_micro_batch_size_does_not_change_the_gradient(scored, gradients):  # noqa: F811
-    """Equal to rounding, in the first step."""
-    for size in (1, 3, 8):
-        train_rm.main(replace(scored, micro_batch_size=size, num_epochs=0.125, overwrite=True))
-    assert len(gradients) == 3 and gradients[0].abs().max() > 1e-3
-    for gradient in gradients[:-1]:
-        assert torch.allclose(gradient, gradients[-1], atol=1e-6)
-
-
 def test_a_score_that_is_not_a_number_names_its_line(scored, tmp_path):
     rows = [{"query": "a", "response": "b", "score": 1}, {"query": "a", "response": "b", "score": "2"}]
     write_jsonl(tmp_path / "scored.jsonl", rows)

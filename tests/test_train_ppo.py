@@ -608,14 +608,3 @@ def test_bad_settings_are_refused_before_anything_is_written(miniature, tmp_path
     with pytest.raises(InputError, match=sentence):
         train_ppo.main(replace(miniature.ppo, out=out, **change))
     assert not out.exists()
-
-
-def test_a_finished_run_is_not_overwritten_silently(miniature, tmp_path):
-    args = replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8)
-    train_ppo.main(args)
-    before = (args.out / "metrics.jsonl").read_text()
-    with pytest.raises(InputError, match="finished run"):
-        train_ppo.main(args)
-    assert (args.out / "metrics.jsonl").read_text() == before
-    summary = json.loads((args.out / "summary.json").read_text())
-    assert math.isfinite(summary["objective/kl"])

@@ -145,15 +145,6 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
     assert read_metrics(whole.out) == read_metrics(broken.out)
 
 
-def test_a_run_killed_after_its_last_save_finishes(miniature, tmp_path, monkeypatch):
-    args = replace(miniature.sft, out=tmp_path / "sft")
-    whole = train_sft.main(args)
-    before = (args.out / "metrics.jsonl").read_text(), (args.out / "samples.jsonl").read_text()
-    (args.out / "summary.json").unlink()
-    assert train_sft.main(replace(args, resume=True)) == whole
-    assert ((args.out / "metrics.jsonl").read_text(), (args.out / "samples.jsonl").read_text()) == before
-
-
 def test_a_run_leaves_what_the_readme_says(miniature):
     out = miniature.root / "sft"
     names = {path.name for path in out.iterdir()}

@@ -17,7 +17,6 @@ from nanorlhf.errors import InputError
 from nanorlhf.rlcf import compilers
 from nanorlhf.rlcf.compilers import JavaCompiler, PythonCompiler, first_error
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.conftest import run_program
 from tests.data.rows import read
 
 needs_jdk = pytest.mark.skipif(shutil.which("java") is None, reason="no JDK on this machine")
@@ -491,14 +490,6 @@ def test_an_interrupted_run_leaves_nothing(args, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         codenet.main(args)
     assert [len(programs) for programs in batches] == [2, 2] and not args.out.exists()
-
-
-def test_the_command_ends_with_one_line_and_code_2(tmp_path, capsys):
-    flags = ["--source", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
-    with pytest.raises(SystemExit) as stopped:
-        run_program("data.codenet", *flags)
-    assert stopped.value.code == 2
-    assert re.fullmatch(r"error: --source \S+ does not exist[^\n]*\n", capsys.readouterr().err)
 
 
 # ------------------------------------------------------------------------------------------------------ the real slices

@@ -12,7 +12,6 @@ from nanorlhf.recipes import recipes
 from nanorlhf.rlcf import evaluation
 from nanorlhf.sandbox.execution import program_of
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.conftest import run_program
 from tests.data.rows import read
 
 TEST = """
@@ -231,15 +230,6 @@ def test_unusable_flags_and_samples_are_refused_in_one_sentence(args, tmp_path):
     with pytest.raises(InputError, match="none of 1 problems could be used"):
         convert(replace(args, test_share=0.0), UNSOLVED)
     assert not args.out.exists()
-
-
-def test_the_command_ends_with_one_line_and_code_2(args, tmp_path, capsys):
-    source = write(tmp_path / "a.jsonl", PROBLEM, "{")
-    flags = ["--source", str(source), "--out", str(args.out)]
-    with pytest.raises(SystemExit) as stopped:
-        run_program("data.mxeval", *flags)
-    assert stopped.value.code == 2
-    assert re.fullmatch(r"error: \S+a.jsonl:2: malformed JSON [^\n]*\n", capsys.readouterr().err)
 
 
 # ------------------------------------------------------------------------------------------------------------ programs
