@@ -12,9 +12,10 @@ from bench import limit
 from bench.settings import Args, Shape, random_queries, tokenizer_of
 from bench.stopwatch import compare, plain_products, table_rows, with_limit
 from kernels.processor import has_int8_products
+from nanorlhf.cache import KVCache
 from nanorlhf.checkpoint import save
 from nanorlhf.generate import for_sampling, generate
-from nanorlhf.model import GPT, KVCache
+from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.linear import fits_onednn, matmul_by_onednn
-from nanorlhf.model import GPTConfig
+from nanorlhf.config import GPTConfig
 
 # what the rates are measured on: rows of a square matrix, and the most bytes that are read
 MULTIPLIED = {"cpu": 2048, "cuda": 8192}

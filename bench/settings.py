@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 
 from nanorlhf.checkpoint import save, scalar_from_gpt
+from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import write_jsonl
-from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.model import GPT
 from nanorlhf.tokenizer import load_tokenizer
 
 

@@ -40,7 +40,7 @@ NOBODY = "no public issue that we know of; a common slip"
 BUGS: tuple[Bug, ...] = (
     # ------------------------------------------------------------------------------------------ positions and attention
     Bug(
-        name="positions-count-padding", level=3, where="nanorlhf.model:position_ids",
+        name="positions-count-padding", level=3, where="nanorlhf.masks:position_ids",
         old="(mask.long().cumsum(1) - 1).masked_fill(~mask, 0)",
         new="torch.arange(mask.size(1), device=mask.device).expand_as(mask)",
         symptom="None with rotary positions, which forgive a shift. With learned ones (GPT-2) the same text has "
@@ -50,7 +50,7 @@ BUGS: tuple[Bug, ...] = (
         guard=(MODEL + "positions_equal_the_drawing", MODEL + "left_padding_does_not_change_a_row[gpt2]"),
     ),
     Bug(
-        name="stale-position-in-decoding", level=3, where="nanorlhf.model:KVCache.next_token",
+        name="stale-position-in-decoding", level=3, where="nanorlhf.cache:KVCache.next_token",
         old="self.positions.index_select(1, self.at)", new="self.positions.index_select(1, self.at - 1)",
         symptom="None with rotary positions. With learned ones policy/sampler_gap is far above rounding: sampler and "
         "training disagree about the same tokens.",
@@ -59,7 +59,7 @@ BUGS: tuple[Bug, ...] = (
         guard=(MODEL + "decoding_with_a_cache_equals_the_full_forward_pass[gpt2-False]",),
     ),
     Bug(
-        name="stale-rotation-in-decoding", level=1, where="nanorlhf.model:KVCache.next_token",
+        name="stale-rotation-in-decoding", level=1, where="nanorlhf.cache:KVCache.next_token",
         old="cos.index_select(1, self.at), sin.index_select(1, self.at)",
         new="cos.index_select(1, self.at - 1), sin.index_select(1, self.at - 1)",
         symptom="policy/sampler_gap is far above rounding from the first update on, and samples are worse than the "
@@ -69,7 +69,7 @@ BUGS: tuple[Bug, ...] = (
         guard=(GENERATE + "logprobs_of_the_cache_equal_those_of_a_full_forward_pass",),
     ),
     Bug(
-        name="padding-is-attended-to", level=3, where="nanorlhf.model:attention_mask",
+        name="padding-is-attended-to", level=3, where="nanorlhf.masks:attention_mask",
         old="(visible & mask[:, None, None, :]) | (key == query)", new="visible.expand(len(mask), 1, -1, -1)",
         symptom="Scores and log-probabilities of a text depend on the other rows of its batch; every curve still "
         "rises.",

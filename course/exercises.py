@@ -44,7 +44,7 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="positions",
-        functions=("nanorlhf.model:position_ids",),
+        functions=("nanorlhf.masks:position_ids",),
         read="docs/details.md, N+ 5 and 14, and the drawing in the docstring",
         hint="A cumulative sum of the mask, less one; padding gets 0.",
         tests=(
@@ -56,8 +56,8 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="attention-mask",
-        functions=("nanorlhf.model:attention_mask",),
-        read="the docstring of positions_and_biases in nanorlhf/model.py",
+        functions=("nanorlhf.masks:attention_mask",),
+        read="the docstring of positions_and_biases in nanorlhf/masks.py",
         hint="Compare a column of query indices with a row of key indices, then combine the result with the mask.",
         tests=(
             "tests/test_model.py::test_the_attention_mask_equals_a_triple_loop",
@@ -113,8 +113,8 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="kv-cache",
-        functions=("nanorlhf.model:KVCache.append", "kernels.attention:attend_one"),
-        read="the docstring of KVCache in nanorlhf/model.py; attention is softmax(q k^T scale + bias) v",
+        functions=("nanorlhf.cache:KVCache.append", "kernels.attention:attend_one"),
+        read="the docstring of KVCache in nanorlhf/cache.py; attention is softmax(q k^T scale + bias) v",
         hint="The first call stores Q columns from column 0 on; a later one stores a single column, and attends to all "
         "columns before `end`. In attend_one the H / K queries that share keys and values are the rows of one product.",
         tests=("tests/test_model.py::test_decoding_with_a_cache_equals_the_full_forward_pass",),

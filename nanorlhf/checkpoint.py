@@ -36,9 +36,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanorlhf import distributed
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic_files, read_object
-from nanorlhf.model import GPT, GPTConfig, Linear, ScalarModel
+from nanorlhf.model import GPT, Linear, ScalarModel
 from nanorlhf.peft import with_saved_updates
 from nanorlhf.pretrained.directories import (
     ADAPTER_CONFIG,

@@ -9,9 +9,10 @@ from torch import Tensor
 from kernels.cuda_graph import CAPTURE_PAYS, Replay
 from kernels.int8 import Int8Weight
 from kernels.linear import PackedWeight, cast_head, is_worth_packing, matmul_dtype
+from nanorlhf.cache import KVCache
 from nanorlhf.checkpoint import cast_linear_weights
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, KVCache, Linear
+from nanorlhf.model import GPT, Linear
 from nanorlhf.padding import left_pad
 from nanorlhf.peft import has_updates, merge
 from nanorlhf.progress import Progress

@@ -1,4 +1,4 @@
-"""One GPT, by hand: GPT-2, Pythia, Llama, Qwen, Gemma and others are settings of `GPTConfig`.
+"""One GPT, by hand: GPT-2, Pythia, Llama, Qwen, Gemma and others are settings (config.py).
 
 Two models are built on the trunk: `GPT` with a head over the vocabulary, `ScalarModel` with one
 number per token (reward and value model).
@@ -14,7 +14,7 @@ of H / K queries), D width of a head, V vocabulary.
 import math
 import typing
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 import torch
@@ -22,336 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels.attention import (
-    RotaryScaling,
-    attend_capped,
-    attend_one,
-    rotary_tables,
-    rotated_heads,
-    split_heads,
-)
-from kernels.cuda_graph import replays
+from kernels.attention import attend_capped, attend_one, rotated_heads, split_heads
 from kernels.linear import Packed, cast, cast_head, linear, matmul_dtype, wide_linear
-
-RotarySettings = tuple[float, RotaryScaling | None]  # base and scaling
-# cos and sin, (B, S, 1, rotary_dim / 2) each
-RotaryTables = dict[RotarySettings, tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GPTConfig:
-    vocab_size: int
-    """rows of the embedding; the id of [PAD] may lie outside"""
-    n_ctx: int
-    """longest sequence in tokens, query plus response"""
-    d_model: int
-    n_layer: int
-    n_head: int
-    n_kv_head: int | None = None
-    """heads of keys and values, which groups of query heads share (GQA); None: n_head"""
-    d_head: int | None = None
-    """width of a head; None: d_model / n_head"""
-    d_mlp: int
-    activation: str = "gelu"
-    """gelu (exact), gelu_new (its tanh approximation), relu or silu"""
-    gated_mlp: bool = False
-    """down(activation(gate(x)) * up(x)): SwiGLU with silu"""
-    mlp_bias: bool = True
-    norm: str = "layer"
-    """layer, rms: divided by the root mean square alone, without bias, or rms_offset: rms with
-    1 + weight in place of weight (Gemma)"""
-    pre_norm: bool = True
-    """norm the input of attention and of the MLP"""
-    post_norm: bool = False
-    """norm their output before it is added to the residual stream (Gemma; OLMo 2: this alone)"""
-    qk_norm: bool = False
-    """an RMS norm over the D channels of each head of q and of k (Qwen 3)"""
-    qk_norm_joint: bool = False
-    """qk_norm over all heads of q and all heads of k at once (OLMo 2)"""
-    embedding_scale: float = 1.0
-    """multiplies the embeddings (Gemma: sqrt(d_model))"""
-    positions: str = "rotary_half"
-    """learned (GPT-2, GPT-Neo), rotary_half (NeoX: pairs i, i + r/2), rotary_interleaved (CodeGen:
-    pairs 2i, 2i + 1), relative (T5, t5.py)"""
-    rotary_dim: int = 0
-    """number of a head's D channels that are rotated; the rest carry no position"""
-    rotary_base: float = 10000.0
-    rotary_scaling: RotaryScaling | None = None
-    local_rotary_base: float | None = None
-    """base in the layers with a window, which then have no scaling (Gemma 3); None: rotary_base"""
-    parallel_residual: bool = True
-    """x + attention(norm1(x)) + mlp(norm2(x)) instead of attention first, then MLP"""
-    shared_norm: bool = False
-    """attention and MLP share one layer norm (CodeGen)"""
-    attention_windows: tuple[int | None, ...] | None = None
-    """per layer: a token attends to itself and the window - 1 tokens before it; None: to all
-    (GPT-Neo alternates)"""
-    scale_attention: bool = True
-    """divide attention logits by sqrt(D); GPT-Neo does not"""
-    attention_divisor: int | None = None
-    """the square root of this divides attention logits; None: of D (Gemma)"""
-    attention_cap: float | None = None
-    """bounds attention logits: cap * tanh(logit / cap) (Gemma 2)"""
-    qkv_bias: bool = True
-    attention_out_bias: bool = True
-    head_bias: bool = False
-    """a bias on the LM head (CodeGen)"""
-    tied_head: bool = False
-    """the LM head is the embedding matrix"""
-    head_scale: float = 1.0
-    """multiplies the hidden states before the LM head (T5 with a tied one: 1 / sqrt(d_model))"""
-    logit_cap: float | None = None
-    """bounds the LM head's logits: cap * tanh(logit / cap) (Gemma 2)"""
-    adapter_size: int = 0
-    """bottleneck width of the adapter after each attention and each MLP; 0: no adapters"""
-    mean_pooled: bool = False
-    """a scalar model's score at a token is the mean over its response so far, not that token's"""
-    norm_eps: float = 1e-5
-    causal: bool = True
-    """False: tokens attend in both directions, an encoder (RLCF's discriminator)"""
-    architecture: str = "gpt_neox"
-    """names on disk, a key of pretrained.families.FAMILIES"""
-
-    @property
-    def kv_heads(self) -> int:
-        return self.n_kv_head or self.n_head
-
-    @property
-    def head_width(self) -> int:
-        return self.d_head or self.d_model // self.n_head
-
-    @property
-    def qkv_rows(self) -> list[int]:
-        """Rows of q, of k and of v in attention's joint projection."""
-        return [heads * self.head_width for heads in (self.n_head, self.kv_heads, self.kv_heads)]
-
-    @property
-    def windows(self) -> list[int | None]:
-        """By layer."""
-        return [*(self.attention_windows or [None] * self.n_layer)]
-
-    @property
-    def rotary_settings(self) -> list[RotarySettings]:
-        """Base and scaling, by layer."""
-        usual = local = self.rotary_base, self.rotary_scaling
-        if self.local_rotary_base is not None:
-            local = self.local_rotary_base, None
-        return [usual if window is None else local for window in self.windows]
-
-    def rotary_tables(self, positions: Tensor) -> RotaryTables:
-        """Tables of the angles at positions (B, S), by base and scaling; {} if none rotate."""
-        if not self.positions.startswith("rotary"):
-            return {}
-        settings = set(self.rotary_settings)
-        return {each: rotary_tables(positions, self.rotary_dim, *each) for each in settings}
-
-    def trunk(self) -> "Transformer":
-        """All below the head, with new random weights; T5's is an encoder and a decoder (t5.py)."""
-        return Transformer(self)
-
-
-# --------------------------------------------------------------------------------------- positions
-def position_ids(mask: Tensor) -> Tensor:
-    """(B, L) bool, True = real token -> (B, L): the number of real tokens before each one.
-
-    0 at padding. So a left-padded row has the positions it would have without padding. Learned
-    positions need this; rotary ones are invariant to a shift.
-
-        mask      . . # # # .      (# = real)
-        position  0 0 0 1 2 0
-    """
-    return (mask.long().cumsum(1) - 1).masked_fill(~mask, 0)
-
-
-# ------------------------------------------------------------------------------------------- masks
-def attention_mask(mask: Tensor, window: int | None, causal: bool = True) -> Tensor:
-    """Which keys each token may attend to: real, not after itself (if causal), within the window.
-
-    mask (B, L) -> (B, 1, L, L) bool. Every token attends to itself: otherwise a padding token would
-    attend to nothing, and a softmax over nothing is NaN. No real token attends to padding. A window
-    is the token itself and the window - 1 before it; what comes after is up to `causal` alone.
-    """
-    key = torch.arange(mask.size(1), device=mask.device)  # (L,)
-    query = key[:, None]  # (L, 1)
-    visible = key <= query if causal else torch.ones_like(key == query)  # (L, L)
-    if window is not None:
-        visible &= key > query - window
-    return (visible & mask[:, None, None, :]) | (key == query)
-
-
-def branch_mask(mask: Tensor, branch: Tensor) -> Tensor:
-    """`attention_mask` for rows of several responses: a token sees the query and its own response.
-
-    mask (B, L), branch (B, L): 0 in the query, 1, 2, ... in its responses -> (B, 1, L, L) bool. A
-    token's position is the number of tokens that it sees before itself, so each response is as it
-    would be in a row of its own.
-
-        ids       q q q a b x y z
-        branch    0 0 0 1 1 2 2 2
-        position  0 1 2 3 4 3 4 5
-    """
-    own = branch[:, :, None] == branch[:, None, :]  # (B, L, L)
-    return attention_mask(mask, None) & (own | (branch == 0)[:, None, :])[:, None]
-
-
-def attention_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what is added to the attention logits, 0 or -inf: made once, not once per layer."""
-    bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return bias.masked_fill_(~visible, -torch.inf)
-
-
-def causal_suffices(mask: Tensor) -> bool:
-    """Whether no real token of mask (B, L) comes after padding, on a device with a causal kernel.
-
-    Causal attention then keeps padding out by itself. Asking waits for the GPU.
-    """
-    return has_causal_kernel(mask.device) and not bool((mask[:, 1:] & ~mask[:, :-1]).any())
-
-
-def has_causal_kernel(device: torch.device) -> bool:
-    """A GPU: its flash attention takes no bias. A CPU's kernel does, and then a row's sums don't
-    depend on the other rows' padding.
-    """
-    return device.type == "cuda"
-
-
-def positions_and_biases(
-    config: GPTConfig,
-    ids: Tensor,
-    mask: Tensor | None,
-    branch: Tensor | None,
-    last: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Positions (B, L), and for each layer what is added to its attention logits, (B, 1, L, L).
-
-    None stands for PyTorch's causal kernel, which needs no bias.
-
-        case                               bias            why
-        no mask                            None            all tokens are real
-        padding only after the text, GPU   None            causal attention never reaches it
-          its last layer, if last < L      attention_mask  the causal kernel takes L queries
-        several responses per row          branch_mask     no response may see another
-        padding before the text, windows,
-          capped logits, a CPU,
-          both directions                  attention_mask  it says what each token may see
-
-    A decode step has its own: `KVCache.next_token`.
-    """
-    L = ids.size(1)
-    is_plain = not any(config.windows) and config.attention_cap is None
-    only_causal = config.causal and is_plain and branch is None
-    if mask is None and only_causal and last == L:
-        return torch.arange(L, device=ids.device).expand_as(ids), [None] * config.n_layer
-    if mask is None:
-        mask = torch.ones_like(ids, dtype=torch.bool)
-    positions = position_ids(mask)
-    if only_causal and causal_suffices(mask):
-        biases: list[Tensor | None] = [None] * config.n_layer
-        if last < L:
-            biases[-1] = attention_bias(attention_mask(mask, None)[:, :, -last:], dtype)
-        return positions, biases
-
-    windows = set(config.windows)
-    if branch is None:
-        masks = {window: attention_mask(mask, window, config.causal) for window in windows}
-    else:
-        seen = branch_mask(mask, branch)
-        positions = (seen.sum(3)[:, 0] - 1).masked_fill(~mask, 0)  # (B, L)
-        query, key = positions[:, None, :, None], positions[:, None, None, :]
-        masks = {window: seen & (query - key < window) if window else seen for window in windows}
-    by_window = {window: attention_bias(masks[window], dtype) for window in windows}
-    return positions, [by_window[window] for window in config.windows]
-
-
-# ------------------------------------------------------------------------------------ the KV cache
-class KVCache:
-    """Keys, values and position tables in buffers that are allocated once and updated in place.
-
-    Prefill takes the query in one call; each later call takes one token per row. query_mask (B, Q)
-    True = real; the num_new tokens after the query are all real. `at` is a tensor, not a number, so
-    that a CUDA graph of one step can be replayed for all of them. For the same reason a GPU attends
-    to the whole buffer in each step, which gives all steps one shape; a CPU to the part written so
-    far.
-    """
-
-    def __init__(
-        self,
-        config: GPTConfig,
-        query_mask: Tensor,
-        num_new: int,
-        dtype: torch.dtype,
-    ):
-        B, Q = query_mask.shape
-        device = query_mask.device
-        self.config = config
-        self.fixed_shape = replays(device)
-        self.length = 0  # tokens in the cache; the model advances it after each call
-        self.prefill = Q  # of these, those of the first call
-        shape = (config.n_layer, B, config.kv_heads, Q + num_new, config.head_width)
-        # a CPU multiplies one query by all keys up to three times as fast if a channel's numbers
-        # lie side by side
-        layout = (0, 1, 2, 3, 4) if query_mask.is_cuda else (0, 1, 2, 4, 3)
-        self.keys = torch.empty_permuted(shape, layout, device=device, dtype=dtype)
-        self.values = torch.empty(shape, device=device, dtype=dtype)
-        if self.fixed_shape:  # what is not written yet is read too: it must not be NaN
-            self.keys.zero_()
-            self.values.zero_()
-        mask = F.pad(query_mask, (0, num_new), value=True)  # (B, L)
-        self.positions = position_ids(mask)  # (B, L)
-        self.rotary = config.rotary_tables(self.positions)
-        self.at = torch.full((1,), Q, device=device)  # column of the next token
-        self.index = torch.arange(Q + num_new, device=device)  # (L,)
-        # 0 or -inf: at first the query's real tokens are visible, then one more in each step
-        self.bias = torch.zeros((B, config.n_head, 1, Q + num_new), device=device, dtype=dtype)
-        self.bias.masked_fill_(~mask[:, None, None, :] | (self.index >= Q), -torch.inf)
-
-    def next_token(self) -> tuple[Tensor, RotaryTables, list[Tensor]]:
-        """The next token's positions (B, 1), rotary tables, and bias in each layer (B, H, 1, L)."""
-        self.bias.index_fill_(3, self.at, 0.0)
-        bias = self.bias[..., : self.end]
-        biases: dict[int | None, Tensor] = {None: bias}
-        for window in self.config.windows:
-            if window is not None and window not in biases:
-                too_far = self.index[: self.end] <= self.at - window
-                biases[window] = bias.masked_fill(too_far, -torch.inf)
-        rotary = {}
-        for settings, (cos, sin) in self.rotary.items():
-            rotary[settings] = cos.index_select(1, self.at), sin.index_select(1, self.at)
-        positions = self.positions.index_select(1, self.at)
-        return positions, rotary, [biases[window] for window in self.config.windows]
-
-    @property
-    def end(self) -> int:
-        """Number of columns that a decode step attends to."""
-        return self.bias.size(3) if self.fixed_shape else self.length + 1
-
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store key, value (B, K, S, D) of new tokens -> the keys and values they may attend to.
-
-        The query's from column 0 on; a later token's in column `length`, which is also in `at`, by
-        which a CUDA graph finds it.
-        """
-        keys, values = self.keys[layer], self.values[layer]  # (B, K, Q + num_new, D)
-        if self.length and self.fixed_shape:
-            keys.index_copy_(2, self.at, key)
-            values.index_copy_(2, self.at, value)
-        else:  # writing a slice takes half the time of index_copy_
-            end = self.length + key.size(2)
-            keys[:, :, self.length : end], values[:, :, self.length : end] = key, value
-        return (keys[:, :, : self.end], values[:, :, : self.end]) if self.length else (key, value)
-
-    def advance(self, num_tokens: int) -> None:
-        if self.length:
-            self.at += 1
-        self.length += num_tokens
-
-    def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with these indices (n,): the others have ended."""
-        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
-        self.positions, self.bias = self.positions[rows], self.bias[rows]
-        for settings, (cos, sin) in self.rotary.items():
-            self.rotary[settings] = cos[rows], sin[rows]
+from nanorlhf.cache import KVCache
+from nanorlhf.config import GPTConfig
+from nanorlhf.masks import positions_and_biases
 
 
 # ----------------------------------------------------------------------------------------- a block
@@ -619,6 +294,12 @@ class Transformer(nn.Module):
         return block(*arguments)
 
 
+@singledispatch
+def trunk(config: GPTConfig) -> Transformer:
+    """All below the head, with new random weights; T5's is an encoder and a decoder (t5.py)."""
+    return Transformer(config)
+
+
 # ---------------------------------------------------------------------------------- the two models
 class GPT(nn.Module):
     """The language model. Returns hidden states: logits are computed only where they are needed."""
@@ -626,7 +307,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        self.transformer = config.trunk()
+        self.transformer = trunk(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.head_bias)
         nn.init.normal_(self.lm_head.weight, std=init_std(config))
         if config.head_bias:
@@ -683,7 +364,7 @@ class ScalarModel(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        self.transformer = config.trunk()
+        self.transformer = trunk(config)
         self.score = nn.Linear(config.d_model, 1)
         # [N+ 11] N(0, 1 / sqrt(d_model + 1)): initial rewards are of order one, as hidden states
         # are normalised

@@ -32,7 +32,7 @@ def join_pairs(rows: Sequence[Comparison], pad_id: int, device: torch.device) ->
 
     Both texts begin with the query. With a post of 300 tokens and two summaries of 40, a second
     copy of the query would be nearly half of the computation. Neither response attends to the
-    other, and each has the positions it would have alone (`nanorlhf.model.branch_mask`), so results
+    other, and each has the positions it would have alone (`nanorlhf.masks.branch_mask`), so results
     differ by rounding only.
     """
     ids = right_pad([row.query + row.chosen + row.rejected for row in rows], pad_id)  # (B, L)

@@ -26,9 +26,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kernels.linear import ACTIVATIONS, linear
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic, read_object, write_text
-from nanorlhf.model import GPT, AdaptedLinear, GPTConfig, Linear, ScalarModel, param_like
+from nanorlhf.model import GPT, AdaptedLinear, Linear, ScalarModel, param_like
 from nanorlhf.pretrained.directories import MERGE
 from nanorlhf.pretrained.families import FAMILIES, ConfigFile
 from nanorlhf.pretrained.layout import GATED, tensor_names, to_family, with_prefix

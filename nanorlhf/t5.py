@@ -20,17 +20,10 @@ from torch import Tensor, nn
 
 from kernels.attention import attend_one
 from kernels.linear import matmul_dtype
-from nanorlhf.model import (
-    AdaptedLinear,
-    Block,
-    GPTConfig,
-    KVCache,
-    Linear,
-    Transformer,
-    attention_bias,
-    attention_mask,
-    norm,
-)
+from nanorlhf.cache import KVCache
+from nanorlhf.config import GPTConfig
+from nanorlhf.masks import attention_bias, attention_mask
+from nanorlhf.model import AdaptedLinear, Block, Linear, Transformer, norm, trunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +56,6 @@ class T5Config(GPTConfig):
     @property
     def num_decoder_blocks(self) -> int:
         return self.n_layer if self.n_decoder_layer is None else self.n_decoder_layer
-
-    def trunk(self) -> "EncoderDecoder":
-        return EncoderDecoder(self)
 
 
 # ------------------------------------------------------------------------------- relative positions
@@ -347,3 +337,8 @@ class EncoderDecoder(Transformer):
         if cache is not None:
             cache.advance(S)
         return self.norm(x)
+
+
+@trunk.register
+def encoder_decoder(config: T5Config) -> EncoderDecoder:
+    return EncoderDecoder(config)

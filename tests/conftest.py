@@ -36,7 +36,8 @@ import train_ppo
 import train_rm
 import train_sft
 from data import tiny
-from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.config import GPTConfig
+from nanorlhf.model import GPT
 from tests.browser import AXE, Browser
 from tests.made_once import made_once
 from tests.miniature_rlcf import one_update, plugin, rlcf, usual_update  # noqa: F401  fixtures

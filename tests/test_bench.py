@@ -20,8 +20,8 @@ from bench import __main__ as program
 from bench import compilers, generation, limit, settings, stopwatch, updates
 from kernels.processor import has_int8_products
 from nanorlhf import launch
+from nanorlhf.cache import KVCache
 from nanorlhf.errors import InputError
-from nanorlhf.model import KVCache
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -212,7 +212,7 @@ def test_a_growing_cache_gives_what_the_static_one_gives(tiny_gpt, monkeypatch):
     mask = torch.arange(5) >= torch.tensor([[0], [2]])
     results = []
     for kind, whole in ((generation.GrowingCache, False), (generation.GrowingCache, True), (KVCache, False)):
-        monkeypatch.setattr("nanorlhf.model.replays", lambda device, whole=whole: whole)  # True, as on a GPU
+        monkeypatch.setattr("nanorlhf.cache.replays", lambda device, whole=whole: whole)  # True, as on a GPU
         cache = kind(tiny_gpt.config, mask, 4, torch.float32)
         with torch.no_grad():
             tiny_gpt(ids[:, :5], mask, cache=cache)

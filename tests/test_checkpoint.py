@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from nanorlhf import checkpoint
 from nanorlhf.checkpoint import load_gpt, load_scalar, read_config, save, scalar_from_gpt
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
-from nanorlhf.model import GPT, GPTConfig, ScalarModel
+from nanorlhf.model import GPT, ScalarModel
 
 VOCAB, N_CTX = 53, 40
 

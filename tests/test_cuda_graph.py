@@ -10,8 +10,9 @@ from torch import Tensor
 
 import kernels.linear
 import nanorlhf.generate
+from nanorlhf.cache import KVCache
 from nanorlhf.generate import for_sampling, generate
-from nanorlhf.model import GPT, KVCache
+from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad
 from nanorlhf.peft import tune
 from nanorlhf.t5 import T5Config

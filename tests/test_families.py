@@ -11,7 +11,8 @@ import train_ppo
 import train_rm
 import train_sft
 from nanorlhf.checkpoint import load_gpt, save
-from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.config import GPTConfig
+from nanorlhf.model import GPT
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import read_metrics
 

@@ -7,13 +7,14 @@ import torch
 import transformers
 
 import kernels.linear
-import nanorlhf.model
+import nanorlhf.generate
 from kernels.int8 import Int8Weight
 from kernels.linear import PackedWeight, onednn_matmul
 from kernels.processor import has_int8_products
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.generate import ban_repeated_ngrams, draw, for_sampling, generate, keep_top_k, keep_top_p
-from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad
 from nanorlhf.peft import merge, tune
 from tests.conftest import GPU, TINY

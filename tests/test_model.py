@@ -10,20 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import nanorlhf.model
+import nanorlhf.masks
 from kernels.attention import RotaryScaling
+from nanorlhf.cache import KVCache
 from nanorlhf.checkpoint import scalar_from_gpt
-from nanorlhf.model import (
-    GPT,
-    GPTConfig,
-    KVCache,
-    OffsetRMSNorm,
-    RMSNorm,
-    ScalarModel,
-    attention_mask,
-    causal_suffices,
-    position_ids,
-)
+from nanorlhf.config import GPTConfig
+from nanorlhf.masks import attention_mask, causal_suffices, position_ids
+from nanorlhf.model import GPT, OffsetRMSNorm, RMSNorm, ScalarModel
 
 SHAPE = {"vocab_size": 41, "n_ctx": 48, "d_model": 24, "n_layer": 3, "n_head": 3, "d_mlp": 40}
 LLAMA = {"n_head": 4, "norm": "rms", "gated_mlp": True, "activation": "silu", "parallel_residual": False}
@@ -139,7 +132,7 @@ def test_the_causal_kernel_gives_what_the_bias_gives(gpt, monkeypatch, padding, 
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
     for on_gpu in (False, True):
-        monkeypatch.setattr(nanorlhf.model, "has_causal_kernel", lambda device, on_gpu=on_gpu: on_gpu)
+        monkeypatch.setattr(nanorlhf.masks, "has_causal_kernel", lambda device, on_gpu=on_gpu: on_gpu)
         gpt.zero_grad()
         hidden = gpt(ids, mask, last=last)[wanted]
         (hidden * torch.arange(hidden.numel()).view_as(hidden).cos()).sum().backward()
@@ -157,7 +150,7 @@ def test_the_causal_kernel_gives_what_the_bias_gives(gpt, monkeypatch, padding, 
 def test_a_cpu_keeps_the_bias(monkeypatch) -> None:
     """Its sums would otherwise depend on the other rows' padding, and old runs would end in other digits."""
     assert not causal_suffices(torch.ones(1, 3, dtype=torch.bool))
-    monkeypatch.setattr(nanorlhf.model, "has_causal_kernel", lambda device: True)
+    monkeypatch.setattr(nanorlhf.masks, "has_causal_kernel", lambda device: True)
     assert causal_suffices(torch.ones(1, 3, dtype=torch.bool))
 
 
@@ -228,7 +221,7 @@ def test_decoding_with_a_cache_equals_the_full_forward_pass(gpt, whole, monkeypa
     ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(12) >= torch.tensor([[0], [4]])
     full = gpt(ids, mask)
-    monkeypatch.setattr("nanorlhf.model.replays", lambda device: whole)
+    monkeypatch.setattr("nanorlhf.cache.replays", lambda device: whole)
     cache = KVCache(gpt.config, mask[:, :6], 6, torch.float32)
     hidden = [gpt(ids[:, :6], mask[:, :6], cache=cache), gpt(ids[:, 6:7], cache=cache)]
     assert (torch.cat(hidden, 1) - full[:, :7]).abs()[mask[:, :7]].max() < 1e-5
@@ -418,7 +411,7 @@ def test_a_group_of_queries_shares_its_keys_and_values() -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_on_a_cpu_the_keys_of_a_channel_lie_side_by_side(whole: bool, monkeypatch) -> None:
     """Also when rows have ended: the other order costs a product with one query up to two thirds of its speed."""
-    monkeypatch.setattr("nanorlhf.model.replays", lambda device: whole)
+    monkeypatch.setattr("nanorlhf.cache.replays", lambda device: whole)
     cache = KVCache(CONFIGS["llama"], torch.ones((2, 13), dtype=torch.bool), 3, torch.float32)
     assert cache.keys.mT.is_contiguous() and cache.values.is_contiguous()
     assert not whole or not (cache.keys.any() or cache.values.any())

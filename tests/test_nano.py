@@ -22,10 +22,11 @@ from kernels import gae
 from nanorlhf import ppo
 from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
+from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import Comparison, Demonstration, batch_indices
 from nanorlhf.generate import generate
 from nanorlhf.logprobs import read_logprobs, read_values, response_logprobs, response_values
-from nanorlhf.model import GPT, GPTConfig, ScalarModel
+from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import end_scores
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.optimizer import lr_factor

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanorlhf.model import position_ids
+from nanorlhf.masks import position_ids
 from nanorlhf.padding import (
     first_true_index,
     left_pad,

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from nanorlhf.dataset import Comparison
 from nanorlhf.dpo import pair_logprobs
-from nanorlhf.model import GPT, ScalarModel, branch_mask
+from nanorlhf.masks import branch_mask
+from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.pairs import join_pairs
 from nanorlhf.reward import pair_scores
 from tests.test_model import CONFIGS, model_of

@@ -18,9 +18,10 @@ import train_ppo
 import train_rm
 import train_sft
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
-from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.model import GPT
 from nanorlhf.peft import LoRALinear, merge, reference, save_updates, tune
 from tests.conftest import interrupt_at, read_metrics
 

@@ -8,10 +8,11 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from data import chat
 from nanorlhf.checkpoint import load_gpt, save
+from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.generate import sample_answers
-from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.model import GPT
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 from tests.published import SHAPES, publish
 

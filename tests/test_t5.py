@@ -341,7 +341,7 @@ def test_decoding_with_a_cache_equals_the_full_forward_pass(name, whole, monkeyp
     query, query_mask, response, actions = rows()
     response = response.masked_fill(~actions, 5)
     full = hidden_of(model, query, query_mask, response, torch.ones_like(actions))
-    monkeypatch.setattr("nanorlhf.model.replays", lambda device: whole)
+    monkeypatch.setattr("nanorlhf.cache.replays", lambda device: whole)
     cache = model.transformer.cache(query_mask, 11, torch.float32)
     steps = [model(query, query_mask, cache=cache, last=1)]
     kept = torch.tensor([0, 1, 2])

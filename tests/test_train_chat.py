@@ -13,8 +13,9 @@ import train_rm
 import train_sft
 from data import chat
 from nanorlhf.checkpoint import load_gpt, save
+from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import load_demonstrations
-from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.model import GPT
 from nanorlhf.tokenizer import load_tokenizer
 from tests.chats import chat_tokenizer
 from tests.conftest import read_metrics

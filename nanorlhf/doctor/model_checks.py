@@ -56,7 +56,7 @@ def padding(cases: Cases) -> Iterator[Finding]:
                     seen=f"A response of a {name} model has other log-probabilities in a padded batch than alone, by "
                     f"up to {gap:.2g} nats.",
                     means="Positions count the padding, tokens attend to it, or labels are shifted by one.",
-                    where="nanorlhf/model.py (position_ids, attention_mask) and nanorlhf/logprobs.py (response_hidden)",
+                    where="nanorlhf/masks.py (position_ids, attention_mask) and nanorlhf/logprobs.py (response_hidden)",
                     page="docs/troubleshooting.md#ratio-and-sampling",
                 )
                 break
@@ -164,7 +164,7 @@ def sampling(cases: Cases) -> Iterator[Finding]:
                 "forward pass at the same temperature.",
                 means="The KV cache, a position or the temperature differs between sampling and training, or logits "
                 "are rounded.",
-                where="nanorlhf/generate.py (generate) and nanorlhf/model.py (KVCache)",
+                where="nanorlhf/generate.py (generate) and nanorlhf/cache.py (KVCache)",
                 page="docs/troubleshooting.md#ratio-and-sampling",
             )
             return

@@ -31,8 +31,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernels import linear_logprobs
 from nanorlhf.checkpoint import cast_linear_weights, read_config
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, GPTConfig, ScalarModel
+from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import tune
 from nanorlhf.t5 import T5Config
 from nanorlhf.training.settings import LoRAArgs, TrainingArgs

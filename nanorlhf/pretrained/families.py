@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kernels.attention import RotaryScaling
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPTConfig
 from nanorlhf.t5 import T5Config
 
 # integer settings: the least and the largest, far above any model, far below what overflows

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPTConfig
 from nanorlhf.pretrained.families import FAMILIES, RANGES, ConfigFile
 from nanorlhf.t5 import T5Config
 

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic_files, read_object
-from nanorlhf.model import GPTConfig, Transformer
+from nanorlhf.model import Transformer
 from nanorlhf.padding import right_pad
 from nanorlhf.pretrained.encoder import check_encoder_files, load_encoder
 from nanorlhf.pretrained.layout import check_fits

@@ -68,7 +68,7 @@ def sampler_gap(record: Record) -> Finding | None:
         "(policy/sampler_gap).",
         means="Sampling and training disagree about the same tokens: the temperature, a filter, or the positions and "
         "masks of cached decoding.",
-        where="generate in nanorlhf/generate.py, and KVCache in nanorlhf/model.py",
+        where="generate in nanorlhf/generate.py, and KVCache in nanorlhf/cache.py",
         page="docs/mismatch.md",
     )
 

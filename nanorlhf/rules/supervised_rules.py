@@ -88,7 +88,7 @@ def padding_difference(record: Record) -> Finding | None:
         seen=f"Padded on the left as in PPO, demonstrations score {rows[-1]['padding_difference']:.2g} otherwise than "
         f"padded on the right (standard deviation {rows[-1]['reward_std']:.2g}).",
         means="Scores depend on padding: the mask, the position ids, or the token at which the score is read.",
-        where="end_index in nanorlhf/reward.py, attention_mask and position_ids in nanorlhf/model.py",
+        where="end_index in nanorlhf/reward.py, attention_mask and position_ids in nanorlhf/masks.py",
         page="docs/details.md",
     )
 

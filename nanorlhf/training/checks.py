@@ -8,9 +8,9 @@ from torch import Tensor
 from kernels.processor import has_int8_products
 from nanorlhf import distributed
 from nanorlhf.checkpoint import read_config
+from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import Demonstration, Rows
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPTConfig
 from nanorlhf.rewards.combined import Weights, items, scoring_models
 from nanorlhf.rewards.function import is_function
 from nanorlhf.t5 import T5Config

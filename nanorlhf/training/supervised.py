@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from nanorlhf import distributed
 from nanorlhf.cli import exact
+from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import Rows
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPTConfig
 from nanorlhf.padding import micro_batches
 from nanorlhf.pretrained.layout import check_fits
 from nanorlhf.t5 import T5Config

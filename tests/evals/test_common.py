@@ -10,11 +10,12 @@ import torch
 
 import eval as evaluation
 from nanorlhf.cli import check_ranges, ranges
+from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import Comparison, Demonstration, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.evals import reward_benchmark, reward_models, summaries
 from nanorlhf.evals.common import gold_margins
-from nanorlhf.model import GPTConfig, ScalarModel
+from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.recipes import recipes, tldr
 from nanorlhf.reward import response_scores

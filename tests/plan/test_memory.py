@@ -21,8 +21,9 @@ import train_sft
 from data import tiny
 from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.cli import read_settings
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, GPTConfig, ScalarModel
+from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.plan import memory, training
 from nanorlhf.plan.__main__ import PLANS
 from nanorlhf.plan.__main__ import main as plan_main

@@ -15,8 +15,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kernels.attention import RotaryScaling
 from nanorlhf.checkpoint import load_gpt, read_config, save
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.model import GPT
 from nanorlhf.pretrained.gguf import ARCHITECTURES, MORE_SETTINGS, SETTINGS, gguf_tokenizer, in_halves
 from nanorlhf.pretrained.gguf_header import open_gguf
 from nanorlhf.pretrained.layout import config_object

@@ -11,8 +11,9 @@ import torch
 from tokenizers import models, pre_tokenizers, processors, trainers
 
 import train_rlcf
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPTConfig, Transformer
+from nanorlhf.model import Transformer
 from nanorlhf.rlcf import train_discriminator
 from nanorlhf.rlcf.discriminator import (
     Discriminator,

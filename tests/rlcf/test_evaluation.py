@@ -15,9 +15,10 @@ from matplotlib.colors import to_hex
 
 import eval as evaluation
 from nanorlhf.checkpoint import save
+from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, GPTConfig, Transformer
+from nanorlhf.model import GPT, Transformer
 from nanorlhf.padding import right_pad
 from nanorlhf.report.page import text
 from nanorlhf.rlcf import evaluation as programs

@@ -14,10 +14,11 @@ import torch
 
 import eval as evaluation
 from nanorlhf.checkpoint import load_scalar, save
+from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import response_ids, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.evals import common
-from nanorlhf.model import GPT, GPTConfig, ScalarModel
+from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.report.page import text
 from nanorlhf.report.verdict import outcomes_of

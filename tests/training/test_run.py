@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from nanorlhf.checkpoint import save
+from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.model import GPT
 from nanorlhf.training import run as module
 from nanorlhf.training.run import Run, check_output, check_weights
 

@@ -19,12 +19,12 @@ TWO_DIMENSIONS = "The tensor has two dimensions: 1 and -1 are the same."
 
 EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
-        function="nanorlhf.model:position_ids",
+        function="nanorlhf.masks:position_ids",
         changes=("return (mask.cumsum(1) - 1).masked_fill(~mask, 0)",),
         why="PyTorch adds up bools in int64 anyway.",
     ),
     Equivalent(
-        function="nanorlhf.model:attention_mask",
+        function="nanorlhf.masks:attention_mask",
         changes=(
             "visible = key < query if causal else torch.ones_like(key == query)",
             "visible = key <= query if causal else torch.ones_like(key != query)",
@@ -84,7 +84,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         why="On a CPU every sort of PyTorch is stable.",
     ),
     Equivalent(
-        function="nanorlhf.model:KVCache.append",
+        function="nanorlhf.cache:KVCache.append",
         changes=(
             "keys, values = (self.keys[layer - 1], self.values[layer])",
             "keys, values = (self.keys[layer], self.values[layer - 1])",
@@ -92,7 +92,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         why="Each layer still has a place of its own: layer 0 gets the last one.",
     ),
     Equivalent(
-        function="nanorlhf.model:KVCache.append",
+        function="nanorlhf.cache:KVCache.append",
         changes=("if self.length:",),
         why="Both ways write the same columns; a slice in half the time.",
     ),

@@ -1,0 +1,98 @@
+"""The KV cache: what a decode step needs of the tokens before it. Letters in shapes as in model.py."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.cuda_graph import replays
+from nanorlhf.config import GPTConfig, RotaryTables
+from nanorlhf.masks import position_ids
+
+
+class KVCache:
+    """Keys, values and position tables in buffers that are allocated once and updated in place.
+
+    Prefill takes the query in one call; each later call takes one token per row. query_mask (B, Q)
+    True = real; the num_new tokens after the query are all real. `at` is a tensor, not a number, so
+    that a CUDA graph of one step can be replayed for all of them. For the same reason a GPU attends
+    to the whole buffer in each step, which gives all steps one shape; a CPU to the part written so
+    far.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        query_mask: Tensor,
+        num_new: int,
+        dtype: torch.dtype,
+    ):
+        B, Q = query_mask.shape
+        device = query_mask.device
+        self.config = config
+        self.fixed_shape = replays(device)
+        self.length = 0  # tokens in the cache; the model advances it after each call
+        self.prefill = Q  # of these, those of the first call
+        shape = (config.n_layer, B, config.kv_heads, Q + num_new, config.head_width)
+        # a CPU multiplies one query by all keys up to three times as fast if a channel's numbers
+        # lie side by side
+        layout = (0, 1, 2, 3, 4) if query_mask.is_cuda else (0, 1, 2, 4, 3)
+        self.keys = torch.empty_permuted(shape, layout, device=device, dtype=dtype)
+        self.values = torch.empty(shape, device=device, dtype=dtype)
+        if self.fixed_shape:  # what is not written yet is read too: it must not be NaN
+            self.keys.zero_()
+            self.values.zero_()
+        mask = F.pad(query_mask, (0, num_new), value=True)  # (B, L)
+        self.positions = position_ids(mask)  # (B, L)
+        self.rotary = config.rotary_tables(self.positions)
+        self.at = torch.full((1,), Q, device=device)  # column of the next token
+        self.index = torch.arange(Q + num_new, device=device)  # (L,)
+        # 0 or -inf: at first the query's real tokens are visible, then one more in each step
+        self.bias = torch.zeros((B, config.n_head, 1, Q + num_new), device=device, dtype=dtype)
+        self.bias.masked_fill_(~mask[:, None, None, :] | (self.index >= Q), -torch.inf)
+
+    def next_token(self) -> tuple[Tensor, RotaryTables, list[Tensor]]:
+        """The next token's positions (B, 1), rotary tables, and bias in each layer (B, H, 1, L)."""
+        self.bias.index_fill_(3, self.at, 0.0)
+        bias = self.bias[..., : self.end]
+        biases: dict[int | None, Tensor] = {None: bias}
+        for window in self.config.windows:
+            if window is not None and window not in biases:
+                too_far = self.index[: self.end] <= self.at - window
+                biases[window] = bias.masked_fill(too_far, -torch.inf)
+        rotary = {}
+        for settings, (cos, sin) in self.rotary.items():
+            rotary[settings] = cos.index_select(1, self.at), sin.index_select(1, self.at)
+        positions = self.positions.index_select(1, self.at)
+        return positions, rotary, [biases[window] for window in self.config.windows]
+
+    @property
+    def end(self) -> int:
+        """Number of columns that a decode step attends to."""
+        return self.bias.size(3) if self.fixed_shape else self.length + 1
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store key, value (B, K, S, D) of new tokens -> the keys and values they may attend to.
+
+        The query's from column 0 on; a later token's in column `length`, which is also in `at`, by
+        which a CUDA graph finds it.
+        """
+        keys, values = self.keys[layer], self.values[layer]  # (B, K, Q + num_new, D)
+        if self.length and self.fixed_shape:
+            keys.index_copy_(2, self.at, key)
+            values.index_copy_(2, self.at, value)
+        else:  # writing a slice takes half the time of index_copy_
+            end = self.length + key.size(2)
+            keys[:, :, self.length : end], values[:, :, self.length : end] = key, value
+        return (keys[:, :, : self.end], values[:, :, : self.end]) if self.length else (key, value)
+
+    def advance(self, num_tokens: int) -> None:
+        if self.length:
+            self.at += 1
+        self.length += num_tokens
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only the rows with these indices (n,): the others have ended."""
+        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+        self.positions, self.bias = self.positions[rows], self.bias[rows]
+        for settings, (cos, sin) in self.rotary.items():
+            self.rotary[settings] = cos[rows], sin[rows]

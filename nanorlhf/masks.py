@@ -1,0 +1,123 @@
+"""Positions of left-padded rows, and which tokens each token may attend to.
+
+Letters in shapes as in model.py.
+"""
+
+import torch
+from torch import Tensor
+
+from nanorlhf.config import GPTConfig
+
+
+# --------------------------------------------------------------------------------------- positions
+def position_ids(mask: Tensor) -> Tensor:
+    """(B, L) bool, True = real token -> (B, L): the number of real tokens before each one.
+
+    0 at padding. So a left-padded row has the positions it would have without padding. Learned
+    positions need this; rotary ones are invariant to a shift.
+
+        mask      . . # # # .      (# = real)
+        position  0 0 0 1 2 0
+    """
+    return (mask.long().cumsum(1) - 1).masked_fill(~mask, 0)
+
+
+# ------------------------------------------------------------------------------------------- masks
+def attention_mask(mask: Tensor, window: int | None, causal: bool = True) -> Tensor:
+    """Which keys each token may attend to: real, not after itself (if causal), within the window.
+
+    mask (B, L) -> (B, 1, L, L) bool. Every token attends to itself: otherwise a padding token would
+    attend to nothing, and a softmax over nothing is NaN. No real token attends to padding. A window
+    is the token itself and the window - 1 before it; what comes after is up to `causal` alone.
+    """
+    key = torch.arange(mask.size(1), device=mask.device)  # (L,)
+    query = key[:, None]  # (L, 1)
+    visible = key <= query if causal else torch.ones_like(key == query)  # (L, L)
+    if window is not None:
+        visible &= key > query - window
+    return (visible & mask[:, None, None, :]) | (key == query)
+
+
+def branch_mask(mask: Tensor, branch: Tensor) -> Tensor:
+    """`attention_mask` for rows of several responses: a token sees the query and its own response.
+
+    mask (B, L), branch (B, L): 0 in the query, 1, 2, ... in its responses -> (B, 1, L, L) bool. A
+    token's position is the number of tokens that it sees before itself, so each response is as it
+    would be in a row of its own.
+
+        ids       q q q a b x y z
+        branch    0 0 0 1 1 2 2 2
+        position  0 1 2 3 4 3 4 5
+    """
+    own = branch[:, :, None] == branch[:, None, :]  # (B, L, L)
+    return attention_mask(mask, None) & (own | (branch == 0)[:, None, :])[:, None]
+
+
+def attention_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as what is added to the attention logits, 0 or -inf: made once, not once per layer."""
+    bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return bias.masked_fill_(~visible, -torch.inf)
+
+
+def causal_suffices(mask: Tensor) -> bool:
+    """Whether no real token of mask (B, L) comes after padding, on a device with a causal kernel.
+
+    Causal attention then keeps padding out by itself. Asking waits for the GPU.
+    """
+    return has_causal_kernel(mask.device) and not bool((mask[:, 1:] & ~mask[:, :-1]).any())
+
+
+def has_causal_kernel(device: torch.device) -> bool:
+    """A GPU: its flash attention takes no bias. A CPU's kernel does, and then a row's sums don't
+    depend on the other rows' padding.
+    """
+    return device.type == "cuda"
+
+
+def positions_and_biases(
+    config: GPTConfig,
+    ids: Tensor,
+    mask: Tensor | None,
+    branch: Tensor | None,
+    last: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Positions (B, L), and for each layer what is added to its attention logits, (B, 1, L, L).
+
+    None stands for PyTorch's causal kernel, which needs no bias.
+
+        case                               bias            why
+        no mask                            None            all tokens are real
+        padding only after the text, GPU   None            causal attention never reaches it
+          its last layer, if last < L      attention_mask  the causal kernel takes L queries
+        several responses per row          branch_mask     no response may see another
+        padding before the text, windows,
+          capped logits, a CPU,
+          both directions                  attention_mask  it says what each token may see
+
+    A decode step has its own: `KVCache.next_token`.
+    """
+    L = ids.size(1)
+    is_plain = not any(config.windows) and config.attention_cap is None
+    only_causal = config.causal and is_plain and branch is None
+    if mask is None and only_causal and last == L:
+        return torch.arange(L, device=ids.device).expand_as(ids), [None] * config.n_layer
+    if mask is None:
+        mask = torch.ones_like(ids, dtype=torch.bool)
+    positions = position_ids(mask)
+    if only_causal and causal_suffices(mask):
+        biases: list[Tensor | None] = [None] * config.n_layer
+        if last < L:
+            biases[-1] = attention_bias(attention_mask(mask, None)[:, :, -last:], dtype)
+        return positions, biases
+
+    windows = set(config.windows)
+    if branch is None:
+        masks = {window: attention_mask(mask, window, config.causal) for window in windows}
+    else:
+        seen = branch_mask(mask, branch)
+        positions = (seen.sum(3)[:, 0] - 1).masked_fill(~mask, 0)  # (B, L)
+        query, key = positions[:, None, :, None], positions[:, None, None, :]
+        masks = {window: seen & (query - key < window) if window else seen for window in windows}
+    by_window = {window: attention_bias(masks[window], dtype) for window in windows}
+    return positions, [by_window[window] for window in config.windows]
