@@ -89,8 +89,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     # --------------------------------------------------------------------------------------------------------- sampling
     Bug(
-        name="sampler-forgets-the-temperature", level=1, where="nanorlhf.generate:generate.sample",
-        old="logits.div_(temperature or 1.0)", new="",
+        name="sampler-forgets-the-temperature", level=1, where="nanorlhf.generate:sample",
+        old="logits.div_(how.temperature or 1.0)", new="",
         symptom="policy/sampler_gap is large, the entropy of the samples is too high, and the KL starts below 0.",
         cause="The rollout samples at temperature 1; log-probabilities are taken at --temperature.",
         who="trlx#107, blog#2110 (ratio not 1 in the first epoch)",
@@ -115,8 +115,8 @@ BUGS: tuple[Bug, ...] = (
         guard=(MODEL + "pad_and_unused_rows_of_the_head_have_probability_zero",),
     ),
     Bug(
-        name="eos-goes-unnoticed", level=1, where="nanorlhf.generate:generate.sample",
-        old="live.ended |= (live.token == ends).any(1, keepdim=True)", new="live.ended |= live.token == pad_id",
+        name="eos-goes-unnoticed", level=1, where="nanorlhf.generate:sample",
+        old="live.ended |= (live.token == how.ends).any(1, keepdim=True)", new="live.ended |= live.token == how.pad_id",
         symptom="Text goes on after EOS; updates take longer. response_length and eos_rate are right, as masks cut at "
         "EOS, but the reward model reads what follows.",
         cause="The sampler stops at [PAD], which is never sampled, and not at EOS.",

@@ -85,7 +85,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="sampling",
         functions=("nanorlhf.generate:draw",),
-        read="where generate in nanorlhf/generate.py calls draw",
+        read="where sample in nanorlhf/generate.py calls draw",
         hint="torch.searchsorted on the cumulative sum. An id of probability 0 must not be found, also where the "
         "product of number and sum rounds up to the sum.",
         tests=(

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from kernels.cuda_graph import CAPTURE_PAYS, Replay
 from kernels.int8 import Int8Weight
-from kernels.linear import PackedWeight, cast_head, is_worth_packing, matmul_dtype
+from kernels.linear import Packed, PackedWeight, cast_head, is_worth_packing, matmul_dtype
 from nanorlhf.cache import KVCache
 from nanorlhf.checkpoint import cast_linear_weights
 from nanorlhf.errors import InputError
@@ -84,8 +85,21 @@ def ban_repeated_ngrams(logits: Tensor, context: Tensor, n: int) -> Tensor:
     return torch.where(exhausted, logits, result)
 
 
-# ---------------------------------------------------------------------------------------- 2. decode
-@dataclass
+# ------------------------------------------------------------------------------- 2. rows and a token
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a token is drawn, and which ids end a response."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    no_repeat_ngram_size: int
+    filtered_logprobs: bool
+    ends: Tensor  # (E,)
+    pad_id: int
+
+
+@dataclass(kw_only=True)
 class LiveRows:
     """The rows that have not ended: all that a decode step reads and writes, at fixed addresses."""
 
@@ -98,13 +112,86 @@ class LiveRows:
     ended: Tensor  # (b, 1) bool
     t: Tensor  # (1,) index of the next token
     cache: KVCache
+    all_responses: Tensor  # (B, T) of the batch; a live row's is not there yet
+    all_logprobs: Tensor  # (B, T)
+
+    def store(self) -> None:
+        """Write what the rows hold to their places in the batch."""
+        self.all_responses[self.index] = self.response
+        self.all_logprobs[self.index] = self.logprobs
 
     def drop_ended(self) -> None:
         """Keep only the rows that have not ended."""
+        self.store()
         rows = (~self.ended).squeeze(1).nonzero().squeeze(1)  # a GPU waits for their number once
         for name in ("index", "query", "uniforms", "response", "logprobs", "token", "ended"):
             setattr(self, name, getattr(self, name)[rows])
         self.cache.keep(rows)
+
+
+def sample(logits: Tensor, live: LiveRows, how: Sampling) -> None:
+    """logits (b, V) -> the next token of each row, written in place."""
+    logits.div_(how.temperature or 1.0)
+    normaliser = logits.logsumexp(-1, keepdim=True)  # (b, 1)
+    filtered, allowed = logits, normaliser
+    if how.no_repeat_ngram_size:
+        num_written = live.cache.length - live.cache.prefill
+        context = torch.cat((live.query, live.response[:, :num_written]), dim=1)
+        filtered = ban_repeated_ngrams(filtered, context, how.no_repeat_ngram_size)
+        # without the banned ids: what they leave may be too improbable for float32
+        allowed = filtered.logsumexp(-1, keepdim=True)  # (b, 1)
+    if how.temperature == 0:
+        token = filtered.argmax(-1, keepdim=True)
+    else:
+        filtered = keep_top_p(keep_top_k(filtered, how.top_k), how.top_p)
+        uniforms_now = live.uniforms.index_select(1, live.t)  # (b, 1)
+        token = draw((filtered - allowed).exp_(), uniforms_now)
+    if how.filtered_logprobs and filtered is not logits:
+        logits = filtered
+        normaliser = logits.logsumexp(-1, keepdim=True)
+    logprob = logits.gather(1, token) - normaliser
+    live.token.copy_(token)
+    live.response.index_copy_(1, live.t, live.token.masked_fill(live.ended, how.pad_id))
+    live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))
+    if len(how.ends):
+        live.ended |= (live.token == how.ends).any(1, keepdim=True)
+    live.t += 1
+
+
+# --------------------------------------------------------------------------- 3. prefill, then decode
+def prefill(
+    model: GPT, head: Tensor | Packed, query: Tensor, mask: Tensor, live: LiveRows, how: Sampling
+) -> None:
+    """Read the queries (B, Q) into the cache and draw the first token of each response."""
+    hidden = model(query, mask, cache=live.cache, last=1)[:, -1]  # (B, C)
+    sample(model.logits(hidden, head).float(), live, how)
+
+
+def decode_step(model: GPT, head: Tensor | Packed, live: LiveRows, how: Sampling) -> None:
+    """One more token per row; a GPU replays it."""
+    hidden = model(live.token, cache=live.cache)[:, -1]  # (b, C)
+    sample(model.logits(hidden, head).float(), live, how)
+
+
+def decode(model: GPT, head: Tensor | Packed, live: LiveRows, how: Sampling) -> None:
+    """All tokens after the first, until every row has ended or is full."""
+    T = live.response.size(1)
+    on_gpu = live.cache.fixed_shape
+    # A GPU seldom asks whether rows have ended, and seldom drops them: both interrupt its replays.
+    ask_every, drop_at = (8, 3 / 4) if on_gpu else (1, 1 / 4)
+    replay = Replay(partial(decode_step, model, head, live, how))
+    for t in range(1, T):
+        capture_pays = T - t > CAPTURE_PAYS
+        if len(how.ends) and t % ask_every == 0:
+            num_ended = int(live.ended.sum())
+            if num_ended == len(live.index):
+                break
+            # dropping rows copies all others, and a GPU has to capture its step again
+            if num_ended >= drop_at * len(live.index) and (capture_pays or not on_gpu):
+                live.drop_ended()
+                replay.reset()
+        # the n-gram ban reads a number that Python counts up: it can't be replayed
+        replay(may_capture=on_gpu and capture_pays and not how.no_repeat_ngram_size)
 
 
 @torch.inference_mode()
@@ -149,11 +236,18 @@ def generate(
             dtype=torch.float64,
             device=generator.device if generator else "cpu",
         )
-    dtype = matmul_dtype(model.transformer.embedding.weight)
-    head = cast_head(model.lm_head.weight)  # (V, C)
-    ends = torch.tensor([*([] if eos_id is None else [eos_id]), *stop_ids], device=device)  # (E,)
+    how = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        filtered_logprobs=filtered_logprobs,
+        ends=torch.tensor([*([] if eos_id is None else [eos_id]), *stop_ids], device=device),
+        pad_id=pad_id,
+    )
     response = torch.full((B, max_new_tokens), pad_id, device=device)  # (B, T)
     logprobs = torch.zeros((B, max_new_tokens), device=device)  # (B, T)
+    dtype = matmul_dtype(model.transformer.embedding.weight)
     live = LiveRows(
         index=torch.arange(B, device=device),
         query=query.masked_fill(~query_mask, -1),
@@ -164,59 +258,13 @@ def generate(
         ended=torch.zeros((B, 1), dtype=torch.bool, device=device),
         t=torch.zeros(1, dtype=torch.long, device=device),
         cache=model.transformer.cache(query_mask, max_new_tokens, dtype),
+        all_responses=response,
+        all_logprobs=logprobs,
     )
-
-    def sample(hidden: Tensor) -> None:
-        """hidden (b, C) -> the next token of each row, written in place."""
-        logits = model.logits(hidden, head).float()  # (b, V)
-        logits.div_(temperature or 1.0)
-        normaliser = logits.logsumexp(-1, keepdim=True)  # (b, 1)
-        filtered, allowed = logits, normaliser
-        if no_repeat_ngram_size:
-            num_written = live.cache.length - live.cache.prefill
-            context = torch.cat((live.query, live.response[:, :num_written]), dim=1)
-            filtered = ban_repeated_ngrams(filtered, context, no_repeat_ngram_size)
-            # without the banned ids: what they leave may be too improbable for float32
-            allowed = filtered.logsumexp(-1, keepdim=True)  # (b, 1)
-        if temperature == 0:
-            token = filtered.argmax(-1, keepdim=True)
-        else:
-            filtered = keep_top_p(keep_top_k(filtered, top_k), top_p)
-            uniforms_now = live.uniforms.index_select(1, live.t)  # (b, 1)
-            token = draw((filtered - allowed).exp_(), uniforms_now)
-        if filtered_logprobs and filtered is not logits:
-            logits = filtered
-            normaliser = logits.logsumexp(-1, keepdim=True)
-        logprob = logits.gather(1, token) - normaliser
-        live.token.copy_(token)
-        live.response.index_copy_(1, live.t, live.token.masked_fill(live.ended, pad_id))
-        live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))
-        if len(ends):
-            live.ended |= (live.token == ends).any(1, keepdim=True)
-        live.t += 1
-
-    def step() -> None:
-        sample(model(live.token, cache=live.cache)[:, -1])
-
-    sample(model(query, query_mask, cache=live.cache, last=1)[:, -1])
-    on_gpu = live.cache.fixed_shape
-    # A GPU seldom asks whether rows have ended, and seldom drops them: both interrupt its replays.
-    ask_every, drop_at = (8, 3 / 4) if on_gpu else (1, 1 / 4)
-    replay = Replay(step)
-    for t in range(1, max_new_tokens):
-        capture_pays = max_new_tokens - t > CAPTURE_PAYS
-        if len(ends) and t % ask_every == 0:
-            num_ended = int(live.ended.sum())
-            if num_ended == len(live.index):
-                break
-            # dropping rows copies all others, and a GPU has to capture its step again
-            if num_ended >= drop_at * len(live.index) and (capture_pays or not on_gpu):
-                response[live.index], logprobs[live.index] = live.response, live.logprobs
-                live.drop_ended()
-                replay.reset()
-        # the n-gram ban reads a number that Python counts up: it can't be replayed
-        replay(may_capture=on_gpu and capture_pays and not no_repeat_ngram_size)
-    response[live.index], logprobs[live.index] = live.response, live.logprobs
+    head = cast_head(model.lm_head.weight)  # (V, C)
+    prefill(model, head, query, query_mask, live, how)
+    decode(model, head, live, how)
+    live.store()
     if not logprobs.isfinite().all():
         raise InputError(
             "the language model's logits are not finite: "
@@ -226,7 +274,7 @@ def generate(
         return response.clone(), logprobs.clone()
 
 
-# --------------------------------------------------------------------- 3. a model for sampling only
+# --------------------------------------------------------------------- 4. a model for sampling only
 def for_sampling(model: GPT, dtype: str) -> GPT:
     """A copy for sampling whose linear weights are prepared once; it shares all other tensors.
 
@@ -261,7 +309,7 @@ def all_linear(model: GPT) -> list[torch.nn.Linear]:
     return [*(module for module in model.modules() if isinstance(module, Linear)), model.lm_head]
 
 
-# ------------------------------------------------------------------- 4. several responses per query
+# ------------------------------------------------------------------- 5. several responses per query
 @torch.no_grad()
 def sample_answers(
     policy: GPT,
@@ -296,12 +344,12 @@ def sample_answers(
             query[rows],
             query[rows] != tokenizer.pad_id,
             max_new_tokens,
-            temperature,
-            top_k,
-            top_p,
-            no_repeat_ngram_size,
-            tokenizer.eos_id,
-            tokenizer.pad_id,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            no_repeat_ngram_size=no_repeat_ngram_size,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
             uniforms=uniforms[rows],
             stop_ids=tokenizer.stop_ids,
         )

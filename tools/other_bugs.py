@@ -96,7 +96,7 @@ OTHER_BUGS: tuple[Bug, ...] = (
     ),
     # ----------------------------------------------------------------------------------- sampling, schedule, checkpoint
     Bug(
-        name="one-random-number-per-response", level=2, where="nanorlhf.generate:generate.sample",
+        name="one-random-number-per-response", level=2, where="nanorlhf.generate:sample",
         old="live.uniforms.index_select(1, live.t)", new="live.uniforms[:, :1]",
         symptom="policy/sampler_gap is 0 and every ratio is right, yet the samples are odd: likely and unlikely tokens "
         "do not mix within a response. eos_rate and response_length move away from SFT's.",
