@@ -1,6 +1,6 @@
 """Stage 3 without a value model: a response is compared with other responses to the same query.
 
-Papers, a function of a few lines each in nanorlhf/training/grpo.py: GRPO (Shao et al. 2024), Dr.
+Papers, a function of a few lines each in nanorlhf/grpo.py: GRPO (Shao et al. 2024), Dr.
 GRPO (Liu et al. 2025), RLOO (Ahmadian et al. 2024), REINFORCE++ (Hu et al. 2025), GSPO (Zheng et
 al. 2025), DAPO (Yu et al. 2025), CISPO (MiniMax 2025), online DPO (Guo et al. 2024).
 docs/algorithms.md compares them with PPO.
@@ -24,10 +24,10 @@ from nanorlhf import cli, distributed
 from nanorlhf.batch import Batch
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations
 from nanorlhf.errors import InputError
+from nanorlhf.grpo import ALGORITHMS, Judged, refill
 from nanorlhf.logprobs import read_logprobs, response_logprobs
 from nanorlhf.recipes import recipes
 from nanorlhf.training import checks, models, statistics
-from nanorlhf.training.grpo import ALGORITHMS, refill
 from nanorlhf.training.optimizer import adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.sampler import Sampler
@@ -160,10 +160,8 @@ def main(args: Args) -> dict[str, float]:
         # 2.3 advantages: by how much a response is better than the others
         importance_weights, sampler_metrics = sampler.correct(batch)  # 1 for the policy itself
         kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)  # k1
-        advantages = algorithm.advantages(
-            scores, kl, batch.token_rewards, batch.actions, k, args.kl_coef, args.gamma
-        )
-        batch.advantages = advantages * importance_weights
+        judged = Judged(scores, kl, batch.token_rewards, batch.actions, k, args.kl_coef, args.gamma)
+        batch.advantages = algorithm.advantages(judged) * importance_weights
         trace.rollout(update, batch, scores, args.kl_coef)
 
         # 2.4 epochs of clipped steps over the frozen rollout

@@ -543,7 +543,7 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="group-advantages",
-        functions=tuple(f"nanorlhf.training.grpo:{name}" for name in ("centred", "grpo", "dr_grpo", "rloo")),
+        functions=tuple(f"nanorlhf.grpo:{name}" for name in ("centred", "grpo", "dr_grpo", "rloo")),
         read="docs/algorithms.md, RLOO and GRPO; docs/microscope.md shows a group of your own run with its numbers",
         hint="Subtract a group's first value before its mean: equal numbers then give exactly 0. Leaving one out of "
         "k is k / (k - 1) times the distance from the mean of all. A response's advantage is that of each of its "

@@ -11,11 +11,11 @@ from kernels import processor
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling
+from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.model import GPT
 from nanorlhf.ppo import importance_weights
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import checks, sampler
-from nanorlhf.training.grpo import ALGORITHMS
 from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import GPU, TINY, interrupt_at, read_metrics, weights
@@ -119,9 +119,9 @@ def test_advantages_without_a_value_model_are_not_of_the_samplers_kl(ppo, monkey
     """The same, where the KL is in the reward or in the loss of train_grpo.py."""
     seen, divided = [], []
 
-    def advantages(scores, kl, *others):
-        seen.append(kl)
-        return usual.advantages(scores, kl, *others)
+    def advantages(judged):
+        seen.append(judged.kl)
+        return usual.advantages(judged)
 
     def policy_loss(new_logprobs, old, *others):
         divided.append(old)

@@ -25,8 +25,8 @@ import train_ppo
 import train_rlcf
 import train_rm
 import train_sft
+from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.rlcf import train_baselines, train_discriminator
-from nanorlhf.training.grpo import ALGORITHMS
 from tests.conftest import GPU, TEST_DEVICE, interrupt_at, read_metrics
 from tests.made_once import made_once
 from tests.test_distributed import TWO_GPUS

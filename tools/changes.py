@@ -57,7 +57,7 @@ CHANGES: tuple[Change, ...] = (
             *("--reward", f"{REWARDS}:told"),
         ),
         wrong=Bug(
-            name="dropped-groups", level=2, where="nanorlhf.training.grpo:refill",
+            name="dropped-groups", level=2, where="nanorlhf.grpo:refill",
             old="scores[again] = more_scores[:n]", new="",
             symptom="groups/dropped is the share of groups that were alike at first, however often groups/refilled "
             "says that they were sampled again.",

@@ -26,7 +26,7 @@ OTHER_BUGS: tuple[Bug, ...] = (
         guard=(),
     ),
     Bug(
-        name="deviation-over-the-queries", level=3, where="nanorlhf.training.grpo:grpo",
+        name="deviation-over-the-queries", level=3, where="nanorlhf.grpo:grpo",
         old="groups.square().mean(1, keepdim=True)", new="groups.square().mean(0, keepdim=True)",
         symptom="None that stands out: advantages still are about 0 on average and about 1 in size. But queries whose "
         "scores differ much count for more than the others, where all should count alike.",

@@ -161,7 +161,7 @@ def rule_inputs(cases: Cases) -> Iterator[Finding]:
     where = {
         "score": "nanorlhf/rewards/rule.py (Rule._score)",
         "truth": "nanorlhf/batch.py (Batch.__getitem__, read) and nanorlhf/rewards/rule.py (Rule._score)",
-        "seldom": "nanorlhf/training/grpo.py (refill) and nanorlhf/batch.py (Batch.replace)",
+        "seldom": "nanorlhf/grpo.py (refill) and nanorlhf/batch.py (Batch.replace)",
     }
     for name, (script, settings, rule) in runs.items():
         run = cases.run(script, reward=cases.world.rule(name), **settings)

@@ -392,7 +392,7 @@ def baselines(cases: Cases) -> Iterator[Finding]:
                 f"{largest:.2g}, and not 0.",
                 means="The baseline is not that of the response's own query, or something else than the score is "
                 "rewarded.",
-                where="nanorlhf/training/grpo.py (1, advantages)",
+                where="nanorlhf/grpo.py (1, advantages)",
                 page="docs/troubleshooting.md#rewards-and-scores",
             )
         once, twice = (
@@ -408,7 +408,7 @@ def baselines(cases: Cases) -> Iterator[Finding]:
                 seen=f"With --algorithm {algorithm} twice the scores give advantages that are neither the same nor "
                 "twice as large.",
                 means="An advantage is linear in the scores, or divided by their standard deviation.",
-                where="nanorlhf/training/grpo.py (1, advantages)",
+                where="nanorlhf/grpo.py (1, advantages)",
                 page="docs/troubleshooting.md#rewards-and-scores",
             )
 

@@ -23,8 +23,8 @@ from nanorlhf.cli import run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import parse_json, read_text, write_text
+from nanorlhf.grpo import ALGORITHMS, overlong_penalty, policy_loss_of
 from nanorlhf.ppo import ClipRange, cispo_loss, ratio_bounds, response_mean
-from nanorlhf.training.grpo import ALGORITHMS, overlong_penalty, policy_loss_of
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.sampler import TIS_CLIP
 from nanorlhf.training.trace import Tensors, ratio_to, read_traces
@@ -35,7 +35,7 @@ LOOK = Path(__file__).with_name("look.css")
 # settings
 OF_LINES = ("score_at", "whiten_rewards", "whiten_advantages", "value_clip_range", "clip_range", "sampler.correction")
 OF_NUMBERS = (*OF_LINES, "gamma", "lam", "samples_per_query", "temperature")
-GRPO = "nanorlhf/training/grpo.py"
+GRPO = "nanorlhf/grpo.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ def reinforce_lines(settings: dict[str, Any], has_token_rewards: bool) -> list[L
         *token_reward_lines(has_token_rewards),
         Line(
             "rewards", "reward", rewards, "minus beta times KL; the score is added once, at the underlined position",
-            script, "rewards[torch.arange(len(scores)), actions.sum(1) - 1] += scores",
+            script, "rewards[torch.arange(len(x.scores)), x.actions.sum(1) - 1] += x.scores",
             reward_formulas(has_token_rewards)[:2],
         ),
         Line(
@@ -214,7 +214,7 @@ def reinforce_lines(settings: dict[str, Any], has_token_rewards: bool) -> list[L
 def group_line(algorithm: str, settings: dict[str, Any]) -> Line:
     """The advantage of GRPO and relatives, from the scores of the query's group."""
     normalised = (
-        "return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(kl)",
+        "return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(x.kl)",
         "({score} - {group_mean}) / sqrt({group_var} + 1e-8)",
     )
     expression, formula = {
@@ -222,19 +222,19 @@ def group_line(algorithm: str, settings: dict[str, Any]) -> Line:
         "gspo": normalised,
         "cispo": normalised,
         "dapo": (
-            "return grpo(scores + overlong_penalty(actions), kl, token_rewards, actions, k, kl_coef, gamma)",
+            "return grpo(replace(x, scores=x.scores + overlong_penalty(x.actions)))",
             "({score} + {length_penalty} - {group_mean}) / sqrt({group_var} + 1e-8)",
         ),
         "dr_grpo": (
-            "return centred(scores, k).view(-1, 1).expand_as(kl)",
+            "return centred(x.scores, x.k).view(-1, 1).expand_as(x.kl)",
             "({score} - {group_mean})",
         ),
         "online_dpo": (
-            "weights = k * kl_coef * torch.sigmoid(-margins)",
+            "weights = x.k * x.kl_coef * torch.sigmoid(-margins)",
             "{side} * {k} * {kl_coef} / (1 + exp({margin}))",
         ),
         "rloo": (
-            "return (centred(response_rewards, k) * (k / (k - 1))).view(-1, 1).expand_as(kl)",
+            "return (centred(response_rewards, x.k) * (x.k / (x.k - 1))).view(-1, 1).expand_as(x.kl)",
             "({score} - {kl_coef} * {response_kl} - {group_mean}) * {k} / ({k} - 1)",
         ),
     }[algorithm]

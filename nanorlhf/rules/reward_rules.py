@@ -50,7 +50,7 @@ def refills_in_vain(record: Record) -> Finding | None:
         "the same, and no query came out with a difference: groups/dropped never is below groups/alike.",
         means="New responses keep the scores of the old ones or are drawn from the same random numbers; or the policy "
         "has one answer left to each query.",
-        where="refill in nanorlhf/training/grpo.py",
+        where="refill in nanorlhf/grpo.py",
         page="docs/algorithms.md",
     )
 

@@ -364,7 +364,7 @@ def group_advantages(trace: Traced) -> Finding | None:
         name="group-advantages",
         seen=f"Advantages are up to {difference:.2g} off those that {trace.algorithm} gives the kept groups' scores.",
         means="Groups are not the k responses to one query, or mean, deviation or KL are another algorithm's.",
-        where="the advantages in nanorlhf/training/grpo.py",
+        where="the advantages in nanorlhf/grpo.py",
         page="docs/algorithms.md",
     )
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from kernels import k2, k3
 from nanorlhf import distributed
 from nanorlhf.batch import Batch
+from nanorlhf.grpo import all_alike
 from nanorlhf.ppo import response_mean
 from nanorlhf.rules.kl_rules import is_below_zero
 from nanorlhf.rules.record import Record
 from nanorlhf.tokenizer import Tokenizer
-from nanorlhf.training.grpo import all_alike
 from nanorlhf.training.run import Run
 from nanorlhf.training.run_directory import flat_settings
 

@@ -37,10 +37,10 @@ from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic, open_regular, parse_json, to_json
 from nanorlhf.generate import for_sampling, generate
+from nanorlhf.grpo import policy_loss_of
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import Tokenizer
-from nanorlhf.training.grpo import policy_loss_of
 from nanorlhf.training.run import Run
 from nanorlhf.training.settings import RewardArgs
 from nanorlhf.training.statistics import response_kl

@@ -10,9 +10,9 @@ from course.exercises import chosen
 from course.questions import FILE, MAKERS, questions_of, right_answers, seed_of, sheet
 from course.start import start
 from kernels.gae import gae_loop
+from nanorlhf.grpo import Judged, rloo
 from nanorlhf.metrics.at_k import pass_at_k
 from nanorlhf.ppo import policy_loss, whiten
-from nanorlhf.training.grpo import rloo
 
 STUDENTS = [f"student {number}" for number in range(40)]
 
@@ -41,7 +41,7 @@ def by_the_code(name: str, text: str) -> float:
         return losses.item()
     if name == "group":
         none = torch.zeros(4, 1)
-        return rloo(torch.tensor(x), none, none, none.bool(), 4, 0.0, 1.0)[0, 0].item()
+        return rloo(Judged(torch.tensor(x), none, none, none.bool(), 4, 0.0, 1.0))[0, 0].item()
     n, right, k = (int(value) for value in x)
     return pass_at_k(n, right, k)
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from kernels import k3
+from nanorlhf import grpo
+from nanorlhf.grpo import mean_of_means, mean_of_sums, mean_over_tokens
 from nanorlhf.ppo import ClipRange, cispo_loss, gspo_loss, importance_weights, policy_loss
-from nanorlhf.training import grpo
-from nanorlhf.training.grpo import mean_of_means, mean_of_sums, mean_over_tokens
 from tests.others.common import (
     ACTIONS,
     ADVANTAGES,
@@ -216,7 +216,7 @@ def at_the_end(scores: Tensor) -> Tensor:
 
 def test_rloos_advantages_are_verls_with_the_kl_in_the_reward(verl):
     kl = OLD - REF
-    found = grpo.rloo(SCORES, kl, NONE, ACTIONS, K, 0.3, 1.0)
+    found = grpo.rloo(grpo.Judged(SCORES, kl, NONE, ACTIONS, K, 0.3, 1.0))
     for estimate in (verl.compute_rloo_outcome_advantage, verl.compute_rloo_vectorized_outcome_advantage):
         expected, _ = estimate(at_the_end(SCORES) - 0.3 * kl, ACTIONS.double(), QUERIES)
         assert difference(torch.where(ACTIONS, found, 0.0), expected) < 1e-12
@@ -224,7 +224,7 @@ def test_rloos_advantages_are_verls_with_the_kl_in_the_reward(verl):
 
 def test_dr_grpos_advantages_are_verls(verl):
     expected, _ = verl.compute_grpo_outcome_advantage(at_the_end(SCORES), ACTIONS.double(), QUERIES, 1e-6, False)
-    found = torch.where(ACTIONS, grpo.dr_grpo(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0), 0.0)
+    found = torch.where(ACTIONS, grpo.dr_grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)), 0.0)
     assert difference(found, expected) < 1e-12
 
 
@@ -234,7 +234,7 @@ UNBIASED = ((K - 1) / K) ** 0.5  # the population's standard deviation by that o
 def test_grpos_advantages_are_verls_but_for_the_standard_deviation(verl):
     """The paper writes std without saying which. Ours is the population's: larger advantages by sqrt(k / (k - 1))."""
     expected, _ = verl.compute_grpo_outcome_advantage(at_the_end(SCORES), ACTIONS.double(), QUERIES)
-    found = torch.where(ACTIONS, grpo.grpo(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0), 0.0)
+    found = torch.where(ACTIONS, grpo.grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)), 0.0)
     assert difference(UNBIASED * found, expected) < 1e-5 and difference(found, expected) > 0.2
 
 
@@ -244,7 +244,7 @@ def test_reinforce_plus_plus_is_verls_but_for_the_variance(verl, gamma):
     config = SimpleNamespace(gamma=gamma)
     rewards = at_the_end(SCORES) + process - 0.3 * kl
     expected, _ = verl.compute_reinforce_plus_plus_outcome_advantage(rewards, ACTIONS.double(), config=config)
-    found = grpo.reinforce_plus_plus(SCORES, kl, process, ACTIONS, K, 0.3, gamma)
+    found = grpo.reinforce_plus_plus(grpo.Judged(SCORES, kl, process, ACTIONS, K, 0.3, gamma))
     n = ACTIONS.sum().item()
     assert difference(found * ((n - 1) / n) ** 0.5, expected) < 1e-8
 
@@ -327,12 +327,12 @@ def test_the_overlong_penalty_is_openrlhfs():
 
 
 def test_dr_grpos_advantages_are_openrlhfs(openrlhf_advantages):
-    found = masked(grpo.dr_grpo(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0))
+    found = masked(grpo.dr_grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)))
     assert difference(found, openrlhf_advantages("dr_grpo", SCORES, NONE, 0.0)) < 1e-12
 
 
 def test_grpos_advantages_are_openrlhfs_but_for_the_standard_deviation(openrlhf_advantages):
-    found = masked(grpo.grpo(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0))
+    found = masked(grpo.grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)))
     expected = openrlhf_advantages("group_norm", SCORES, NONE, 0.0)
     assert difference(UNBIASED * found, expected) < 1e-7 and difference(found, expected) > 0.2
 
@@ -340,7 +340,7 @@ def test_grpos_advantages_are_openrlhfs_but_for_the_standard_deviation(openrlhf_
 def test_others_make_advantages_of_the_rounding_of_equal_scores(openrlhf_advantages, verl):
     """Three scores of 0.9 in float32: their mean is 0.90000004, their deviation 0. Divided by 1e-9 that is 60."""
     scores = torch.full((B,), 0.9)
-    assert masked(grpo.grpo(scores, NONE, NONE, ACTIONS, K, 0.0, 1.0)).abs().max() == 0
+    assert masked(grpo.grpo(grpo.Judged(scores, NONE, NONE, ACTIONS, K, 0.0, 1.0))).abs().max() == 0
     assert openrlhf_advantages("group_norm", scores, NONE, 0.0).abs().max() > 50
     theirs, _ = verl.compute_grpo_outcome_advantage(at_the_end(scores).float(), ACTIONS.float(), QUERIES)
     assert 0.01 < theirs.abs().max() < 0.1  # by 1e-6
@@ -351,11 +351,11 @@ def test_rloos_advantages_are_openrlhfs_without_a_kl_and_have_a_baseline_for_the
     and a token answers for the KL from there on: unbiased as well, another variance."""
     kl = OLD - REF
     without = openrlhf_advantages("rloo", SCORES, NONE, 0.3)
-    assert difference(masked(grpo.rloo(SCORES, NONE, NONE, ACTIONS, K, 0.3, 1.0)), without) < 1e-12
+    assert difference(masked(grpo.rloo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.3, 1.0))), without) < 1e-12
     to_go = kl.flip(1).cumsum(1).flip(1)
     with_kl = openrlhf_advantages("rloo", SCORES, kl, 0.3)
     assert difference(masked(without - 0.3 * to_go), with_kl) < 1e-12
-    assert difference(masked(grpo.rloo(SCORES, kl, NONE, ACTIONS, K, 0.3, 1.0)), with_kl) > 0.1
+    assert difference(masked(grpo.rloo(grpo.Judged(SCORES, kl, NONE, ACTIONS, K, 0.3, 1.0))), with_kl) > 0.1
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
@@ -363,5 +363,5 @@ def test_reinforce_plus_plus_is_openrlhfs(openrlhf_advantages, gamma):
     """Its authors'. It normalises in float32."""
     kl = OLD - REF
     expected = openrlhf_advantages("reinforce", SCORES, kl, 0.3, gamma)
-    found = grpo.reinforce_plus_plus(SCORES, kl, NONE, ACTIONS, K, 0.3, gamma)
+    found = grpo.reinforce_plus_plus(grpo.Judged(SCORES, kl, NONE, ACTIONS, K, 0.3, gamma))
     assert difference(found, expected) < 1e-6

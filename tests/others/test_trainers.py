@@ -10,13 +10,13 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForSequenceClassification, PreTrainedTokenizerFast
 
 from kernels import gae
+from nanorlhf import grpo
 from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import load_gpt, scalar_from_gpt
 from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.dpo import Labels, implicit_pair_rewards, kto_loss, log_ratio_sum, mismatched
 from nanorlhf.ppo import policy_loss, value_loss, whiten
 from nanorlhf.reward import pair_scores
-from nanorlhf.training import grpo
 from tests.others.common import difference
 from train_dpo import margin_loss
 from train_rm import contrastive_loss
@@ -190,7 +190,7 @@ def test_the_advantages_of_rloo_are_trls(tokenizer, tmp_path, monkeypatch):
     actions = inputs["completion_mask"].bool()
     ref_logps = torch.where(actions, logps.gather(2, ids[:, 2:, None]).squeeze(2), 0.0).sum(1)
     kl = (inputs["old_logps"] - ref_logps)[:, None]  # of a response
-    ours = grpo.rloo(torch.tensor(SCORES), kl, NONE, NONE == 0, 3, 0.3, 1.0)[:, 0]
+    ours = grpo.rloo(grpo.Judged(torch.tensor(SCORES), kl, NONE, NONE == 0, 3, 0.3, 1.0))[:, 0]
     assert kl.abs().max() > 0.5 and difference(ours, inputs["advantages"]) < 1e-5
 
 
@@ -226,7 +226,7 @@ def test_the_gradient_of_online_dpo_is_trls_but_for_a_tie(tokenizer, tmp_path, m
     pairs = [0, 2, 1, 3]
     actions = mask.bool()[pairs]
     kl = torch.where(actions, (logprobs - ref_logprobs).detach()[pairs], 0.0)
-    advantages = grpo.online_dpo(torch.tensor(scores)[pairs], kl, None, actions, 2, 0.3, 1.0)
+    advantages = grpo.online_dpo(grpo.Judged(torch.tensor(scores)[pairs], kl, None, actions, 2, 0.3, 1.0))
     new = logprobs.detach()[pairs].requires_grad_(True)
     losses, _ = policy_loss(new, new.detach(), advantages, actions, 0.2)
     (gradient,) = torch.autograd.grad(grpo.mean_of_sums(losses, actions, torch.tensor(4), None), new)

@@ -11,12 +11,12 @@ from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.doctor.run import read_and_examine_traces
 from nanorlhf.errors import InputError
+from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.reward import Scores
 from nanorlhf.rewards.combined import Rewards, items, load_rewards, parse, scoring_models
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import statistics
 from nanorlhf.training.checks import check_reward
-from nanorlhf.training.grpo import ALGORITHMS
 from tests.conftest import read_metrics, weights
 from tests.miniature_rlcf import Spy
 from tests.rewards.letters import batch_of
