@@ -5,9 +5,6 @@ and by an LLM judge, reward model score and accuracy, KL, length, and which toke
 """
 
 import itertools
-import os
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -23,21 +20,22 @@ from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_d
 from nanorlhf.errors import InputError
 from nanorlhf.evals import common
 from nanorlhf.evals.judge import WIN
-from nanorlhf.evals.judged import JudgeArgs, judge_policies, load_judge
+from nanorlhf.evals.judged import Judge, JudgeArgs, judge_policies, load_judge
 from nanorlhf.evals.reward_models import measure_rewards
+from nanorlhf.evals.token_shifts import Pieces, shift_lines, token_shifts
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.metrics import bootstrap_interval, rouge, wilson_interval, win_rate
 from nanorlhf.metrics.best_of import best_of_n_bound, best_of_n_kl
 from nanorlhf.metrics.token_rewards import token_rewards
-from nanorlhf.metrics.token_shift import shift_shares, text_pieces, to_terminal, token_ranks
-from nanorlhf.model import GPT
-from nanorlhf.padding import left_pad, micro_batches, right_pad
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.padding import micro_batches, right_pad
 from nanorlhf.ppo import eos_masks
 from nanorlhf.progress import Progress
 from nanorlhf.report import reward_report, summary_report, token_report
 from nanorlhf.report.length_figures import length_figures
+from nanorlhf.report.token_report import Tokens
 from nanorlhf.rewards.gold import Gold
-from nanorlhf.tokenizer import Tokenizer, token_bytes
+from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.statistics import deviation
 from nanorlhf.training.supervised import autocast
 
@@ -66,174 +64,221 @@ class Args(JudgeArgs, common.PolicyArgs):
     """FILE.py:FUNCTION or a larger reward model, whose true score counts wins against the references; None: unknown"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The data and models that every part of the evaluation reads."""
+
+    args: Args
+    device: torch.device
+    places: dict[str, str]  # of the policies
+    num_samples: dict[str, int]  # of which a policy's best response counts
+    judge: Judge | None
+    tokenizer: Tokenizer
+    rows: list[Demonstration]
+    pairs: list[Comparison]
+    gold: Gold | None
+    ref_policy: GPT
+    reward_model: ScalarModel | None
+
+    @property
+    def first(self) -> str:
+        """Name of the reference of the KL."""
+        return next(iter(self.places))
+
+    @property
+    def queries(self) -> list[str]:
+        return [row.record["query"] for row in self.rows]
+
+    @property
+    def references(self) -> list[str]:
+        return [row.record["response"] for row in self.rows]
+
+    def policy(self, name: str) -> GPT:
+        if self.places[name] == self.places[self.first]:
+            return self.ref_policy
+        return common.load_policy(self.places[name], self.rows, self.tokenizer, self.args, self.device)
+
+    def sample(self, policy: GPT, num_samples: int, temperature: float) -> tuple[Tensor, Tensor]:
+        """query (B * n, Q) and response (B * n, T), the n of a query consecutive."""
+        return common.sample(policy, self.rows, self.tokenizer, self.args, num_samples, temperature=temperature)
+
+    def rm_scores(self, query: Tensor, response: Tensor) -> list[float] | None:
+        if self.reward_model is None:
+            return None
+        return common.rm_scores(self.reward_model, query, response, self.tokenizer.pad_id, self.args.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a policy's responses, or the references, are worth."""
+
+    numbers: dict  # as in eval.json
+    column: list[dict]  # a row per query: the response and its scores
+    response: Tensor  # (B, T)
+    lengths: list[int]  # tokens, without EOS
+
+
 def main(args: Args) -> dict:
-    # ----------------------------------------------------------------------------------------------- 1. data and models
-    device = common.begin(args, writes=not args.judge_dry_run)
-    asked_for = {name: common.best_of(place) for name, place in common.named_policies(args.policies).items()}
-    policies = {name: place for name, (_, place) in asked_for.items()}
-    num_samples = {name: number for name, (number, _) in asked_for.items()}
-    first = next(iter(policies))
-    if num_samples[first] > 1 or max(num_samples.values()) > 1 and not args.reward_model:
-        raise InputError("--policies: best-of-N:DIR needs a --reward-model and can't be the first policy.")
-    judge = load_judge(args, policies, args.seed)
-    if args.shift_base not in (None, *policies):
-        raise InputError(f"--shift-base {args.shift_base}: it must be a name of --policies.")
-    unknown = set(args.implicit_rewards) - set(list(policies)[1:])
-    if unknown:
-        raise InputError(f"--implicit-rewards {min(unknown)}: name --policies after the first, their reference.")
-    common.check_reward_model(args.reward_model)
-    tokenizer = common.common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
-    limits = tokenizer, args.max_query_length, args.max_response_length
-    rows = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries])
-    models = {"reward model": [args.reward_model]} if args.reward_model else {}
-    models |= {name: [policies[name]] for name in args.implicit_rewards}
-    pairs = list(load_comparisons(args.data / "comparisons.validation.jsonl", *limits)) if models else []
-    precision = autocast(args.dtype, device)
-    to_answer = rows, tokenizer, args, device
-    longest = {
-        f"{args.data}/sft.validation.jsonl": common.longest_text(rows, args.response_length),
-        f"{args.data}/comparisons.validation.jsonl": common.longest_pair(pairs),
-    }
-    for flag, place in (("--reward-model", args.reward_model), ("--gold", args.gold)):
-        common.check_model(flag, place, tokenizer, longest)
-    gold = common.load_gold(args.gold, args, tokenizer, device)
-    ref_policy = common.load_policy(policies[first], *to_answer)
-    reward_model = common.load_model(load_scalar, args.reward_model, args, device) if args.reward_model else None
-
-    # --------------------------------------------------------------------------------------------------- 2. references
-    queries, references = ([row.record[name] for row in rows] for name in ("query", "response"))
-    reference: dict = {"gold_score": None, "rm_score": None}
-    reference_golds = reference_rms = None
-    with precision:
-        if gold:
-            reference_golds = gold.of_rows(rows)
-            reference["gold_score"] = fmean(reference_golds)
-        if reward_model:
-            scores = common.row_scores(reward_model, rows, tokenizer.pad_id, args.batch_size, "left")
-            reference_rms, reference["rm_score"] = scores.tolist(), scores.mean().item()
-    reference["response_length"] = fmean(len(row.response) for row in rows)
-
-    # ----------------------------------------------------------------------------------------------------- 3. policies
-    results, columns, responses, tokens = {}, {}, {}, {}  # by policy
-    columns["reference"] = scored(references, reference_rms, reference_golds)
-    lengths = {"reference": [len(row.response) - 1 for row in rows]}  # tokens, without EOS
-
-    def measure(name: str, place: str) -> None:  # a function, so that a policy is gone before the next one is loaded
-        policy = ref_policy if place == policies[first] else common.load_policy(place, *to_answer)
-        n, k, to_sample = num_samples[name], args.num_distinct_samples, (policy, rows, tokenizer, args)
-        others = common.sample(*to_sample, n, temperature=args.kl_temperature)  # (B * n, ...)
-        rm = distinct = None  # distinct: of the best of n it would take n times as many samples
-        with precision:
-            if n > 1:
-                assert reward_model is not None
-                scores = common.rm_scores(reward_model, *others, tokenizer.pad_id, args.batch_size)
-                best = torch.tensor(scores).view(-1, n).argmax(1) + n * torch.arange(len(rows))  # (B,)
-                query, response = (some[best.to(device)] for some in others)  # (B, Q), (B, T)
-            else:
-                query, response = common.sample(*to_sample, 1, temperature=args.temperature)
-            own = others if n == 1 else (query, response)
-            kls, estimates, entropies = kl_to(ref_policy, policy, *own, n, tokenizer, args)
-            if k and n == 1:
-                _, drawn = common.sample(*to_sample, k, temperature=args.kl_temperature)  # (B * k, T)
-                distinct = fmean(len(set(map(tuple, group))) for group in micro_batches(drawn.tolist(), k))
-            one = query[:1], response[:1], tokenizer, args.kl_temperature
-            tokens[name] = token_rewards(place, policy, ref_policy, reward_model, *one)
-            if reward_model:
-                rm = common.rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size)
-            golds = gold.of_ids(queries, query, response) if gold else None
-        texts = [tokenizer.decode(ids) for ids in response.tolist()]
-        wins = win_rate(golds, reference_golds) if golds and reference_golds else None
-        results[name] = {
-            "gold_win_rate": wins,
-            "gold_win_rate_ci": None if wins is None else wilson_interval(wins, len(rows)),
-            "gold_score": fmean(golds) if golds else None,
-            "rm_score": fmean(rm) if rm else None,
-            **rouge(references, texts),
-            **common.endings(response, tokenizer),
-            "kl": kls.mean().item(),
-            "kl_standard_error": deviation(kls) / len(rows) ** 0.5,
-            "kl_estimate": estimates.mean().item() if n > 1 else None,
-            "entropy": entropies.mean().item(),
-            "distinct": distinct,
-        }
-        columns[name], responses[name] = scored(texts, rm, golds), response
-        lengths[name] = ((response != tokenizer.eos_id) & (response != tokenizer.pad_id)).sum(1).tolist()
-
-    for name, place in Progress(policies.items(), desc="policies"):
-        measure(name, place)
-
-    # --------------------------------------------------------------------------- 4. the judge; do longer responses win?
-    figures: list[Figure] = []
+    inputs = load(args)
+    reference = measure_references(inputs)
+    measured, tokens = {}, {}  # by policy; tokens: of the response to the first query
+    for name in Progress(inputs.places, desc="policies"):
+        measured[name], tokens[name] = measure_policy(name, inputs, reference)
+    columns = {name: policy.column for name, policy in measured.items()}
     account = None
     verdicts: dict[str, list[dict]] = {}
-    of_policies = {name: columns[name] for name in policies}
-    if reference_golds:
-        by_gold = {name: gold_wins(column, reference_golds) for name, column in of_policies.items()}
-        figures += length_figures(lengths, by_gold, "reference", "the gold score")
-    if judge:
-        verdicts, numbers, account = judge_policies(judge, queries, columns, args.judge_against, args.seed)
+    if inputs.judge:
+        everyone = {"reference": reference.column} | columns
+        judged = judge_policies(inputs.judge, inputs.queries, everyone, args.judge_against, args.seed)
+        verdicts, numbers, account = judged
         if args.judge_dry_run:
             return {}
-        results = {name: row | numbers.get(name, {}) for name, row in results.items()}
-        by_judge = {name: [WIN.get(row["preferred"]) for row in column] for name, column in verdicts.items()}
-        figures += length_figures(lengths, by_judge, args.judge_against, "the judge")
-
-    # ------------------------------------------------------------------ 5. what changed token by token; reward models
-    base_name = args.shift_base or first
-    base = ref_policy if base_name == first else common.load_policy(policies[base_name], *to_answer)
-    responses["reference"] = right_pad([row.response for row in rows], tokenizer.pad_id).to(device)
-    with precision, distributed.on_device(base):
-        shifts, shares = token_shifts(base, rows, responses, tokenizer, args.batch_size)
-    rewards = accuracy = None
-    if models:
-        measured = {"validation": pairs}, rows, tokenizer, device, args
-        loaded = {args.reward_model: reward_model} if args.reward_model and reward_model else {}
-        rewards, margins = measure_rewards(models, ref_policy, first, args.dpo_beta, *measured, loaded)
-        if reward_model:
-            with precision:
-                accuracy = evaluate_reward_model(margins["validation"]["reward model"][0], pairs, gold)
-            if gold:
-                accuracy |= agreement_on_samples(of_policies)
-
-    # --------------------------------------------------------------------------------------------------------- 6. write
+        for name, policy in measured.items():
+            policy.numbers.update(numbers.get(name, {}))
+    base_name = args.shift_base or inputs.first
+    responses = {name: one.response for name, one in (measured | {"reference": reference}).items()}
+    base = inputs.policy(base_name)
+    with autocast(args.dtype, inputs.device), distributed.on_device(base):
+        shifts, shares = token_shifts(base, inputs.rows, responses, inputs.tokenizer, args.batch_size)
+    rewards, accuracy = measure_reward_models(inputs, columns)
     result = {
-        "policies": results,
-        "reference": reference,
+        "policies": {name: policy.numbers for name, policy in measured.items()},
+        "reference": reference.numbers,
         "reward_model": accuracy,
         "rewards": rewards,
         "judge": account,
-        "differences": paired_differences(of_policies, args.seed),
+        "differences": paired_differences(columns, args.seed),
         "token_shift": {"base": base_name, "shares": shares},
-        "num_queries": len(rows),
+        "num_queries": len(inputs.rows),
         "args": common.settings_of(args),
     }
-    samples = [
-        {
-            "query": query,
-            "reference": references[i],
-            "reference_gold_score": columns["reference"][i]["gold_score"],
-            "reference_rm_score": columns["reference"][i]["rm_score"],
-            "policies": {name: column[i] for name, column in of_policies.items()},
-        }
-        for i, query in enumerate(queries)
-    ]
-    files = {"samples.jsonl": samples}
-    if judge:
-        against = args.judge_against
-        files["verdicts.jsonl"] = [
-            {"policy": name, "against": against} | row for name, column in verdicts.items() for row in column
-        ]
-    runs = [place for place in (*policies.values(), args.reward_model) if place]
-    shown = slice(args.num_report_samples)
-    sections = [
-        summary_report.length_section(figures).html(),
-        *(section.html() for section in (reward_report.sections(rewards) if rewards else ())),
-        token_report.section(queries[0], tokens),
-    ]
-    page = summary_report.page(result, runs, samples[shown], shifts[shown], sections)
-    common.write_evaluation(args, result, page, files)
+    write(inputs, result, measured, reference, verdicts, shifts, tokens)
     print("\n".join(shift_lines(base_name, shifts[0])))
     return result
+
+
+# ----------------------------------------------------------------------------------------------------------- 1. inputs
+def policies_of(args: Args) -> tuple[dict[str, str], dict[str, int]]:
+    """Name -> its place, and name -> the number of samples of which the best counts; checks what names them."""
+    asked_for = {name: common.best_of(place) for name, place in common.named_policies(args.policies).items()}
+    places = {name: place for name, (_, place) in asked_for.items()}
+    num_samples = {name: number for name, (number, _) in asked_for.items()}
+    first, *others = places
+    if num_samples[first] > 1 or max(num_samples.values()) > 1 and not args.reward_model:
+        raise InputError("--policies: best-of-N:DIR needs a --reward-model and can't be the first policy.")
+    if args.shift_base not in (None, *places):
+        raise InputError(f"--shift-base {args.shift_base}: it must be a name of --policies.")
+    unknown = set(args.implicit_rewards) - set(others)
+    if unknown:
+        raise InputError(f"--implicit-rewards {min(unknown)}: name --policies after the first, their reference.")
+    return places, num_samples
+
+
+def load(args: Args) -> Inputs:
+    device = common.begin(args, writes=not args.judge_dry_run)
+    places, num_samples = policies_of(args)
+    judge = load_judge(args, places, args.seed)
+    common.check_reward_model(args.reward_model)
+    tokenizer = common.common_tokenizer(args.tokenizer, [*places.values(), args.reward_model], args.gold)
+    longest_query, longest_response = args.max_query_length, args.max_response_length
+    answered, compared = args.data / "sft.validation.jsonl", args.data / "comparisons.validation.jsonl"
+    rows = list(load_demonstrations(answered, tokenizer, longest_query, longest_response)[: args.num_queries])
+    has_pairs = args.reward_model or args.implicit_rewards
+    pairs = list(load_comparisons(compared, tokenizer, longest_query, longest_response)) if has_pairs else []
+    longest = {
+        str(answered): common.longest_text(rows, args.response_length),
+        str(compared): common.longest_pair(pairs),
+    }
+    for flag, place in (("--reward-model", args.reward_model), ("--gold", args.gold)):
+        common.check_model(flag, place, tokenizer, longest)
+    return Inputs(
+        args=args,
+        device=device,
+        places=places,
+        num_samples=num_samples,
+        judge=judge,
+        tokenizer=tokenizer,
+        rows=rows,
+        pairs=pairs,
+        gold=common.load_gold(args.gold, args, tokenizer, device),
+        ref_policy=common.load_policy(next(iter(places.values())), rows, tokenizer, args, device),
+        reward_model=common.load_model(load_scalar, args.reward_model, args, device) if args.reward_model else None,
+    )
+
+
+# ------------------------------------------------------------------------------------------- 2. responses and scores
+def measure_references(inputs: Inputs) -> Measured:
+    rows, pad_id = inputs.rows, inputs.tokenizer.pad_id
+    golds = rm = rm_mean = None
+    with autocast(inputs.args.dtype, inputs.device):
+        if inputs.gold:
+            golds = inputs.gold.of_rows(rows)
+        if inputs.reward_model:
+            scores = common.row_scores(inputs.reward_model, rows, pad_id, inputs.args.batch_size, "left")
+            rm, rm_mean = scores.tolist(), scores.mean().item()
+    lengths = [len(row.response) for row in rows]
+    return Measured(
+        numbers={"gold_score": fmean(golds) if golds else None, "rm_score": rm_mean, "response_length": fmean(lengths)},
+        column=scored(inputs.references, rm, golds),
+        response=right_pad([row.response for row in rows], pad_id).to(inputs.device),
+        lengths=[length - 1 for length in lengths],
+    )
+
+
+def measure_policy(name: str, inputs: Inputs, reference: Measured) -> tuple[Measured, Tokens]:
+    """A function, so that a policy is gone before the next one is loaded."""
+    args, tokenizer, n = inputs.args, inputs.tokenizer, inputs.num_samples[name]
+    policy = inputs.policy(name)
+    with autocast(args.dtype, inputs.device):
+        (query, response), (drawn_query, drawn) = responses_of(policy, inputs, n)
+        kls, estimates, entropies = kl_to(inputs.ref_policy, policy, drawn_query, drawn, n, tokenizer, args)
+        distinct = num_distinct(policy, inputs) if n == 1 else None  # of the best of n it would take n times as many
+        tokens = token_rewards(
+            inputs.places[name], policy, inputs.ref_policy, inputs.reward_model, query[:1], response[:1], tokenizer,
+            args.kl_temperature,
+        )  # fmt: skip
+        rm = inputs.rm_scores(query, response)
+        golds = inputs.gold.of_ids(inputs.queries, query, response) if inputs.gold else None
+    texts = [tokenizer.decode(ids) for ids in response.tolist()]
+    wins = win_rate(golds, [row["gold_score"] for row in reference.column]) if golds else None
+    numbers = {
+        "gold_win_rate": wins,
+        "gold_win_rate_ci": None if wins is None else wilson_interval(wins, len(texts)),
+        "gold_score": fmean(golds) if golds else None,
+        "rm_score": fmean(rm) if rm else None,
+        **rouge(inputs.references, texts),
+        **common.endings(response, tokenizer),
+        "kl": kls.mean().item(),
+        "kl_standard_error": deviation(kls) / len(texts) ** 0.5,
+        "kl_estimate": estimates.mean().item() if n > 1 else None,
+        "entropy": entropies.mean().item(),
+        "distinct": distinct,
+    }
+    lengths = ((response != tokenizer.eos_id) & (response != tokenizer.pad_id)).sum(1).tolist()
+    return Measured(numbers=numbers, column=scored(texts, rm, golds), response=response, lengths=lengths), tokens
+
+
+def responses_of(policy: GPT, inputs: Inputs, n: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """query (B, Q) and response (B, T): those that are evaluated, and those on which the KL is estimated.
+
+    Of n samples at the KL's temperature the best is both.
+    """
+    query, response = drawn = inputs.sample(policy, n, inputs.args.kl_temperature)
+    if n == 1:
+        return inputs.sample(policy, 1, inputs.args.temperature), drawn
+    scores = torch.tensor(inputs.rm_scores(query, response)).view(-1, n)  # (B, n)
+    rows = (scores.argmax(1) + n * torch.arange(len(scores))).to(query.device)  # (B,)
+    best = query[rows], response[rows]
+    return best, best
+
+
+def num_distinct(policy: GPT, inputs: Inputs) -> float | None:
+    """How many of --num-distinct-samples responses to a query differ, on average."""
+    k = inputs.args.num_distinct_samples
+    if k == 0:
+        return None
+    _, drawn = inputs.sample(policy, k, inputs.args.kl_temperature)  # (B * k, T)
+    return fmean(len(set(map(tuple, group))) for group in micro_batches(drawn.tolist(), k))
 
 
 def scored(texts: list[str], rm: list[float] | None, golds: list[float] | None) -> list[dict]:
@@ -265,6 +310,44 @@ def kl_to(
     kl, logprob = (logprobs[0] - logprobs[1]).sum(1), logprobs[0].sum(1)
     chosen = best_of_n_kl(logprob, n)  # (B,)
     return kl + best_of_n_bound(n), kl + chosen, -logprob - chosen
+
+
+# -------------------------------------------------------------------------------------------------------- 3. compare
+def do_longer_responses_win(
+    inputs: Inputs, measured: dict[str, Measured], reference: Measured, verdicts: dict[str, list[dict]]
+) -> list[Figure]:
+    """By the gold score, and by the judge."""
+    lengths = {"reference": reference.lengths} | {name: policy.lengths for name, policy in measured.items()}
+    figures: list[Figure] = []
+    if inputs.gold:
+        golds = [row["gold_score"] for row in reference.column]
+        by_gold = {name: gold_wins(policy.column, golds) for name, policy in measured.items()}
+        figures += length_figures(lengths, by_gold, "reference", "the gold score")
+    if inputs.judge:
+        by_judge = {name: [WIN.get(row["preferred"]) for row in column] for name, column in verdicts.items()}
+        figures += length_figures(lengths, by_judge, inputs.args.judge_against, "the judge")
+    return figures
+
+
+def measure_reward_models(inputs: Inputs, columns: dict[str, list[dict]]) -> tuple[dict | None, dict | None]:
+    """What --reward-model and --implicit-rewards say of the pairs, and how often the former is right."""
+    args, name = inputs.args, "reward model"
+    models = {name: [args.reward_model]} if args.reward_model else {}
+    models |= {policy: [inputs.places[policy]] for policy in args.implicit_rewards}
+    if not models:
+        return None, None
+    rewards, margins = measure_rewards(
+        models, inputs.ref_policy, inputs.first, args.dpo_beta, {"validation": inputs.pairs}, inputs.rows,
+        inputs.tokenizer, inputs.device, args,
+        loaded={args.reward_model: inputs.reward_model} if args.reward_model and inputs.reward_model else {},
+    )  # fmt: skip
+    if not inputs.reward_model:
+        return rewards, None
+    with autocast(args.dtype, inputs.device):
+        accuracy = evaluate_reward_model(margins["validation"][name][0], inputs.pairs, inputs.gold)
+    if inputs.gold:
+        accuracy |= agreement_on_samples(columns)
+    return rewards, accuracy
 
 
 def paired_differences(columns: dict[str, list[dict]], seed: int) -> dict[str, dict[str, dict]]:
@@ -314,33 +397,39 @@ def agreement_on_samples(columns: dict[str, list[dict]]) -> dict:
     return {"samples_gold_agreement": fmean(agrees) if agrees else None, "num_sample_pairs": len(agrees)}
 
 
-Pieces = list[tuple[str, int]]  # text of a token, and its rank
-
-
-def token_shifts(
-    base: GPT, rows: list[Demonstration], responses: dict[str, Tensor], tokenizer: Tokenizer, batch_size: int
-) -> tuple[list[dict[str, Pieces]], dict[str, dict[str, float]]]:
-    """How `base` ranks the tokens of each response, name -> (B, T).
-
-    Returns name -> pieces of the response for each query, and name -> shares of the kinds of tokens.
-    """
-    query = left_pad([row.query for row in rows], tokenizer.pad_id).to(base.lm_head.weight.device)  # (B, Q)
-    spellings, shares = token_bytes(tokenizer), {}
-    shifts: list[dict[str, Pieces]] = [{} for _ in rows]
-    for name, response in responses.items():
-        pieces = (micro_batches(ids, batch_size) for ids in (query, response))
-        ranks = torch.cat([token_ranks(base, q, r, tokenizer.pad_id) for q, r in zip(*pieces, strict=True)])  # (B, T)
-        shares[name] = shift_shares(ranks)
-        for shift, ids, of_row in zip(shifts, response.tolist(), ranks.tolist(), strict=True):
-            n = sum(rank > 0 for rank in of_row)
-            shift[name] = text_pieces(ids[:n], of_row[:n], spellings)
-    return shifts, shares
-
-
-def shift_lines(base_name: str, shift: dict[str, Pieces]) -> Iterator[str]:
-    """For the terminal: the responses to one query, tokens coloured by rank."""
-    yield f"\nof the first query, tokens that {base_name} ranks second or third, and beyond:"
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    width = max(map(len, shift))
-    for name, pieces in shift.items():
-        yield f"{name:<{width}} {to_terminal(pieces, color)}"
+# ---------------------------------------------------------------------------------------------------------- 4. write
+def write(
+    inputs: Inputs,
+    result: dict,
+    measured: dict[str, Measured],
+    reference: Measured,
+    verdicts: dict[str, list[dict]],
+    shifts: list[dict[str, Pieces]],
+    tokens: dict[str, Tokens],
+) -> None:
+    args = inputs.args
+    samples = [
+        {
+            "query": query,
+            "reference": row["response"],
+            "reference_gold_score": row["gold_score"],
+            "reference_rm_score": row["rm_score"],
+            "policies": {name: policy.column[i] for name, policy in measured.items()},
+        }
+        for i, (query, row) in enumerate(zip(inputs.queries, reference.column, strict=True))
+    ]
+    files = {"samples.jsonl": samples}
+    if inputs.judge:
+        files["verdicts.jsonl"] = [
+            {"policy": name, "against": args.judge_against} | row for name, column in verdicts.items() for row in column
+        ]
+    figures = do_longer_responses_win(inputs, measured, reference, verdicts)
+    sections = [
+        summary_report.length_section(figures).html(),
+        *(section.html() for section in (reward_report.sections(result["rewards"]) if result["rewards"] else ())),
+        token_report.section(inputs.queries[0], tokens),
+    ]
+    runs = [place for place in (*inputs.places.values(), args.reward_model) if place]
+    shown = slice(args.num_report_samples)
+    page = summary_report.page(result, runs, samples[shown], shifts[shown], sections)
+    common.write_evaluation(args, result, page, files)
