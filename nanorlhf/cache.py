@@ -1,4 +1,4 @@
-"""The KV cache: what a decode step needs of the tokens before it. Letters in shapes as in model.py."""
+"""The KV cache: what a decode step needs of the tokens before it. Shapes as in model.py."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""The settings of a model: GPT-2, Pythia, Llama, Qwen, Gemma and others are values of `GPTConfig`."""
+"""Settings of a model: GPT-2, Pythia, Llama, Qwen, Gemma and others are values of `GPTConfig`."""
 
 from dataclasses import dataclass
 

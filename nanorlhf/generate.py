@@ -85,7 +85,7 @@ def ban_repeated_ngrams(logits: Tensor, context: Tensor, n: int) -> Tensor:
     return torch.where(exhausted, logits, result)
 
 
-# ------------------------------------------------------------------------------- 2. rows and a token
+# ------------------------------------------------------------------------------ 2. rows and a token
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How a token is drawn, and which ids end a response."""
@@ -158,7 +158,7 @@ def sample(logits: Tensor, live: LiveRows, how: Sampling) -> None:
     live.t += 1
 
 
-# --------------------------------------------------------------------------- 3. prefill, then decode
+# -------------------------------------------------------------------------- 3. prefill, then decode
 def prefill(
     model: GPT, head: Tensor | Packed, query: Tensor, mask: Tensor, live: LiveRows, how: Sampling
 ) -> None:
