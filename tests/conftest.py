@@ -157,7 +157,7 @@ def unreadable(browser) -> Callable[[Path], list[str]]:
 
 @pytest.fixture(scope="module")
 def undrawn():
-    """Reports without pictures, which take most of an evaluation's time; tests/test_docs.py draws each of them."""
+    """Reports without pictures, which take most of an evaluation's time: tests/tools/test_docs.py draws each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", lambda figure, file, **settings: file.write(b"<svg/>"))
         yield

@@ -48,6 +48,12 @@ def test_a_row_names_a_file_with_its_tag_and_a_test_that_exists(row) -> None:
         )
 
 
+def test_the_twenty_tests_to_read_first_are_rows_of_the_index() -> None:
+    named = re.findall(r"^\| ([^|]+?) \| [^|]+ \| `(\S+)` \|$", (ROOT / "tests/README.md").read_text(), re.M)
+    tests = {row["tag"]: row["tests"] for row in ROWS}
+    assert len(named) == 20 and all(f"`{test}`" in tests[tag] for tag, test in named)
+
+
 def test_every_tag_of_the_code_has_a_row() -> None:
     files = [*ROOT.glob("train_*.py"), ROOT / "eval.py"]
     files += [file for room in ("nanorlhf", "data") for file in (ROOT / room).rglob("*.py")]

@@ -7,7 +7,7 @@ Its own tests come first: those of train_ppo.py are tests/test_train_ppo.py, tho
 tests/kernels/test_gae.py. Where they take longer than there is time, the quickest of them run, and the others are
 listed. After them a changed file concerns the tests that import it, and less those that import what imports it; a file
 that is not Python concerns the tests whose text names it. The nearest come first, as many as the time is enough for, by
-the seconds that each took in the last run here. Tests marked slow are left to `make test`.
+the seconds that each took in the last run here. Tests marked slow are left to `make test-all`.
 """
 
 import ast
@@ -101,17 +101,19 @@ def distances(changed: Iterable[Path]) -> dict[Path, int]:
 
 
 def own_tests(changed: Iterable[Path]) -> set[Path]:
-    """The test files named like the changed files, or like the folder that they are in: tests/test_docs.py.
+    """The test files named like the changed files, or like the folder that they are in: tests/tools/test_docs.py.
 
-    tests/x/test_y.py for x/y.py, nanorlhf/x/y.py, and for y.py, nanorlhf/y.py and tools/y.py tests/test_y.py.
+    tests/x/test_y.py for x/y.py and nanorlhf/x/y.py, and tests/test_y.py for y.py and nanorlhf/y.py; what is no part of
+    the library, such as the Makefile, may have its tests in tests/tools.
     """
     found = set()
     for file in changed:
-        folders = [part for part in file.parts[:-1] if part not in ("nanorlhf", "tools")]
+        folders = [part for part in file.parts[:-1] if part != "nanorlhf"]
+        for name in (file.stem.lower(), *folders):
+            found |= {Path("tests/tools", f"test_{name}.py"), Path("tests", f"test_{name}.py")}
         found.add(Path("tests", *folders, f"test_{file.stem.lower()}.py"))
-        found |= {Path("tests", f"test_{folder}.py") for folder in folders}
         if file.suffix == ".md":
-            found.add(Path("tests/test_docs.py"))
+            found.add(Path("tests/tools/test_docs.py"))
     return found & test_files()
 
 
@@ -222,7 +224,7 @@ def main(args: Args) -> None:
     failed += [name for name, process in running.items() if process.wait()]
     print(
         f"{len(changed)} changed files, {len(near)} test files that they concern, {len(files)} of them run, "
-        f"in {time.perf_counter() - start:.0f} s. `make test` runs everything."
+        f"in {time.perf_counter() - start:.0f} s. `make test-all` runs everything."
     )
     for file in sorted({name.split("::")[0] for name in left}):
         names = [name.split("::")[1] for name in left if name.startswith(f"{file}::")]

@@ -15,7 +15,7 @@ Hopper and Blackwell. The compilers (Triton's and ptxas) and the disassembler co
 tiles in step. The cache drops what was used longest ago. It counts as half of its published size, as each half of an
 A100's or an H100's may hold its own copy.
 
-kernels/compiled.csv holds the rows; they depend on the version of Triton, the last column. tests/test_compile.py
+kernels/compiled.csv holds the rows; they depend on the version of Triton, the last column. tests/tools/test_compile.py
 compiles a sample again, and compares requested_bytes with what the interpreted kernels load and store.
 
     python -m tools.compile_kernels --measure kernels/measured.csv    # where there is a GPU

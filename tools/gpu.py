@@ -67,8 +67,9 @@ PARTS = (
         "tests: generation, a PPO update, NCCL and FSDP2", 90, "-m", "gpu",
         *(
             f"tests/test_{name}.py"
-            for name in ("cuda_graph", "generate", "train_ppo", "mismatch", "distributed", "compile")
+            for name in ("cuda_graph", "generate", "train_ppo", "mismatch", "distributed")
         ),
+        "tests/tools/test_compile.py",
     ),
     # --dist worksteal: each worker makes CUDA ready once, which takes longer than a command
     tests("tests: every script in miniature", 150, "--dist", "worksteal", "-m", "gpu", "tests/test_on_a_device.py"),

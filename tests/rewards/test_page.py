@@ -1,4 +1,4 @@
-"""docs/rewards.md: its functions, its judge's file, its sentences. tests/test_docs.py runs its commands."""
+"""docs/rewards.md: its functions, its judge's file, its sentences. tests/tools/test_docs.py runs its commands."""
 
 import re
 import shlex

@@ -22,7 +22,7 @@ from course.copies import CODE, OTHERS, copy_files, files_of
 from nanorlhf import __version__
 from nanorlhf.__main__ import ALIASES, main, module_of, programs
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NOT_CODE = {Path("kernels/README.md"), Path("kernels/compiled.csv"), Path("kernels/measured.csv")}
 
 

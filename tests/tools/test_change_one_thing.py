@@ -10,7 +10,7 @@ import pytest
 
 from course.copies import copy_files
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "change-one-thing.md").read_text()
 EXAMPLES = re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```diff\n(.*?)^```", PAGE, re.M | re.S)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from course import nano_page
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_page_fits_into_one_head():

@@ -11,7 +11,7 @@ import pytest
 from nanorlhf.cli import named_pairs
 from tests.page_commands import commands_of
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "pipelines").glob("*.sh"))
 DEMO = (ROOT / "pipelines/demo.sh").read_text()
 

@@ -28,7 +28,7 @@ from docs.site.docstrings import as_markdown
 from nanorlhf import __version__
 from tests.page_commands import check_page, read_page
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Html(HTMLParser):

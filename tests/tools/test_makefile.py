@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "Makefile").read_text()
 CODE = "\n".join(line for line in TEXT.splitlines() if not line.startswith("#"))
 

@@ -72,8 +72,8 @@ def test_no_imports_go_in_a_circle() -> None:
 
 def test_a_circle_would_be_found(monkeypatch) -> None:
     graph = {"a": frozenset({"b"}), "b": frozenset({"a"})}
-    monkeypatch.setattr("tests.test_imports.MODULES", graph)
-    monkeypatch.setattr("tests.test_imports.imports", graph.__getitem__)
+    monkeypatch.setattr("tests.tools.test_imports.MODULES", graph)
+    monkeypatch.setattr("tests.tools.test_imports.imports", graph.__getitem__)
     with pytest.raises(AssertionError, match="a circle: a -> b -> a"):
         test_no_imports_go_in_a_circle()
 

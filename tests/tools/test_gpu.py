@@ -79,7 +79,7 @@ def test_it_ends_in_time_and_says_what_was_not_started(tmp_path, monkeypatch):
 
 def test_sigterm_leaves_what_was_known_and_no_process(tmp_path):
     code = (
-        "import signal, sys; from pathlib import Path; from tests import test_gpu\n"
+        "import signal, sys; from pathlib import Path; from tests.tools import test_gpu\n"
         "from tools import gpu; gpu.GRACE = 0.2\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); here = Path(sys.argv[1])\n"
         "gpu.main(gpu.Args(out=here), (test_gpu.python('first', 60, test_gpu.BENCH, '{json}'),\n"

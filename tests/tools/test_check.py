@@ -104,11 +104,11 @@ def test_the_nearest_come_first_as_far_as_the_time_goes(tree):
         ("data/hh.py", "tests/data/test_hh.py"),
         ("nanorlhf/doctor/run.py", "tests/doctor/test_run.py"),
         ("course/hunt.py", "tests/course/test_hunt.py"),
-        ("tools/check.py", "tests/test_check.py"),
-        ("Makefile", "tests/test_makefile.py"),
-        ("docs/doctor.md", "tests/test_docs.py"),
-        ("README.md", "tests/test_docs.py"),
-        (".github/workflows/ci.yml", "tests/test_workflows.py"),
+        ("tools/check.py", "tests/tools/test_check.py"),
+        ("Makefile", "tests/tools/test_makefile.py"),
+        ("docs/doctor.md", "tests/tools/test_docs.py"),
+        ("README.md", "tests/tools/test_docs.py"),
+        (".github/workflows/ci.yml", "tests/tools/test_workflows.py"),
     ],
 )
 def test_a_changed_file_has_its_own_tests(changed, test):

@@ -10,7 +10,7 @@ import train_grpo
 import train_ppo
 from tools import house
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("file", house.narrow_files(ROOT), ids=lambda file: str(file.relative_to(ROOT)))

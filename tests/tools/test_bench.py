@@ -64,7 +64,7 @@ def hangs(args: settings.Args, directory: Path) -> None:
 BENCH_THAT_HANGS = """
 import torch
 from bench import settings, updates
-from tests.test_bench import hangs
+from tests.tools.test_bench import hangs
 if __name__ == "__main__":
     settings.SHAPES["tiny"], updates.ppo_of_ours = settings.Shape(1, 16, 2, 40, 8, 5, 4), hangs
     updates.bench_ppo(settings.Args(device="cpu", rounds=1), settings.SHAPES["tiny"], torch.device("cpu"))

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from course.exercises import chosen
 from tests.page_commands import read_command, settings_of
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 RULES = re.findall(r"^([\w./ -]+):", (ROOT / "Makefile").read_text(), re.M)
 TARGETS = {name for rule in RULES for name in rule.split()} | {path.stem for path in (ROOT / "pipelines").glob("*.sh")}
