@@ -113,13 +113,13 @@ def main(args: Args) -> dict[str, float]:
     device = begin(args, "batch_size")
     tokenizer = load_tokenizer(args.sft)
     pad_id = tokenizer.pad_id
-    limits = tokenizer, args.max_query_length, args.max_response_length
+    Q, T = args.max_query_length, args.max_response_length
     load, kind, counted = load_comparisons, "comparisons", "pairs"
     if args.loss == "kto_unpaired":
         load, kind, counted = load_unpaired, "unpaired", "rows"
     path = args.data / f"{kind}.train.jsonl"
-    train = load(path, *limits)
-    validation = load(args.data / f"{kind}.validation.jsonl", *limits)
+    train = load(path, tokenizer, Q, T)
+    validation = load(args.data / f"{kind}.validation.jsonl", tokenizer, Q, T)
     watched = validation[:: -(-len(validation) // (args.num_validation or len(validation)))]
     num_steps = number_of_steps(args.num_epochs, len(train), args.batch_size, path)
     check_warmup(args.warmup_steps, num_steps)

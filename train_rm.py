@@ -112,7 +112,7 @@ def main(args: Args) -> dict[str, float]:
     device = begin(args, "batch_size")
     tokenizer = load_tokenizer(args.sft)
     pad_id = tokenizer.pad_id
-    limits = tokenizer, args.max_query_length, args.max_response_length
+    Q, T = args.max_query_length, args.max_response_length
     rank_loss = partial(contrastive_loss, pad_id=pad_id)
     pairs: Rows | None = None  # on which a regression's ranking is measured, where there are any
     if args.loss == "regression":
@@ -122,7 +122,9 @@ def main(args: Args) -> dict[str, float]:
         statistics = ("loss", "accuracy", "absolute_error")  # what the loss returns
         count_name = "num_validation_rows"
         if (args.data / "comparisons.validation.jsonl").exists():
-            pairs = dataset.load_comparisons(args.data / "comparisons.validation.jsonl", *limits)
+            pairs = dataset.load_comparisons(
+                args.data / "comparisons.validation.jsonl", tokenizer, Q, T
+            )
     else:
         kind = "comparisons"
         load = dataset.load_comparisons
@@ -130,9 +132,9 @@ def main(args: Args) -> dict[str, float]:
         statistics = ("loss", "accuracy", "margin")
         count_name = "num_validation_pairs"
     path = args.data / f"{kind}.train.jsonl"
-    train = load(path, *limits)
-    validation = load(args.data / f"{kind}.validation.jsonl", *limits)
-    demonstrations = dataset.load_demonstrations(args.data / "sft.train.jsonl", *limits)
+    train = load(path, tokenizer, Q, T)
+    validation = load(args.data / f"{kind}.validation.jsonl", tokenizer, Q, T)
+    demonstrations = dataset.load_demonstrations(args.data / "sft.train.jsonl", tokenizer, Q, T)
     num_steps = number_of_steps(args.num_epochs, len(train), args.batch_size, path)
     check_warmup(args.warmup_steps, num_steps)
 

@@ -90,8 +90,8 @@ def demonstration_loss(model: GPT, rows: list[Demonstration], pad_id: int, loss_
     counts = (real & (index >= first[:, None]))[:, start:]  # (B, S) True = this label has a loss
     # (B, S, C) position i predicts token i + 1
     hidden = model(ids, real, last=ids.size(1) - start + 1, query_length=query_length)[:, :-1]
-    head = model.lm_head.weight, labels[counts], model.head_bias
-    logprobs, _ = linear_logprobs(hidden[counts], *head, cap=model.config.logit_cap)
+    hidden, labels, cap = hidden[counts], labels[counts], model.config.logit_cap
+    logprobs, _ = linear_logprobs(hidden, model.lm_head.weight, labels, model.head_bias, cap=cap)
     return -logprobs.sum()
 
 
@@ -107,10 +107,10 @@ def main(args: Args) -> dict[str, float]:
     tokenizer = load_tokenizer(args.tokenizer or args.model or str(args.data))
     pad_id = tokenizer.pad_id
     load = load_programs if args.rows == "code" else load_demonstrations
-    limits = tokenizer, args.max_query_length, args.max_response_length
+    Q, T = args.max_query_length, args.max_response_length
     path = args.data / f"{args.rows}.train.jsonl"
-    train = load(path, *limits)
-    validation = load(args.data / f"{args.rows}.validation.jsonl", *limits)
+    train = load(path, tokenizer, Q, T)
+    validation = load(args.data / f"{args.rows}.validation.jsonl", tokenizer, Q, T)
     num_steps = number_of_steps(args.num_epochs, len(train), args.batch_size, path)
     check_warmup(args.warmup_steps, num_steps)
 
@@ -120,7 +120,7 @@ def main(args: Args) -> dict[str, float]:
     else:
         config = new_config(
             tokenizer.vocab_size,
-            args.max_query_length + args.max_response_length,
+            Q + T,
             args.d_model,
             args.n_layer,
             args.n_head,
@@ -130,8 +130,7 @@ def main(args: Args) -> dict[str, float]:
         model = GPT(config)
     name = args.model or "the new model"
     check_vocabulary(tokenizer, model.config.vocab_size, name)
-    lengths = args.max_query_length, args.max_response_length
-    check_sft(*lengths, args.loss_on, name, model.config)
+    check_sft(Q, T, args.loss_on, name, model.config)
     model.forbid(pad_id, tokenizer.vocab_size)
     tune(model, args.tune, args.lora_rank, args.lora_targets)
     prepare_models(args, device, [model])

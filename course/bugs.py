@@ -291,8 +291,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="reference-at-temperature-1", level=1, where="nanorlhf.logprobs:compared_logprobs",
-        old="linear_logprobs(ref_hidden, *ref_head, temperature, ref_cap)",
-        new="linear_logprobs(ref_hidden, *ref_head, 1.0, ref_cap)",
+        old="linear_logprobs(ref_hidden, ref_head, labels, ref_bias, temperature, ref_cap)",
+        new="linear_logprobs(ref_hidden, ref_head, labels, ref_bias, 1.0, ref_cap)",
         symptom="objective/kl is not 0 in the first update, where policy and reference are equal; objective/kl_exact "
         "is.",
         cause="The reference's log-probabilities are taken at another temperature than the policy's.",

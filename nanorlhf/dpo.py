@@ -84,8 +84,10 @@ def pair_logprobs(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tens
             hidden = model(pairs.ids, pairs.ids != pad_id, last=last, branch=pairs.branch)
             # (N, C) of the tokens that count: column `before` predicts the token
             hidden = hidden[pairs.row[:, None], pairs.before - pairs.first][actions]
-            head = model.lm_head.weight, response[actions], model.head_bias
-            logprobs, _ = linear_logprobs(hidden, *head, cap=model.config.logit_cap)  # (N,)
+            labels, cap = response[actions], model.config.logit_cap
+            logprobs, _ = linear_logprobs(
+                hidden, model.lm_head.weight, labels, model.head_bias, cap=cap
+            )  # (N,)
             sums = unpack(logprobs, actions).sum(1)  # (2B,)
     chosen, rejected = sums.chunk(2)
     return chosen, rejected

@@ -31,9 +31,9 @@ def response_logprobs(
     """
     hidden = response_hidden(model, query_response, real, actions)  # (N, C)
     labels = query_response[:, -actions.size(1) :][actions]  # (N,)
-    head = model.lm_head.weight, labels, model.head_bias
-    cap = model.config.logit_cap
-    logprobs, entropies = linear_logprobs(hidden, *head, temperature, cap)  # (N,) each
+    logprobs, entropies = linear_logprobs(
+        hidden, model.lm_head.weight, labels, model.head_bias, temperature, model.config.logit_cap
+    )  # (N,) each
     return unpack(logprobs, actions), unpack(entropies, actions)
 
 
@@ -53,22 +53,14 @@ def compared_logprobs(
     labels = query_response[:, -actions.size(1) :][actions]  # (N,)
     hidden = response_hidden(policy, query_response, real, actions)  # (N, C)
     ref_hidden = response_hidden(ref_policy, query_response, real, actions)  # (N, C)
-    head = policy.lm_head.weight, labels, policy.head_bias
-    ref_head = ref_policy.lm_head.weight, labels, ref_policy.head_bias
+    head, ref_head = policy.lm_head.weight, ref_policy.lm_head.weight
+    bias, ref_bias = policy.head_bias, ref_policy.head_bias
     cap, ref_cap = policy.config.logit_cap, ref_policy.config.logit_cap
-    logprobs, _ = linear_logprobs(hidden, *head, temperature, cap)  # (N,)
-    ref_logprobs, _ = linear_logprobs(ref_hidden, *ref_head, temperature, ref_cap)  # (N,)
+    logprobs, _ = linear_logprobs(hidden, head, labels, bias, temperature, cap)  # (N,)
+    ref_logprobs, _ = linear_logprobs(ref_hidden, ref_head, labels, ref_bias, temperature, ref_cap)
     with torch.no_grad():
         kl = linear_kl_divergence(
-            hidden,
-            policy.lm_head.weight,
-            ref_hidden,
-            ref_policy.lm_head.weight,
-            policy.head_bias,
-            ref_policy.head_bias,
-            temperature,
-            cap,
-            ref_cap,
+            hidden, head, ref_hidden, ref_head, bias, ref_bias, temperature, cap, ref_cap
         )  # (N,)
     return unpack(logprobs, actions), unpack(ref_logprobs, actions), unpack(kl, actions)
 
@@ -97,8 +89,9 @@ def read_logprobs(
     """`compared_logprobs` of a whole rollout, `size` responses at once: (B, T) each."""
 
     def read(mb: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        ids = mb.query_response, mb.real, mb.actions
-        return compared_logprobs(policy, ref_policy, *ids, temperature)
+        return compared_logprobs(
+            policy, ref_policy, mb.query_response, mb.real, mb.actions, temperature
+        )
 
     with distributed.on_device(ref_policy):
         return batch.read(read, size)

@@ -42,8 +42,9 @@ def main(args: Args) -> dict:
     device = common.begin(args)
     policies = common.named_policies(args.policies)
     tokenizer = common.common_tokenizer(args.tokenizer, policies.values())
-    path, limits = args.data / "sft.validation.jsonl", (tokenizer, args.max_query_length, args.max_response_length)
-    rows = list(load_demonstrations(path, *limits, needs_response=False)[: args.num_queries])
+    Q, T = args.max_query_length, args.max_response_length
+    path = args.data / "sft.validation.jsonl"
+    rows = list(load_demonstrations(path, tokenizer, Q, T, needs_response=False)[: args.num_queries])
     records = [row.record for row in rows]
     functions = [RewardFunction(where, records) for where in args.rewards]
     names = [where.rpartition(":")[2] for where in args.rewards]

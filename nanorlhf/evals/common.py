@@ -197,9 +197,11 @@ def sample(
     policy: GPT, rows: list[Demonstration], tokenizer: Tokenizer, args: PolicyArgs, num_samples: int, **decoding: Any
 ) -> tuple[Tensor, Tensor]:
     """`sample_answers` to the queries of `rows`; decoding: the temperature and what else it takes."""
-    queries, settings = [row.query for row in rows], (args.response_length, args.batch_size, args.seed)
+    queries = [row.query for row in rows]
     with distributed.on_device(policy), autocast(args.dtype, policy.lm_head.weight.device):
-        return sample_answers(policy, queries, tokenizer, num_samples, *settings, **decoding)
+        return sample_answers(
+            policy, queries, tokenizer, num_samples, args.response_length, args.batch_size, args.seed, **decoding
+        )
 
 
 @torch.no_grad()

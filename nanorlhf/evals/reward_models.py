@@ -73,12 +73,12 @@ def main(args: Args) -> dict:
     models = named_models(args.reward_models)
     places = args.reward_models[1::2]
     tokenizer = common.common_tokenizer(args.tokenizer, [*places, needed_ref_policy(args)], args.gold)
-    limits = tokenizer, args.max_query_length, args.max_response_length
-    sets = {"validation": list(load_comparisons(args.data / "comparisons.validation.jsonl", *limits))}
-    if (args.data / "comparisons.cnndm.jsonl").exists():
-        limits_of_news = tokenizer, args.max_cnndm_query_length, args.max_response_length
-        sets["cnndm"] = list(load_comparisons(args.data / "comparisons.cnndm.jsonl", *limits_of_news))
-    references = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits))
+    Q, T = args.max_query_length, args.max_response_length
+    sets = {"validation": list(load_comparisons(args.data / "comparisons.validation.jsonl", tokenizer, Q, T))}
+    news = args.data / "comparisons.cnndm.jsonl"
+    if news.exists():
+        sets["cnndm"] = list(load_comparisons(news, tokenizer, args.max_cnndm_query_length, T))
+    references = list(load_demonstrations(args.data / "sft.validation.jsonl", tokenizer, Q, T))
     longest = {f"{args.data}/comparisons.{name}.jsonl": common.longest_pair(rows) for name, rows in sets.items()}
     longest[f"{args.data}/sft.validation.jsonl"] = common.longest_text(references, 0)
     check_models(args, tokenizer, longest)

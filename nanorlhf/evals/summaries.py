@@ -180,11 +180,11 @@ def load(args: Args) -> Inputs:
     judge = load_judge(args, places, args.seed)
     common.check_reward_model(args.reward_model)
     tokenizer = common.common_tokenizer(args.tokenizer, [*places.values(), args.reward_model], args.gold)
-    longest_query, longest_response = args.max_query_length, args.max_response_length
+    Q, T = args.max_query_length, args.max_response_length
     answered, compared = args.data / "sft.validation.jsonl", args.data / "comparisons.validation.jsonl"
-    rows = list(load_demonstrations(answered, tokenizer, longest_query, longest_response)[: args.num_queries])
+    rows = list(load_demonstrations(answered, tokenizer, Q, T)[: args.num_queries])
     has_pairs = args.reward_model or args.implicit_rewards
-    pairs = list(load_comparisons(compared, tokenizer, longest_query, longest_response)) if has_pairs else []
+    pairs = list(load_comparisons(compared, tokenizer, Q, T)) if has_pairs else []
     longest = {
         str(answered): common.longest_text(rows, args.response_length),
         str(compared): common.longest_pair(pairs),

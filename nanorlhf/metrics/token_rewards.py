@@ -40,9 +40,11 @@ def token_rewards(
     T, end = response.size(1), int(eos_index)
     spellings, ids = token_bytes(tokenizer), response[0, : end + 1].tolist()
     texts = [spellings.get(i, b"").decode(errors="replace") or "∎" for i in ids]
-    inputs = torch.cat((query, response), dim=1), torch.cat((query != tokenizer.pad_id, actions), dim=1)
+    both, real = torch.cat((query, response), dim=1), torch.cat((query != tokenizer.pad_id, actions), dim=1)
     with distributed.on_device(reward_model):
-        logits = None if reward_model is None else reward_model(*inputs, last=T, query_length=query.size(1))  # (1, T)
+        logits = (
+            None if reward_model is None else reward_model(both, real, last=T, query_length=query.size(1))
+        )  # (1, T)
 
     rows, value_model_dir = read_metrics(place), Path(place) / "value_model"
     is_ppo = bool(rows) and value_model_dir.is_dir() and logits is not None
@@ -52,7 +54,7 @@ def token_rewards(
     found = []
     for model in (policy, ref_policy):
         with distributed.on_device(model):
-            found.append(response_logprobs(model, *inputs, actions, temperature)[0])
+            found.append(response_logprobs(model, both, real, actions, temperature)[0])
     kl = found[0] - found[1]  # (1, T)
     of_tokens = {"rm_logit": logits, "kl": kl}
     of_states, length = {}, end + 1
@@ -71,7 +73,7 @@ def token_rewards(
         dtype = next(iter(policy.transformer.blocks)).mlp.up.weight.dtype
         value_model = load_scalar(value_model_dir, response.device, dtype)
         counted = states if score_at == "after_eos" else actions
-        of_states["value"] = response_values(value_model, *inputs, counted)  # (1, T)
+        of_states["value"] = response_values(value_model, both, real, counted)  # (1, T)
         length = min(length + (score_at == "after_eos"), T)
     num_after_eos = length - len(texts)  # 1 or 0
     return (

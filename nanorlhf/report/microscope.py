@@ -75,11 +75,11 @@ def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int, has_toke
     lines = [
         Line(
             "logprobs", "policy", forward, "log-probability of the token by the policy before this update, nats",
-            logprobs, "logprobs, _ = linear_logprobs(hidden, *head, temperature, cap)",
+            logprobs, "logprobs, _ = linear_logprobs(hidden, head, labels, bias, temperature, cap)",
         ),
         Line(
             "ref_logprobs", "reference", forward, "log-probability of the token by the reference policy, nats",
-            logprobs, "ref_logprobs, _ = linear_logprobs(ref_hidden, *ref_head, temperature, ref_cap)",
+            logprobs, "ref_logprobs, _ = linear_logprobs(ref_hidden, ref_head, labels, ref_bias, temperature, ref_cap)",
         ),
         Line(
             "sampled_logprobs", "sampler", forward, "log-probability of the token by what sampled it, nats",

@@ -36,8 +36,8 @@ class Teacher:
         return Scores(torch.zeros_like(token_rewards[:, 0]), token_rewards, torch.ones_like(batch.has_eos))
 
     def _logprobs(self, batch: Batch) -> Tensor:
-        ids = batch.query_response, batch.real, batch.actions
-        return response_logprobs(self.model, *ids, self.temperature)[0]
+        logprobs, _ = response_logprobs(self.model, batch.query_response, batch.real, batch.actions, self.temperature)
+        return logprobs
 
     def metrics(self) -> dict[str, float]:
         return {}

@@ -116,8 +116,13 @@ def main(args: Args) -> dict:
         policy = load_policy(place, rows, tokenizer, args, device)
         queries = [row.query for row in rows]
         with autocast(args.dtype, device), distributed.on_device(policy):
-            settings = tokenizer, n, args.response_length, args.batch_size, args.seed
-            return [sample_answers(policy, queries, *settings, t, top_p=args.top_p)[1] for t in args.temperatures]
+            return [
+                sample_answers(
+                    policy, queries, tokenizer, n, args.response_length, args.batch_size, args.seed,
+                    temperature=temperature, top_p=args.top_p,
+                )[1]
+                for temperature in args.temperatures
+            ]  # fmt: skip
 
     for name, place in Progress(policies.items(), desc="policies"):
         results[name] = {"at_k": [], "temperatures": []}

@@ -255,8 +255,9 @@ def new_discriminator(args: Args, tokenizer: Tokenizer) -> Discriminator:
     if args.encoder is not None:
         return discriminator_from_encoder(args.encoder)
     n_ctx = args.max_query_length + max(args.max_response_length, args.response_length) + 2
-    sizes = args.d_model, args.n_layer, args.n_head
-    config = new_config(tokenizer.vocab_size, n_ctx, *sizes, causal=False)  # [RLCF discriminator] an encoder
+    config = new_config(  # [RLCF discriminator] an encoder
+        tokenizer.vocab_size, n_ctx, args.d_model, args.n_layer, args.n_head, causal=False
+    )
     return Discriminator(Transformer(config), tokenizer, n_ctx)
 
 
@@ -264,9 +265,11 @@ def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------------------------------ 1. data and model
     device = begin(args, "batch_size", "triplet_batch_size")
     tokenizer = load_tokenizer(args.sft)
-    limits = tokenizer, args.max_query_length, args.max_response_length
     files = data_files(args)
-    train, validation = (list(load_programs(file, *limits, needs_response=True)) for file in files)
+    train, validation = (
+        list(load_programs(file, tokenizer, args.max_query_length, args.max_response_length, needs_response=True))
+        for file in files
+    )
     model = new_discriminator(args, tokenizer).to(device)
     advice = f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr})"
     steps = adamw_steps(args, model.parameters(), advice=advice)

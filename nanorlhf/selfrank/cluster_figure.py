@@ -56,8 +56,7 @@ def cluster_figure(
     ranks = np.argsort(order) + 1  # (m,)
 
     first, second = explained
-    labels = f"first component, {first:.0%} of the variance", f"second component, {second:.0%}"
-    figure, axes = panel(title, *labels)
+    figure, axes = panel(title, f"first component, {first:.0%} of the variance", f"second component, {second:.0%}")
     figure.set_size_inches(6.4, 4.6)
     low, high = points.min(0), points.max(0)
     half = 0.58 * (high - low).max() or 1  # with a margin around the points

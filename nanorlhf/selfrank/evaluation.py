@@ -70,13 +70,13 @@ def main(args: Args) -> dict:
     policies = common.named_policies(args.policies)
     common.check_reward_model(args.reward_model)
     tokenizer = common.common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
-    limits = tokenizer, args.max_query_length, args.max_response_length
+    Q, T = args.max_query_length, args.max_response_length
     path, pairs_path = args.data / f"sft.{args.split}.jsonl", args.data / "comparisons.validation.jsonl"
-    rows = list(load_demonstrations(path, *limits)[: args.num_queries])
+    rows = list(load_demonstrations(path, tokenizer, Q, T)[: args.num_queries])
     queries = [row.record["query"] for row in rows]
     references, is_squad = references_of(rows, path)
     has_pairs = pairs_path.exists() and (args.reward_model or args.gold)
-    comparisons = list(load_comparisons(pairs_path, *limits)) if has_pairs else []
+    comparisons = list(load_comparisons(pairs_path, tokenizer, Q, T)) if has_pairs else []
     self_ranked = load_self_rank(args.self_rank) if args.self_rank else []
     by_people = load_rankings(args.rankings)
     chat = is_chat(rows[0].record, f"{path}:1")  # then the ranked questions, drawn from these files, are chats too
@@ -136,21 +136,22 @@ def main(args: Args) -> dict:
 
     # ------------------------------------------------------------------- 3. the references, and what ranked the answers
     reference = {"response_length": fmean(len(row.response) for row in rows)}
-    resamples, batch_size = (args.seed, args.num_resamples), args.batch_size
+    pad_id, batch_size, seed, num_resamples = tokenizer.pad_id, args.batch_size, args.seed, args.num_resamples
     ranking = first_answers = people = None
     with precision, torch.no_grad():
         if gold:
             reference["gold_score"] = fmean(gold.of_rows(rows))
         if reward_model:
-            scores = common.row_scores(reward_model, rows, tokenizer.pad_id, batch_size, "left")
+            scores = common.row_scores(reward_model, rows, pad_id, batch_size, "left")
             reference["rm_score"] = scores.mean().item()
         if comparisons:
-            found = reward_model, gold, tokenizer.pad_id, batch_size, pairs_path, *resamples
-            ranking = evaluate_pairs(comparisons, *found)
+            ranking = evaluate_pairs(
+                comparisons, reward_model, gold, pad_id, batch_size, pairs_path, seed, num_resamples
+            )
         if self_ranked and gold and gold.model is None:  # of a reward model's score nothing is known to be right
-            first_answers = evaluate_first_answers(self_ranked, gold, *resamples)
+            first_answers = evaluate_first_answers(self_ranked, gold, seed, num_resamples)
         if by_people and reward_model:
-            people = evaluate_order(by_people, ranked_rows, reward_model, tokenizer.pad_id, batch_size, *resamples)
+            people = evaluate_order(by_people, ranked_rows, reward_model, pad_id, batch_size, seed, num_resamples)
 
     # --------------------------------------------------------------------------------------------------------- 4. write
     result = {

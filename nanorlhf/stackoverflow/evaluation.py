@@ -67,8 +67,8 @@ def main(args: Args) -> dict:
     policies = common.named_policies(args.policies)
     places = {"rm_regression": args.regression_model, "rm_contrastive": args.contrastive_model}
     tokenizer = common.common_tokenizer(args.tokenizer, [*policies.values(), *places.values()], args.gold)
-    limits = tokenizer, args.max_query_length, args.max_response_length
-    rows = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries])
+    path, Q, T = args.data / "sft.validation.jsonl", args.max_query_length, args.max_response_length
+    rows = list(load_demonstrations(path, tokenizer, Q, T)[: args.num_queries])
     queries, references = ([row.record[name] for row in rows] for name in ("query", "response"))
     longest = {f"{args.data}/sft.validation.jsonl": common.longest_text(rows, args.response_length)}
     flags = {"--regression-model": args.regression_model, "--contrastive-model": args.contrastive_model}

@@ -146,10 +146,10 @@ def main(args: Args) -> dict[str, float]:
         raise InputError(f"--out {out} holds a finished run: choose another directory.")
     tokenizer = load_tokenizer(args.model)
     pad_id = tokenizer.pad_id
-    limits = tokenizer, args.max_query_length, args.max_response_length
+    Q, T = args.max_query_length, args.max_response_length
     parts = ("train", "validation")
-    train, validation = (load_comparisons(args.data / f"comparisons.{part}.jsonl", *limits) for part in parts)
-    demonstrations = load_demonstrations(args.data / "sft.train.jsonl", *limits)[: args.num_normalisation]
+    train, validation = (load_comparisons(args.data / f"comparisons.{part}.jsonl", tokenizer, Q, T) for part in parts)
+    demonstrations = load_demonstrations(args.data / "sft.train.jsonl", tokenizer, Q, T)[: args.num_normalisation]
     queries = query_numbers(train, args.data)
     policy = load_lower_blocks(args.model, tokenizer, args.data, (train, validation), args.depth)
 

@@ -1,6 +1,7 @@
 """Lines stay narrow enough for a wall, and tools/house.py counts what it says."""
 
 import ast
+import textwrap
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -50,7 +51,14 @@ def test_what_an_import_loads_is_counted_with_what_it_imports(tmp_path) -> None:
     assert house.loaded(tmp_path, "train_ppo") == (3, 2 + 1 + 2)
 
 
-def test_calls_with_a_star_and_long_functions_are_counted_within_classes_too() -> None:
-    tree = ast.parse("f(*a)\nf(1, **b)\nx = [*a]\nclass C:\n    def f(self):\n        g(1, *h(*a))\n")
-    assert house.star_unpacked(tree) == 3
+def test_a_tuple_that_hides_a_signature_is_told_from_other_stars() -> None:
+    body = "a = 1, 2\nb = g()\nf(*a)\nf(0, *a, 3)\nf(*b)\nf(*c)\nf(*h(*g()))\nx = [*a]\nf(**a)\n"
+    within = f"class C:\n  def m(self, *c):\n{textwrap.indent(body, '    ')}"
+    assert house.hidden_signatures(ast.parse(within)) == 2
+    assert house.hidden_signatures(ast.parse(f"def outer():\n{textwrap.indent(within, '  ')}")) == 2
+    assert house.hidden_signatures(ast.parse(body)) == 0  # words that a module lists
+
+
+def test_long_functions_are_counted_within_classes_too() -> None:
+    tree = ast.parse("class C:\n    def f(self):\n        g(1)\n")
     assert (house.long_functions(tree, 2), house.long_functions(tree, 1)) == (0, 1)
