@@ -37,6 +37,7 @@ from nanorlhf.rlcf.discriminator import Discriminator, load_discriminator
 from nanorlhf.rlcf.error_profile import error_category, error_profile
 from nanorlhf.rlcf.feedback import compiler_for, programs_of
 from nanorlhf.sandbox.execution import Verdict, isolation, program_of, run_programs
+from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.supervised import autocast
 
 SUCCESSES = {"pass": "passed", "exec": "executed", "comp": "compiled"}  # what counts as success -> field of a verdict
@@ -87,75 +88,28 @@ Outcomes = dict[tuple[int, str], Outcome]  # (number of the problem, response) -
 
 
 def main(args: Args) -> dict:
-    # ----------------------------------------------------------------------------------------------- 1. data and models
     device = begin(args)
-    check_ascending("ks", args.ks)
-    check_ascending("temperatures", args.temperatures)
-    n = args.num_samples
-    if args.ks[-1] > n:
-        raise InputError(f"--ks {args.ks[-1]}: more than the {n} samples of a problem: raise --num-samples to it.")
+    check(args)
     policies = named_policies(args.policies)
     tokenizer = common_tokenizer(args.tokenizer, policies.values())
-    path = args.data / "code.test.jsonl"
-    rows = list(load_programs(path, tokenizer, args.max_query_length, None, needs_response=False)[: args.num_queries])
-    records, language = [row.record for row in rows], rows[0].record["language"]
-    for number, record in enumerate(records, start=1):
-        if not record["tests"].strip():
-            raise InputError(f"{path}:{number}: the field 'tests' is empty: fill it or delete the line.")
-    print("programs run shut off from this machine\n" + "\n".join(f"  {sentence}" for sentence in isolation()))
-    # fails here where no program can be run, not after hours of sampling
-    run_programs([], language, weak_isolation=args.weak_isolation)
-    compiler_for(language, args.error_prone_jar).close()  # and here where a jar is missing
+    rows = load_problems(args, tokenizer)
+    language = rows[0].record["language"]
+    check_machine(language, args)
     discriminator = load_discriminator(args.discriminator, device) if args.discriminator is not None else None
 
-    # ------------------------------------------------------------------------------------------------ 2. the responses
     texts: Texts = {}
     results: dict[str, dict] = {}  # by policy
-
-    def answer(place: str) -> list[Tensor]:  # a function, so that a policy is gone before the next is loaded
-        policy = load_policy(place, rows, tokenizer, args, device)
-        queries = [row.query for row in rows]
-        with autocast(args.dtype, device), distributed.on_device(policy):
-            return [
-                sample_answers(
-                    policy, queries, tokenizer, n, args.response_length, args.batch_size, args.seed,
-                    temperature=temperature, top_p=args.top_p,
-                )[1]
-                for temperature in args.temperatures
-            ]  # fmt: skip
-
     for name, place in Progress(policies.items(), desc="policies"):
         results[name] = {"at_k": [], "temperatures": []}
-        for temperature, response in zip(args.temperatures, answer(place), strict=True):
+        for temperature, response in answers(place, rows, tokenizer, args, device).items():
             texts[name, temperature] = [tokenizer.decode(ids) for ids in response.tolist()]
             results[name]["temperatures"].append({"temperature": temperature, **endings(response, tokenizer)})
 
-    # ------------------------------------------------------------------------------- 3. static checks, and execution
     outcomes = check_and_run(texts, rows, args)
     if discriminator is not None:
         with autocast(args.dtype, device):
-            add_scores(outcomes, records, discriminator, args.batch_size)
-
-    # ------------------------------------------------------------------------------------------------ 4. the statistics
-    first: dict[str, np.ndarray] = {}  # the first policy's successes at the smallest k, (problems, 1)
-    differences: dict[str, dict] = {}
-    for name, row in results.items():
-        values = []  # of each temperature
-        for at in row["temperatures"]:
-            column = [outcomes[i // n, text] for i, text in enumerate(texts[name, at["temperature"]])]
-            numbers, successes = statistics(column, args)
-            at |= numbers
-            values.append(successes)
-        row["at_k"] = best_at_k(values, args)
-        best = values[args.temperatures.index(row["at_k"][0]["temperature"])]
-        at_first_k = {success: of_problems[:, [0]] for success, of_problems in best.items()}
-        if first:
-            gains = {success: of_problems - first[success] for success, of_problems in at_first_k.items()}
-            differences[name] = {
-                success: {"mean": float(gain.mean()), "ci": bootstrap_interval(gain, args.seed, args.num_resamples)}
-                for success, gain in gains.items()
-            }
-        first = first or at_first_k
+            add_scores(outcomes, [row.record for row in rows], discriminator, args.batch_size)
+    differences = add_statistics(results, texts, outcomes, args)
     result = {
         "policies": results,
         "differences": differences,  # from the first policy
@@ -165,36 +119,54 @@ def main(args: Args) -> dict:
         "isolation": isolation(),
         "args": settings_of(args),
     }
+    return write(result, policies, rows, texts, outcomes, args)
 
-    # --------------------------------------------------------------------------------------------------------- 5. write
-    tasks = [str(record.get("meta", {}).get("task_id", number)) for number, record in enumerate(records, start=1)]
 
-    def sample(name: str, temperature: float, index: int) -> dict:
-        """A row of samples.jsonl."""
-        problem, text = index // n, texts[name, temperature][index]
-        row = {"task": tasks[problem], "policy": name, "temperature": temperature, "response": text}
-        return row | described(outcomes[problem, text], len(text), language)
-
-    samples = (sample(*at, index) for at, column in texts.items() for index in range(len(column)))
-    cards = [
-        {
-            "task": tasks[problem],
-            "query": record["query"],
-            "policies": {
-                name: sample(name, row["at_k"][0]["temperature"], problem * n) for name, row in results.items()
-            },
-        }
-        for problem, record in enumerate(records[: args.num_report_samples])
-    ]
-    runs = {place: name for name, place in policies.items()}
-    for place in args.curves:
-        runs.setdefault(place, Path(place).name or place)
-    return write_evaluation(args, result, report.page(result, runs, cards), {"samples.jsonl": samples})
+# ------------------------------------------------------------------------------------- 1. problems, and what runs them
+def check(args: Args) -> None:
+    check_ascending("ks", args.ks)
+    check_ascending("temperatures", args.temperatures)
+    k, n = args.ks[-1], args.num_samples
+    if k > n:
+        raise InputError(f"--ks {k}: more than the {n} samples of a problem: raise --num-samples to it.")
 
 
 def check_ascending(flag: str, values: tuple[float, ...]) -> None:
     if not values or list(values) != sorted(set(values)):
         raise InputError(f"--{flag} {' '.join(map(str, values))}: name at least one, each once, in ascending order.")
+
+
+def load_problems(args: Args, tokenizer: Tokenizer) -> list[Demonstration]:
+    path = args.data / "code.test.jsonl"
+    rows = list(load_programs(path, tokenizer, args.max_query_length, None, needs_response=False)[: args.num_queries])
+    for number, row in enumerate(rows, start=1):
+        if not row.record["tests"].strip():
+            raise InputError(f"{path}:{number}: the field 'tests' is empty: fill it or delete the line.")
+    return rows
+
+
+def check_machine(language: str, args: Args) -> None:
+    """Say how programs are shut off; fail where none can be run or a jar is missing, not after hours of sampling."""
+    print("programs run shut off from this machine\n" + "\n".join(f"  {sentence}" for sentence in isolation()))
+    run_programs([], language, weak_isolation=args.weak_isolation)
+    compiler_for(language, args.error_prone_jar).close()
+
+
+# ----------------------------------------------------------------------------------------- 2. responses, and their fate
+def answers(
+    place: str, rows: list[Demonstration], tokenizer: Tokenizer, args: Args, device: torch.device
+) -> dict[float, Tensor]:
+    """Temperature -> n responses (problems * n, T); a function, so that a policy is gone before the next is loaded."""
+    policy = load_policy(place, rows, tokenizer, args, device)
+    queries = [row.query for row in rows]
+    found = {}
+    with autocast(args.dtype, device), distributed.on_device(policy):
+        for temperature in args.temperatures:
+            _, found[temperature] = sample_answers(
+                policy, queries, tokenizer, args.num_samples, args.response_length, args.batch_size, args.seed,
+                temperature=temperature, top_p=args.top_p,
+            )  # fmt: skip
+    return found
 
 
 def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcomes:
@@ -224,6 +196,33 @@ def add_scores(outcomes: Outcomes, records: list[dict], discriminator: Discrimin
         scores = discriminator.compare_pairs([(records[i], text) for i, text in batch])
         for key, score in zip(batch, scores.tolist(), strict=True):
             outcomes[key] = replace(outcomes[key], score=score)
+
+
+# ------------------------------------------------------------------------------------------------- 3. the statistics
+def add_statistics(
+    results: dict[str, dict], texts: Texts, outcomes: Outcomes, args: Args
+) -> dict[str, dict[str, dict]]:
+    """Complete each policy's results; returns what the others gain over the first at the smallest k."""
+    first: dict[str, np.ndarray] = {}  # its successes, (problems, 1)
+    differences: dict[str, dict] = {}
+    for name, row in results.items():
+        values = []  # of each temperature
+        for at in row["temperatures"]:
+            column = [outcomes[i // args.num_samples, text] for i, text in enumerate(texts[name, at["temperature"]])]
+            numbers, successes = statistics(column, args)
+            at |= numbers
+            values.append(successes)
+        row["at_k"] = best_at_k(values, args)
+        best = values[args.temperatures.index(row["at_k"][0]["temperature"])]
+        at_first_k = {success: of_problems[:, [0]] for success, of_problems in best.items()}
+        if first:
+            gains = {success: of_problems - first[success] for success, of_problems in at_first_k.items()}
+            differences[name] = {
+                success: {"mean": float(gain.mean()), "ci": bootstrap_interval(gain, args.seed, args.num_resamples)}
+                for success, gain in gains.items()
+            }
+        first = first or at_first_k
+    return differences
 
 
 def statistics(column: list[Outcome], args: Args) -> tuple[dict, dict[str, np.ndarray]]:
@@ -258,6 +257,35 @@ def best_at_k(values: list[dict[str, np.ndarray]], args: Args) -> list[dict]:
             row[f"{success}_ci"] = bootstrap_interval(of_problems[:, [j]], args.seed, args.num_resamples)
         rows.append(row)
     return rows
+
+
+# ---------------------------------------------------------------------------------------------------------- 4. output
+def write(
+    result: dict, policies: dict[str, str], rows: list[Demonstration], texts: Texts, outcomes: Outcomes, args: Args
+) -> dict:
+    records, n = [row.record for row in rows], args.num_samples
+    tasks = [str(record.get("meta", {}).get("task_id", number)) for number, record in enumerate(records, start=1)]
+
+    def sample(name: str, temperature: float, index: int) -> dict:
+        """A row of samples.jsonl."""
+        problem, text = index // n, texts[name, temperature][index]
+        row = {"task": tasks[problem], "policy": name, "temperature": temperature, "response": text}
+        return row | described(outcomes[problem, text], len(text), result["language"])
+
+    samples = (sample(name, t, index) for (name, t), column in texts.items() for index in range(len(column)))
+    best = {name: row["at_k"][0]["temperature"] for name, row in result["policies"].items()}
+    cards = [
+        {
+            "task": tasks[problem],
+            "query": record["query"],
+            "policies": {name: sample(name, temperature, problem * n) for name, temperature in best.items()},
+        }
+        for problem, record in enumerate(records[: args.num_report_samples])
+    ]
+    runs = {place: name for name, place in policies.items()}
+    for place in args.curves:
+        runs.setdefault(place, Path(place).name or place)
+    return write_evaluation(args, result, report.page(result, runs, cards), {"samples.jsonl": samples})
 
 
 def described(outcome: Outcome, length: int, language: str) -> dict:

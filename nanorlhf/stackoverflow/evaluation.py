@@ -9,19 +9,23 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import Count, Fraction, NonNegativeInt, PositiveInt, TemperatureOrGreedy
-from nanorlhf.dataset import load_demonstrations
+from nanorlhf.dataset import Demonstration, load_demonstrations
 from nanorlhf.evals import common
 from nanorlhf.metrics import bootstrap_interval, metric_at_k, mrr_at_k, rouge_scores, sentence_bleu, spearman_matrix
 from nanorlhf.metrics.bert_score import bert_score
+from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, right_pad
-from nanorlhf.pretrained.encoder import load_encoder
+from nanorlhf.pretrained.encoder import Encoder, load_encoder
 from nanorlhf.progress import Progress
+from nanorlhf.rewards.gold import Gold
 from nanorlhf.stackoverflow import report
 from nanorlhf.stackoverflow.labels import load_labels
+from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.supervised import autocast
 
 OVERLAP = ("bleu", "rouge1", "rouge2", "bertscore")  # metrics that compare an answer with the reference
@@ -61,76 +65,42 @@ class Args(common.PolicyArgs):
     """FILE.py:FUNCTION or a larger reward model, whose score is the true one; None: unknown"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The data, and the models that measure answers."""
+
+    args: Args
+    device: torch.device
+    policies: dict[str, str]  # name -> place
+    reward_places: dict[str, str | None]
+    tokenizer: Tokenizer
+    rows: list[Demonstration]
+    gold: Gold | None
+    reward_models: dict[str, ScalarModel]
+    encoder: Encoder | None
+
+    @property
+    def queries(self) -> list[str]:
+        return [row.record["query"] for row in self.rows]
+
+    @property
+    def references(self) -> list[str]:
+        return [row.record["response"] for row in self.rows]
+
+
 def main(args: Args) -> dict:
-    # ----------------------------------------------------------------------------------------------- 1. data and models
-    device = common.begin(args)
-    policies = common.named_policies(args.policies)
-    places = {"rm_regression": args.regression_model, "rm_contrastive": args.contrastive_model}
-    tokenizer = common.common_tokenizer(args.tokenizer, [*policies.values(), *places.values()], args.gold)
-    path, Q, T = args.data / "sft.validation.jsonl", args.max_query_length, args.max_response_length
-    rows = list(load_demonstrations(path, tokenizer, Q, T)[: args.num_queries])
-    queries, references = ([row.record[name] for row in rows] for name in ("query", "response"))
-    longest = {f"{args.data}/sft.validation.jsonl": common.longest_text(rows, args.response_length)}
-    flags = {"--regression-model": args.regression_model, "--contrastive-model": args.contrastive_model}
-    for flag, place in (flags | {"--gold": args.gold}).items():
-        common.check_model(flag, place, tokenizer, longest)
-    gold = common.load_gold(args.gold, args, tokenizer, device)
-    reward_models = {
-        name: common.load_model(load_scalar, place, args, device) for name, place in places.items() if place
-    }
-    # BERTScore is ours: bert-score 0.3.13, the last, calls a tokenizer method that transformers 5 no longer has
-    encoder = load_encoder(args.encoder, args.encoder_layer, device) if args.encoder else None
-    precision = autocast(args.dtype, device)
-
-    def measure(query: Tensor, response: Tensor, n: int) -> tuple[list[str], dict[str, np.ndarray]]:
-        """Texts and every metric, (questions, n), of n answers to each question. [SO table 1]"""
-        texts = [tokenizer.decode(ids) for ids in response.tolist()]
-        truths = [reference for reference in references for _ in range(n)]
-        rouges = rouge_scores(truths, texts)
-        columns = {"bleu": sentence_bleu(truths, texts), "rouge1": rouges["rouge1"], "rouge2": rouges["rouge2"]}
-        if encoder:
-            columns["bertscore"] = bert_score(truths, texts, encoder)
-        with precision:
-            for name, model in reward_models.items():
-                columns[name] = common.rm_scores(model, query, response, tokenizer.pad_id, args.batch_size)
-            if gold:
-                columns["gold_score"] = gold.of_ids([q for q in queries for _ in range(n)], query, response)
-        return texts, {name: np.array(column).reshape(len(rows), n) for name, column in columns.items()}
-
-    # -------------------------------------------------------------------------------------------------- 2. the answers
+    inputs = load(args)
+    n = args.num_samples
     measured, texts = {}, {}  # by policy
     results: dict[str, dict] = {}
-
-    decoding = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "no_repeat_ngram_size")}
-    for name, place in Progress(policies.items(), desc="policies"):
-        query, response = common.sample(
-            common.load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded
-            rows, tokenizer, args, args.num_samples, **decoding,
-        )  # fmt: skip
-        texts[name], measured[name] = measure(query, response, args.num_samples)
-        results[name] = common.endings(response, tokenizer)
-    query = left_pad([row.query for row in rows], tokenizer.pad_id).to(device)
-    response = right_pad([row.response for row in rows], tokenizer.pad_id).to(device)
-    _, human = measure(query, response, 1)
-
-    samples = [
-        {
-            "query": question,
-            "reference": references[i],
-            "policies": {
-                name: [
-                    {"response": texts[name][i * args.num_samples + j]}
-                    | {metric: float(scores[i, j]) for metric, scores in measured[name].items()}
-                    for j in range(args.num_samples)
-                ]
-                for name in policies
-            },
-        }
-        for i, question in enumerate(queries)
-    ]
+    for name, place in Progress(inputs.policies.items(), desc="policies"):
+        query, response = answers(place, inputs)
+        texts[name], measured[name] = measure(query, response, n, inputs)
+        results[name] = common.endings(response, inputs.tokenizer)
+    human = measure_references(inputs)
+    samples = samples_of(texts, measured, inputs)
     labels = load_labels(args.labels, samples) if args.labels else {}  # policy -> (questions, n), NaN: no label
 
-    # ------------------------------------------------------------------------------------------------ 3. the statistics
     for name, columns in measured.items():
         results[name] |= statistics(columns, args)
         if labels:
@@ -144,16 +114,97 @@ def main(args: Args) -> dict:
         "reference": {metric: float(human[metric].mean()) for metric in human if metric not in OVERLAP},
         "differences": common.differences(measured, args.seed, args.num_resamples),
         "differences_of_best": common.differences(best, args.seed, args.num_resamples),  # [SO significance] of Table 2
-        "num_questions": len(rows),
-        "num_samples": args.num_samples,
+        "num_questions": len(inputs.rows),
+        "num_samples": n,
         "encoder": args.encoder,
         "args": common.settings_of(args),
     }
-
-    # --------------------------------------------------------------------------------------------------------- 4. write
-    runs = [place for place in (*policies.values(), *places.values()) if place]
+    runs = [place for place in (*inputs.policies.values(), *inputs.reward_places.values()) if place]
     shown = samples[: args.num_report_samples]
     return common.write_evaluation(args, result, report.page(result, runs, shown), {"samples.jsonl": samples})
+
+
+def load(args: Args) -> Inputs:
+    device = common.begin(args)
+    policies = common.named_policies(args.policies)
+    places = {"rm_regression": args.regression_model, "rm_contrastive": args.contrastive_model}
+    tokenizer = common.common_tokenizer(args.tokenizer, [*policies.values(), *places.values()], args.gold)
+    path, Q, T = args.data / "sft.validation.jsonl", args.max_query_length, args.max_response_length
+    rows = list(load_demonstrations(path, tokenizer, Q, T)[: args.num_queries])
+    longest = {str(path): common.longest_text(rows, args.response_length)}
+    flags = {"--regression-model": args.regression_model, "--contrastive-model": args.contrastive_model}
+    for flag, place in (flags | {"--gold": args.gold}).items():
+        common.check_model(flag, place, tokenizer, longest)
+    return Inputs(
+        args=args,
+        device=device,
+        policies=policies,
+        reward_places=places,
+        tokenizer=tokenizer,
+        rows=rows,
+        gold=common.load_gold(args.gold, args, tokenizer, device),
+        reward_models={
+            name: common.load_model(load_scalar, place, args, device) for name, place in places.items() if place
+        },
+        # BERTScore is ours: bert-score 0.3.13, the last, calls a tokenizer method that transformers 5 no longer has
+        encoder=load_encoder(args.encoder, args.encoder_layer, device) if args.encoder else None,
+    )
+
+
+def answers(place: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Query and response of n samples; a function, so that a policy is gone before the next one is loaded."""
+    args = inputs.args
+    policy = common.load_policy(place, inputs.rows, inputs.tokenizer, args, inputs.device)
+    return common.sample(
+        policy, inputs.rows, inputs.tokenizer, args, args.num_samples, temperature=args.temperature, top_k=args.top_k,
+        top_p=args.top_p, no_repeat_ngram_size=args.no_repeat_ngram_size,
+    )  # fmt: skip
+
+
+def measure(query: Tensor, response: Tensor, n: int, inputs: Inputs) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Texts and every metric, (questions, n), of n answers to each question. [SO table 1]"""
+    args, tokenizer = inputs.args, inputs.tokenizer
+    texts = [tokenizer.decode(ids) for ids in response.tolist()]
+    truths = [reference for reference in inputs.references for _ in range(n)]
+    rouges = rouge_scores(truths, texts)
+    columns = {"bleu": sentence_bleu(truths, texts), "rouge1": rouges["rouge1"], "rouge2": rouges["rouge2"]}
+    if inputs.encoder:
+        columns["bertscore"] = bert_score(truths, texts, inputs.encoder)
+    with autocast(args.dtype, inputs.device):
+        for name, model in inputs.reward_models.items():
+            columns[name] = common.rm_scores(model, query, response, tokenizer.pad_id, args.batch_size)
+        if inputs.gold:
+            asked = [question for question in inputs.queries for _ in range(n)]
+            columns["gold_score"] = inputs.gold.of_ids(asked, query, response)
+    return texts, {name: np.array(column).reshape(-1, n) for name, column in columns.items()}
+
+
+def measure_references(inputs: Inputs) -> dict[str, np.ndarray]:
+    pad_id = inputs.tokenizer.pad_id
+    query = left_pad([row.query for row in inputs.rows], pad_id).to(inputs.device)
+    response = right_pad([row.response for row in inputs.rows], pad_id).to(inputs.device)
+    _, human = measure(query, response, 1, inputs)
+    return human
+
+
+def samples_of(texts: dict[str, list[str]], measured: dict[str, dict[str, np.ndarray]], inputs: Inputs) -> list[dict]:
+    """The rows of samples.jsonl."""
+    n = inputs.args.num_samples
+    return [
+        {
+            "query": row.record["query"],
+            "reference": row.record["response"],
+            "policies": {
+                name: [
+                    {"response": texts[name][i * n + j]}
+                    | {metric: float(scores[i, j]) for metric, scores in columns.items()}
+                    for j in range(n)
+                ]
+                for name, columns in measured.items()
+            },
+        }
+        for i, row in enumerate(inputs.rows)
+    ]
 
 
 def statistics(columns: dict[str, np.ndarray], args: Args) -> dict:
