@@ -8,4 +8,4 @@ cd "$(dirname "$0")/.."
 RUNS=${RUNS:-runs/tiny}
 
 [ -f "$RUNS/ppo_fast_no_kl/summary.json" ] || bash pipelines/overoptimise.sh
-python -m nanorlhf.report.lecture --runs "$RUNS" --out "$RUNS/lecture"
+python -m experiments.lecture.report --runs "$RUNS" --out "$RUNS/lecture"

@@ -190,8 +190,9 @@ def settings_of(command: Command) -> Any:
     """The settings as the script's own parser reads them; None for a program without settings."""
     name = command.program
     if name == "nanorlhf.plan":  # flags of a script; it reads shapes alone
-        script, *arguments = command.arguments
-        settings_of(Command(("python", f"{script}.py", *arguments)))
+        if command.arguments:
+            script, *arguments = command.arguments
+            settings_of(Command(("python", f"{script}.py", *arguments)))
         return None
     if name.endswith(".py"):
         if not (ROOT / name).is_file():
