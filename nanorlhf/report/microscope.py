@@ -3,28 +3,29 @@
     python train_ppo.py --trace 4 --out runs/tiny/ppo
     python -m nanorlhf.report.microscope --run runs/tiny/ppo
 
-The numbers are the tensors that the run kept in RUN/trace. Computed here is only what a formula on the page derives
-from them: kl, delta, the terms of GAE's recursion, ratios, losses and their slopes. A number that was not used, as
-of a token that is dropped from the loss, has an empty cell; those of a run that diverged are shown as inf or nan.
+The numbers are the tensors that the run kept in RUN/trace. Computed here is only what a formula of
+nanorlhf/rules/formulas.py derives from them: kl, delta, what GAE carries, ratios, losses and their slopes. A number
+that was not used, as of a token that is dropped from the loss, has an empty cell; those of a run that diverged are
+shown as inf or nan.
 Out: RUN/microscope.html.
 """
 
 import json
 import math
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import parse_json, read_text, write_text
-from nanorlhf.grpo import ALGORITHMS, overlong_penalty, policy_loss_of
-from nanorlhf.ppo import ClipRange, cispo_loss, ratio_bounds, response_mean
+from nanorlhf.grpo import ALGORITHMS
+from nanorlhf.rules.formulas import CASE, CLIPPED_RATIO, KL, Formulas, evaluate, formulas_of, group_numbers
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.sampler import TIS_CLIP
 from nanorlhf.training.trace import Tensors, ratio_to, read_traces
@@ -36,6 +37,7 @@ LOOK = Path(__file__).with_name("look.css")
 OF_LINES = ("score_at", "whiten_rewards", "whiten_advantages", "value_clip_range", "clip_range", "sampler.correction")
 OF_NUMBERS = (*OF_LINES, "gamma", "lam", "samples_per_query", "temperature")
 GRPO = "nanorlhf/grpo.py"
+OF_EPOCH = ("new_logprobs", "ratio", "mean_log_ratio", "new_values", "clipped_values")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class Line:
     section: str
     about: str
     file: str
-    expression: str  # the source code that computes it, as it stands in `file`
+    expression: str  # the source code that computes it in a run, as it stands in `file`
     formulas: tuple[str, ...] = ()
     kind: str = "number"  # or mask, words
 
@@ -88,39 +90,39 @@ def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int, has_toke
         Line(
             "kl", "KL", forward, "k1, the estimate of the KL from one sample: nats by which the token is likelier than "
             "under the reference", script, "kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)",
-            ("{logprobs} - {ref_logprobs}",),
         ),
         Line(
             "actions", "actions", masks, "the policy chose a token here: KL and policy loss",
-            ppo, "index <= eos_index[:, None], index", ("{t} <= {eos_index}",), "mask",
+            ppo, "index <= eos_index[:, None], index", kind="mask",
         ),
         Line(
             "states", "states", masks, "there is a state here, also after EOS: value loss"
             if after else "there is a state here",
-            "nanorlhf/batch.py", 'states=states if score_at == "after_eos" else actions',
-            ("{t} <= {eos_index} + 1",) if after else ("{t} <= {eos_index}",), "mask",
+            "nanorlhf/batch.py", 'states=states if score_at == "after_eos" else actions', kind="mask",
         ),
     ]  # fmt: skip
     if has_values:
         lines += ppo_lines(settings, has_token_rewards)
     elif algorithm == "reinforce++":
-        lines += reinforce_lines(settings, has_token_rewards)
+        lines += reinforce_lines(has_token_rewards)
     else:
-        lines.append(group_line(algorithm, settings))
+        lines.append(group_line(algorithm))
     for epoch in range(num_epochs):
         lines += epoch_lines(epoch, algorithm, settings, script, has_values)
-    return lines
+    formulas = formulas_of(algorithm, settings, has_token_rewards)
+    return [replace(line, formulas=shown(line.key, formulas, settings)) for line in lines]
 
 
-def importance_weight(settings: dict[str, Any]) -> str:
-    """What the advantage is multiplied by with --sampler.correction tis."""
-    if settings["sampler.correction"] != "tis":
-        return ""
-    return " * min(exp({logprobs} - {sampled_logprobs}), {tis_clip})"
-
-
-REWARD = ("-{kl_coef} * {kl}", "-{kl_coef} * {kl} + {score}", "{score}")
-"""reward of a token; of the one with the score; of the state after EOS, which has no KL"""
+def shown(key: str, formulas: Formulas, settings: dict[str, Any]) -> tuple[str, ...]:
+    """A line's formulas with the names of the page: those of its epoch, and of the run's settings."""
+    name, _, epoch = key.partition(".")
+    is_pair = isinstance(settings.get("clip_range"), tuple | list)
+    names = {
+        "old": ratio_to(settings["sampler.correction"]),
+        "below": "clip_below" if is_pair else "clip_range",
+        "above": "clip_above" if is_pair else "clip_range",
+    } | {name: f"{name}.{epoch}" for name in OF_EPOCH}
+    return tuple(re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text) for text in formulas.get(name, ()))
 
 
 def token_reward_lines(has_token_rewards: bool) -> list[Line]:
@@ -130,29 +132,15 @@ def token_reward_lines(has_token_rewards: bool) -> list[Line]:
     return [Line("token_rewards", "per token", "3. Rewards", about, *source)] if has_token_rewards else []
 
 
-def reward_formulas(has_token_rewards: bool) -> tuple[str, ...]:
-    """As REWARD; after EOS there is no token, and so no reward of its own."""
-    if not has_token_rewards:
-        return REWARD
-    return (*(f"{{token_rewards}} - {formula[1:]}" for formula in REWARD[:2]), REWARD[2])
-
-
 def ppo_lines(settings: dict[str, Any], has_token_rewards: bool) -> list[Line]:
     """Rewards, values, GAE, whitening."""
     rewards, values, script = "3. Rewards", "4. Values, advantages", "train_ppo.py"
-    reward = reward_formulas(has_token_rewards)
-    if settings["whiten_rewards"]:
-        whitened = "({}) / sqrt({{reward_var}} + 1e-8) + {{reward_mean}}"
-        reward = tuple(whitened.format(f"{formula} - {{reward_mean}}") for formula in reward)
-    advantage = "{raw_advantages}"
-    if settings["whiten_advantages"]:
-        advantage = "({raw_advantages} - {advantage_mean}) / sqrt({advantage_var} + 1e-8)"
     recursion = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
     return [
         *token_reward_lines(has_token_rewards),
         Line(
             "rewards", "reward", rewards, "minus beta times KL; the score is added once, at the underlined position",
-            script, "rewards[torch.arange(B), batch.score_index] += scores", reward,
+            script, "rewards[torch.arange(B), batch.score_index] += scores",
         ),
         Line(
             "values", "value V", values, "what the value model expects of the response, before this token",
@@ -161,30 +149,28 @@ def ppo_lines(settings: dict[str, Any], has_token_rewards: bool) -> list[Line]:
         Line(
             "delta", "delta", values, "by how much this step was better than the value model expected",
             "kernels/gae.py", "advantages = rewards + gamma * next_values - values",
-            ("{rewards} + {gamma} * {values+1} - {values}", "{rewards} + {gamma} * 0 - {values}"),
         ),
         Line(
             "carried", "from the right", values, "gamma * lam times the advantage of the next position",
-            "kernels/gae.py", recursion, ("{gamma} * {lam} * {raw_advantages+1}", "{gamma} * {lam} * 0"),
+            "kernels/gae.py", recursion,
         ),
         Line(
             "raw_advantages", "advantage", values, "GAE's, before whitening: delta, and what comes from the right",
-            "kernels/gae.py", recursion, ("{delta} + {carried}",),
+            "kernels/gae.py", recursion,
         ),
         Line(
             "advantages", "whitened", values, "the advantage that the loss uses",
             *(("nanorlhf/ppo.py", "whitened = (x - mean) * torch.rsqrt(variance + 1e-8)")
               if settings["whiten_advantages"] else (script, "batch.advantages = advantages * importance_weights")),
-            (advantage + importance_weight(settings),),
         ),
         Line(
             "returns", "return", values, "what the value model should have said",
-            "kernels/gae.py", "return advantages, advantages + values", ("{raw_advantages} + {values}",),
+            "kernels/gae.py", "return advantages, advantages + values",
         ),
     ]  # fmt: skip
 
 
-def reinforce_lines(settings: dict[str, Any], has_token_rewards: bool) -> list[Line]:
+def reinforce_lines(has_token_rewards: bool) -> list[Line]:
     """REINFORCE++: rewards, returns, whitening."""
     rewards, advantages, script, kernel = "3. Rewards", "4. Advantages", GRPO, "kernels/gae.py"
     recursion = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
@@ -193,72 +179,47 @@ def reinforce_lines(settings: dict[str, Any], has_token_rewards: bool) -> list[L
         Line(
             "rewards", "reward", rewards, "minus beta times KL; the score is added once, at the underlined position",
             script, "rewards[torch.arange(len(x.scores)), x.actions.sum(1) - 1] += x.scores",
-            reward_formulas(has_token_rewards)[:2],
         ),
         Line(
             "carried", "from the right", advantages, "gamma times the return of the next position",
-            kernel, recursion, ("{gamma} * {returns+1}", "{gamma} * 0"),
+            kernel, recursion,
         ),
         Line(
             "returns", "return", advantages, "the reward, and what comes from the right: GAE with V = 0 and "
-            "lambda = 1", kernel, recursion, ("{rewards} + {carried}",),
+            "lambda = 1", kernel, recursion,
         ),
         Line(
             "advantages", "whitened", advantages, "the advantage that the loss uses: the whole rollout is the baseline",
             "nanorlhf/ppo.py", "whitened = (x - mean) * torch.rsqrt(variance + 1e-8)",
-            ("({returns} - {return_mean}) / sqrt({return_var} + 1e-8)" + importance_weight(settings),),
         ),
     ]  # fmt: skip
 
 
-def group_line(algorithm: str, settings: dict[str, Any]) -> Line:
+def group_line(algorithm: str) -> Line:
     """The advantage of GRPO and relatives, from the scores of the query's group."""
-    normalised = (
-        "return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(x.kl)",
-        "({score} - {group_mean}) / sqrt({group_var} + 1e-8)",
-    )
-    expression, formula = {
+    normalised = "return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(x.kl)"
+    expression = {
         "grpo": normalised,
         "gspo": normalised,
         "cispo": normalised,
-        "dapo": (
-            "return grpo(replace(x, scores=x.scores + overlong_penalty(x.actions)))",
-            "({score} + {length_penalty} - {group_mean}) / sqrt({group_var} + 1e-8)",
-        ),
-        "dr_grpo": (
-            "return centred(x.scores, x.k).view(-1, 1).expand_as(x.kl)",
-            "({score} - {group_mean})",
-        ),
-        "online_dpo": (
-            "weights = x.k * x.kl_coef * torch.sigmoid(-margins)",
-            "{side} * {k} * {kl_coef} / (1 + exp({margin}))",
-        ),
-        "rloo": (
-            "return (centred(response_rewards, x.k) * (x.k / (x.k - 1))).view(-1, 1).expand_as(x.kl)",
-            "({score} - {kl_coef} * {response_kl} - {group_mean}) * {k} / ({k} - 1)",
-        ),
+        "dapo": "return grpo(replace(x, scores=x.scores + overlong_penalty(x.actions)))",
+        "dr_grpo": "return centred(x.scores, x.k).view(-1, 1).expand_as(x.kl)",
+        "online_dpo": "weights = x.k * x.kl_coef * torch.sigmoid(-margins)",
+        "rloo": "return (centred(response_rewards, x.k) * (x.k / (x.k - 1))).view(-1, 1).expand_as(x.kl)",
     }[algorithm]
     about = "how much better the response is than the others to its query"
     if algorithm == "online_dpo":
         about = "the slope of DPO's loss: above 0 for the best response to its query, below 0 for the worst, else 0"
-    formulas = (formula + importance_weight(settings),)
-    return Line("advantages", "advantage", "3. Advantages", about, GRPO, expression, formulas)
+    return Line("advantages", "advantage", "3. Advantages", about, GRPO, expression)
 
 
 def epoch_lines(epoch: int, algorithm: str, settings: dict[str, Any], script: str, has_values: bool) -> list[Line]:
     """What one pass over the rollout computes, in the step that reads the response."""
     section, e, ppo = f"Epoch {epoch + 1}", f".{epoch}", "nanorlhf/ppo.py"
     is_cispo, has_response_ratio = algorithm == "cispo", algorithm == "gspo"
-    has_kl_loss = algorithm in ALGORITHMS and ALGORITHMS[algorithm].has_kl_loss
-    ratio, old = "{ratio" + e + "}", ratio_to(settings["sampler.correction"])
+    old = ratio_to(settings["sampler.correction"])
     at_first = "; 1 in the first step" if old == "logprobs" else ", compared with the sampler"
-    is_pair = isinstance(settings.get("clip_range"), tuple | list)
-    below, above = ("{clip_below}", "{clip_above}") if is_pair else ("{clip_range}", "{clip_range}")
-    surrogate = "{advantages} * " + ratio
-    clipped_ratio = f"clip({ratio}, 1 - {below}, 1 + {above})"
-    clipped = "-{advantages} * " + clipped_ratio
     maximum = "return torch.maximum(unclipped, clipped), clipped > unclipped"
-    kl_push = " - {kl_coef} * (1 - exp({ref_logprobs} - {new_logprobs" + e + "}))" if has_kl_loss else ""
     lines = [
         Line(
             f"new_logprobs{e}", "new log-prob", section, "log-probability by the policy as it is now, nats",
@@ -267,11 +228,9 @@ def epoch_lines(epoch: int, algorithm: str, settings: dict[str, Any], script: st
         Line(
             f"ratio{e}", "ratio", section, "exp of the mean log ratio of the response's tokens" + at_first,
             ppo, "new, old = response_mean(new_logprobs, actions), response_mean(logprobs, actions)",
-            ("exp({mean_log_ratio" + e + "})",),
         ) if has_response_ratio else Line(
             f"ratio{e}", "ratio", section, "how much likelier the token has become" + at_first,
             ppo, "log_ratio = torch.where(actions, new_logprobs - logprobs, 0.0)",
-            ("exp({new_logprobs" + e + "} - {" + old + "})",),
         ),
     ]  # fmt: skip
     step = ": ▲ the step makes the token likelier, ▼ less likely, · leaves it"
@@ -279,16 +238,15 @@ def epoch_lines(epoch: int, algorithm: str, settings: dict[str, Any], script: st
         lines += [
             Line(
                 f"clip{e}", "clip", section, "where the ratio is; active: the weight is clipped", ppo,
-                "return losses, weights != ratio", (f"{clipped_ratio} != {ratio}",), "words",
+                "return losses, weights != ratio", kind="words",
             ),
             Line(
                 f"policy_loss{e}", "policy loss", section, "the clipped ratio weighs the token, without a gradient",
                 ppo, "losses = -torch.where(actions, advantages, 0.0) * weights * new_logprobs",
-                (clipped + " * {new_logprobs" + e + "}",),
             ),
             Line(
                 f"push{e}", "gradient", section, "minus the slope of the token's loss in its log-probability" + step,
-                ppo, "weights = ratio.clamp(least, most)", ("{advantages} * " + clipped_ratio,),
+                ppo, "weights = ratio.clamp(least, most)",
             ),
         ]  # fmt: skip
     else:
@@ -296,17 +254,17 @@ def epoch_lines(epoch: int, algorithm: str, settings: dict[str, Any], script: st
         lines += [
             Line(
                 f"clip{e}", "clip", section, f"where the ratio is; active: the clipped loss is the larger one, so the "
-                f"{unit} has no policy gradient", ppo, maximum, (clipped + " > -" + surrogate,), "words",
+                f"{unit} has no policy gradient", ppo, maximum, kind="words",
             ),
             Line(
                 f"policy_loss{e}", "policy loss", section, "the larger of the unclipped and the clipped loss",
-                ppo, maximum, ("max(-" + surrogate + ", " + clipped + ")",),
+                ppo, maximum,
             ),
             Line(
                 f"push{e}", "gradient", section, "minus the slope of the response's losses in the token's "
                 "log-probability" + step if has_response_ratio
                 else "minus the slope of the token's loss in its log-probability" + step,
-                ppo, "unclipped = -advantages * ratio", (surrogate + kl_push, "{advantages} * 0" + kl_push),
+                ppo, "unclipped = -advantages * ratio",
             ),
         ]  # fmt: skip
     if not has_values:
@@ -317,28 +275,23 @@ def epoch_lines(epoch: int, algorithm: str, settings: dict[str, Any], script: st
             script, "new_values = response_values(value_model, *text, mb.states)",
         )
     )  # fmt: skip
-    error = "({new_values" + e + "} - {returns})**2"
-    if settings["value_clip_range"] is None:
-        loss, expression = "0.5 * " + error, "return 0.5 * error, torch.zeros_like(states)"
-    else:
-        around = "{values} - {value_clip_range}, {values} + {value_clip_range}"
-        clipped_error = "({clipped_values" + e + "} - {returns})**2"
+    expression = "return 0.5 * error, torch.zeros_like(states)"
+    if settings["value_clip_range"] is not None:
+        expression = "return 0.5 * torch.maximum(error, clipped_error), clipped_error > error"
         lines += [
             Line(
                 f"clipped_values{e}", "value, clipped", section, "the new value, at most the clip range from the old",
                 ppo, "clipped_values = new_values.clamp(values - clip_range, values + clip_range)",
-                ("clip({new_values" + e + "}, " + around + ")",),
             ),
             Line(
                 f"value_clip{e}", "value clip", section, "active: the clipped error is the larger one, so the value "
-                "has no gradient", ppo, "return 0.5 * torch.maximum(error, clipped_error), clipped_error > error",
-                (clipped_error + " > " + error,), "words",
+                "has no gradient", ppo, expression, kind="words",
             ),
         ]  # fmt: skip
-        loss = "0.5 * max(" + error + ", " + clipped_error + ")"
-        expression = "return 0.5 * torch.maximum(error, clipped_error), clipped_error > error"
-    about = "half the squared error to the return"
-    return [*lines, Line(f"value_loss{e}", "value loss", section, about, ppo, expression, (loss,))]
+    return [
+        *lines,
+        Line(f"value_loss{e}", "value loss", section, "half the squared error to the return", ppo, expression),
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------- 2. the numbers
@@ -352,106 +305,68 @@ class Cells:
     words: dict[str, list[list[str]]]
 
 
-def cells_of(
-    tensors: Tensors, constants: dict[str, Any], algorithm: str, clip_range: ClipRange, correction: str
-) -> Cells:
-    """All cells of the traced responses; constants: of the update."""
+def cells_of(tensors: Tensors, formulas: Formulas, constants: dict[str, Any], correction: str) -> Cells:
+    """All cells of the traced responses; constants of the update are numbers, those of a response (n, 1)."""
     doubles = {name: x.double() for name, x in tensors.items() if x.is_floating_point()}
     actions, states = tensors["actions"], tensors["states"]
-    t = torch.arange(actions.size(1))  # (T,)
+    numbers = {
+        **{"actions": actions.double(), "states": states.double(), "t": torch.arange(actions.size(1))},
+        **{"score_index": tensors["score_index"][:, None], "last_state": states.sum(1, keepdim=True) - 1},
+        **{name: x for name, x in doubles.items() if not name.startswith("new_")},
+        **constants,
+    }
     cells = Cells({}, {}, {}, {})
 
-    def put(key: str, x: Tensor, mask: Tensor) -> Tensor:
-        cells.numbers[key], cells.masks[key] = x, mask
-        return x
+    def put(name: str, mask: Tensor, epoch: str = "") -> None:
+        """The run's own numbers, or else those of the formula."""
+        texts = formulas.get(name, ())
+        if len(texts) > 1:
+            cells.which[name + epoch] = evaluate(CASE[name], numbers).long()
+        if name not in numbers:
+            first, *second = (evaluate(text, numbers) for text in texts)
+            x = torch.where(cells.which[name + epoch] == 1, second[0] + 0.0, first) if second else first  # no -0
+            numbers[name] = x.expand_as(mask)
+        cells.numbers[name + epoch], cells.masks[name + epoch] = numbers[name], mask
+
+    def put_words(name: str, x: Tensor, clipped: Tensor, mask: Tensor, epoch: str) -> None:
+        """Where x is: inside, above, or below what clipping it gives; NaN is nowhere."""
+        side = torch.where(x > clipped, 1, torch.where(x < clipped, 2, 0))
+        numbers[name] = evaluate(formulas[name][0], numbers)
+        cells.words[name + epoch] = in_words(side, numbers[name], mask & ~x.isnan())
 
     for name in ("actions", "states"):
-        put(name, tensors[name].double(), torch.ones_like(actions))
+        put(name, torch.ones_like(actions))
+    for name in ("logprobs", "ref_logprobs", "sampled_logprobs", "token_rewards", "advantages", "kl"):
+        put(name, actions)
+    for name in ("rewards", "returns", "carried", "values", "raw_advantages", "delta"):
+        if name in formulas or name in tensors:
+            put(name, states)
 
-    logprobs, ref_logprobs, old = doubles["logprobs"], doubles["ref_logprobs"], doubles[ratio_to(correction)]
-    for name in ("logprobs", "ref_logprobs", "sampled_logprobs", "token_rewards", "advantages"):
-        put(name, doubles[name], actions)
-    put("kl", logprobs - ref_logprobs, actions)
-    is_last = t == states.sum(1, keepdim=True) - 1  # (n, T)
-    cells.which["delta"] = cells.which["carried"] = is_last.long()
-    values = doubles.get("values", torch.zeros_like(logprobs))  # REINFORCE++: V = 0
-    is_scored = t == tensors["score_index"][:, None]
-    cells.which["rewards"] = torch.where(is_scored, torch.where(actions, 1, 2), 0)
-    if "returns" in tensors:
-        rewards, returns = (put(name, doubles[name], states) for name in ("rewards", "returns"))
-        raw_advantages = doubles.get("raw_advantages", returns)  # A = R - V
-        gamma, lam = constants["gamma"], constants.get("lam", 1.0)
-        delta, carried = gae_terms(rewards, values, raw_advantages, states, gamma, lam)
-        put("carried", carried, states)
-    if "values" in tensors:
-        put("values", values, states)
-        put("raw_advantages", raw_advantages, states)
-        put("delta", delta, states)
-
-    policy_loss = policy_loss_of(algorithm)
-    least, most = ratio_bounds(clip_range)
-    has_kl_loss = algorithm in ALGORITHMS and ALGORITHMS[algorithm].has_kl_loss
-    advantages = doubles["advantages"]
+    has_response_ratio = "mean_log_ratio.0" in constants
     loss_actions, loss_states = actions & tensors["in_loss"], states & tensors["in_loss"]
-    for epoch, new_logprobs in enumerate(doubles["new_logprobs"]):
+    of_rollout = numbers
+    for number, new_logprobs in enumerate(doubles["new_logprobs"]):
+        e = f".{number}"
+        numbers = of_rollout | {"new_logprobs": new_logprobs, "old": doubles[ratio_to(correction)]}
         # no step of the epoch read a response that is all NaN and that the loss leaves out
         read = tensors["in_loss"].any(1, keepdim=True) | ~new_logprobs.isnan().all(1, keepdim=True)  # (n, 1)
-        put(f"new_logprobs.{epoch}", new_logprobs, actions & read)
-        log_ratio, of_ratio = new_logprobs - old, actions & read
-        if algorithm == "gspo":
-            log_ratio, of_ratio = response_mean(log_ratio, loss_actions), loss_actions
-        ratio = put(f"ratio.{epoch}", log_ratio.exp(), of_ratio)
-        losses, is_active = policy_loss(new_logprobs, old, advantages, loss_actions, clip_range)
-        put(f"policy_loss.{epoch}", losses, loss_actions)
-        kl_push = constants["kl_coef"] * (1 - (ref_logprobs - new_logprobs).exp()) if has_kl_loss else 0.0
-        if policy_loss is cispo_loss:
-            push = advantages * ratio.clamp(least, most)
-        else:
-            push = policy_push(advantages, ratio, clip_range)
-            cells.which[f"push.{epoch}"] = is_active.long()
-        put(f"push.{epoch}", push - kl_push, loss_actions)
-        side = torch.where(ratio > most, 1, torch.where(ratio < least, 2, 0))
-        cells.words[f"clip.{epoch}"] = in_words(side, is_active, loss_actions & ~ratio.isnan())  # NaN is nowhere
+        put("new_logprobs", actions & read, e)
+        if has_response_ratio:
+            numbers["mean_log_ratio"] = constants[f"mean_log_ratio{e}"]
+        put("ratio", loss_actions if has_response_ratio else actions & read, e)
+        put_words("clip", numbers["ratio"], evaluate(CLIPPED_RATIO, numbers), loss_actions, e)
+        put("policy_loss", loss_actions, e)
+        put("push", loss_actions, e)
         if "values" not in tensors:
             continue
-        new_values = put(f"new_values.{epoch}", doubles["new_values"][epoch], states & read)
-        error = (new_values - doubles["returns"]) ** 2
-        if (value_eps := constants.get("value_clip_range")) is not None:
-            lowest, highest = values - value_eps, values + value_eps
-            clipped_values = put(f"clipped_values.{epoch}", new_values.clamp(lowest, highest), states & read)
-            clipped_error = (clipped_values - doubles["returns"]) ** 2
-            side = torch.where(new_values > highest, 1, torch.where(new_values < lowest, 2, 0))
-            is_active = clipped_error > error
-            cells.words[f"value_clip.{epoch}"] = in_words(side, is_active, loss_states & ~error.isnan())
-            error = torch.maximum(error, clipped_error)
-        put(f"value_loss.{epoch}", 0.5 * error, loss_states)
+        numbers["new_values"] = doubles["new_values"][number]
+        put("new_values", states & read, e)
+        if "clipped_values" in formulas:
+            put("clipped_values", states & read, e)
+            counted = loss_states & ~doubles["returns"].isnan()
+            put_words("value_clip", numbers["new_values"], numbers["clipped_values"], counted, e)
+        put("value_loss", loss_states, e)
     return cells
-
-
-def gae_terms(
-    rewards: Tensor, values: Tensor, advantages: Tensor, states: Tensor, gamma: float, lam: float
-) -> tuple[Tensor, Tensor]:
-    """The two terms of each advantage of GAE, before whitening: delta, and what comes from the right; all (n, T).
-
-        A_t = delta_t + carried_t,  delta_t = r_t + gamma V_{t+1} - V_t,  carried_t = gamma lam A_{t+1}
-
-    V and A are 0 after a response's last state, whatever the tensors hold there.
-    """
-    has_next = F.pad(states[:, 1:], (0, 1))
-    next_values = torch.where(has_next, F.pad(values[:, 1:], (0, 1)), 0.0)
-    next_advantages = torch.where(has_next, F.pad(advantages[:, 1:], (0, 1)), 0.0)
-    return rewards + gamma * next_values - values, gamma * lam * next_advantages
-
-
-def policy_push(advantages: Tensor, ratio: Tensor, clip_range: ClipRange) -> Tensor:
-    """Minus the slope of each token's clipped loss in its new log-probability; all (n, T).
-
-    Above 0 a step makes the token likelier. A token that is likelier than the clip range allows, and better than
-    expected, is not pushed further; nor is one that is less likely, and worse.
-    """
-    least, most = ratio_bounds(clip_range)
-    is_clipped = torch.where(advantages > 0, ratio > most, ratio < least)
-    return torch.where(is_clipped, 0.0, advantages * ratio)
 
 
 def in_words(side: Tensor, is_active: Tensor, mask: Tensor) -> list[list[str]]:
@@ -465,54 +380,22 @@ def in_words(side: Tensor, is_active: Tensor, mask: Tensor) -> list[list[str]]:
 
 def short(x: float) -> float | str:
     """Nine digits, which tell any two float32 apart; JavaScript's name of what JSON has no number for."""
-    return float(f"{x:.9g}") if math.isfinite(x) else json.dumps(x)
+    return x if isinstance(x, int) else float(f"{x:.9g}") if math.isfinite(x) else json.dumps(x)
 
 
-def response_constants(
-    tensors: Tensors, response_kl: Tensor, algorithm: str, kl_coef: float, k: int, correction: str
-) -> list[dict[str, Any]]:
-    """Of each response: its score, where it ends, and the statistics of its query's group; response_kl: (n,)."""
-    found = []
-    doubles = tensors["scores"].double()
-    response_rewards = doubles
-    if algorithm == "rloo":
-        response_rewards = doubles - kl_coef * response_kl
-    elif algorithm == "dapo":
-        response_rewards = doubles + overlong_penalty(tensors["actions"])
-    loss_actions = tensors["actions"] & tensors["in_loss"]
-    old = tensors[ratio_to(correction)]
-    log_ratios = [(new - old).double() for new in tensors["new_logprobs"]]  # (n, T) of each epoch
-    for i, group in enumerate((tensors["index"] // k).tolist()):
-        of_response = {"score": short(doubles[i].item()), "eos_index": int(tensors["eos_index"][i])}
-        if algorithm != "ppo":
-            members = response_rewards[tensors["index"] // k == group]
-            of_response |= {
-                "k": k,
-                "group_mean": short(members.mean().item()),
-                "group_var": short(members.var(correction=0).item()),
-                "response_reward": short(response_rewards[i].item()),
-                "response_kl": short(response_kl[i].item()),
-            }
-        if algorithm == "dapo":
-            of_response["length_penalty"] = short((response_rewards[i] - doubles[i]).item())
-        if algorithm == "gspo":
-            for epoch, log_ratio in enumerate(log_ratios):
-                of_response[f"mean_log_ratio.{epoch}"] = short(log_ratio[i][loss_actions[i]].mean().item())
-        if algorithm == "online_dpo":
-            of_response |= pair_constants(doubles, response_kl, tensors["index"] // k == group, i, kl_coef)
-        found.append(of_response)
+def response_constants(tensors: Tensors, algorithm: str, kl_coef: float, k: int, correction: str) -> dict[str, Tensor]:
+    """Of each response (n,): its score, where it ends, and the statistics of its query's group."""
+    doubles = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
+    found = {"score": doubles["scores"], "eos_index": tensors["eos_index"]}
+    if algorithm != "ppo":
+        response_kl = torch.where(tensors["actions"], evaluate(KL, doubles), 0.0).sum(1)
+        found |= group_numbers(algorithm, doubles, response_kl, k, kl_coef)
+    if algorithm == "gspo":
+        counted = tensors["actions"] & tensors["in_loss"]
+        log_ratios = torch.where(counted, doubles["new_logprobs"] - doubles[ratio_to(correction)], 0.0)  # (E, n, T)
+        means = log_ratios.sum(2) / counted.sum(1)
+        found |= {f"mean_log_ratio.{epoch}": mean for epoch, mean in enumerate(means)}
     return found
-
-
-def pair_constants(scores: Tensor, kl: Tensor, members: Tensor, row: int, kl_coef: float) -> dict[str, Any]:
-    """Online DPO: a response's side, 1 for the best of its group, -1 for the worst, and the pair's margin in nats.
-
-    scores, kl and members (n,): True for the responses of the row's group.
-    """
-    rows = members.nonzero().flatten()
-    best, worst = (int(rows[scores[rows].argmax()]), int(rows[scores[rows].argmin()]))
-    margin = kl_coef * (kl[best] - kl[worst])
-    return {"side": (row == best) - (row == worst), "margin": short(margin.item())}
 
 
 # ---------------------------------------------------------------------------------------------------------- 3. the page
@@ -527,15 +410,18 @@ def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any])
     statistics = [f"{name}_{statistic}" for name in ("advantage", "return", "reward") for statistic in ("mean", "var")]
     constants |= {name: about[name] for name in ("kl_coef", *statistics) if name in about}
     constants["tis_clip"], correction = TIS_CLIP, settings["sampler.correction"]
-    cells = cells_of(tensors, constants, algorithm, clip_range, correction)
     k = settings.get("samples_per_query", 1)
+    of_response = response_constants(tensors, algorithm, about["kl_coef"], k, correction)
+    below, above = clip_range if isinstance(clip_range, tuple | list) else (clip_range, clip_range)
+    columns = {name: x[:, None] for name, x in of_response.items()}
+    formulas = formulas_of(algorithm, settings)
+    cells = cells_of(tensors, formulas, constants | columns | {"below": below, "above": above}, correction)
     response_kl = torch.where(tensors["actions"], cells.numbers["kl"], 0.0).sum(1)  # (n,)
     sizes = torch.where(tensors["actions"], cells.numbers["advantages"].abs(), 0.0).amax(1)  # (n,)
-    of_responses = response_constants(tensors, response_kl, algorithm, about["kl_coef"], k, correction)
     num_clipped = [sum("active" in w for key, rows in cells.words.items() if key.startswith("clip.") for w in rows[i])
-                   for i in range(len(of_responses))]  # fmt: skip
+                   for i in range(len(sizes))]  # fmt: skip
     responses = []
-    for i, of_response in enumerate(of_responses):
+    for i in range(len(sizes)):
         T = int(tensors["states"][i].sum())
         numbers: dict[str, list] = {}
         for key, x in cells.numbers.items():
@@ -553,7 +439,7 @@ def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any])
                 "kl": short(response_kl[i].item()),
                 "advantage": short(sizes[i].item()),
                 "clipped": num_clipped[i],
-                "constants": of_response,
+                "constants": {name: short(x[i].item()) for name, x in of_response.items()},
                 "cells": numbers,
                 "which": {key: x[i, :T].tolist() for key, x in cells.which.items()},
             }

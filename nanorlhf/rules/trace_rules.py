@@ -1,4 +1,4 @@
-"""What the kept tensors of a traced run say: each formula recomputed in float64 from the tensors that go into it.
+"""What the kept tensors of a traced run say: each is compared with its formula (nanorlhf/rules/formulas.py) in float64.
 
 The settings are those in the trace. A rule looks at one traced update of n responses and T tokens.
 """
@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from nanorlhf.rules import formulas
 from nanorlhf.rules.finding import Finding
+from nanorlhf.rules.formulas import evaluate
 from nanorlhf.rules.record import Record
 from nanorlhf.rules.thresholds import limit
 from nanorlhf.tokenizer import Tokenizer
@@ -53,7 +55,17 @@ class Traced:
     @property
     def kl(self) -> Tensor:
         """(n, T) k1, 0 where there is no action."""
-        return torch.where(self["actions"], self["logprobs"] - self["ref_logprobs"], 0.0)
+        return torch.where(self["actions"], evaluate(formulas.KL, self.tensors), 0.0)
+
+    @property
+    def numbers(self) -> formulas.Numbers:
+        """For formulas; rewards, values and KL are 0 where none counts."""
+        tensors = self.tensors | {name: self[name][:, None] for name in ("eos_index", "score_index")}
+        for name in ("rewards", "values"):
+            if name in tensors:
+                tensors[name] = torch.where(self["states"], self[name], 0.0)
+        constants = self.statistics | {"kl_coef": self.kl_coef}
+        return {**tensors, **constants, "t": self.column, "score": self["scores"][:, None], "kl": self.kl}
 
     @property
     def has_weights(self) -> bool:
@@ -92,11 +104,9 @@ def text_after_eos(trace: Traced) -> Finding | None:
 
 def masks(trace: Traced) -> Finding | None:
     """actions: up to EOS, which is an action; states: with the finished response, if the score falls due after EOS."""
-    extra = 1 if trace.record.settings.get("score_at") == "after_eos" else 0
-    expected = {
-        "actions": trace.column <= trace["eos_index"][:, None],
-        "states": trace.column <= trace["eos_index"][:, None] + extra,
-    }
+    settings, numbers = trace.record.settings, trace.numbers
+    texts = {"actions": formulas.ACTION_MASK, "states": formulas.state_mask(settings)}
+    expected = {name: evaluate(text, numbers) for name, text in texts.items()}
     problems = [
         f"{name} is True at {trace[name].sum()} positions, which should be {mask.sum()}"
         for name, mask in expected.items()
@@ -107,7 +117,7 @@ def masks(trace: Traced) -> Finding | None:
         first = torch.where(is_eos, trace.column, trace.column[-1:] + 1).amin(1)  # T without EOS
         wrong = trace["has_eos"] & (first != trace["eos_index"])
         problems += [f"eos_index is not the first EOS in {wrong.sum()} responses"] if wrong.any() else []
-    due = (trace["eos_index"] + extra).clamp(max=len(trace.column) - 1)
+    due = (trace["eos_index"] + (settings.get("score_at") == "after_eos")).clamp(max=len(trace.column) - 1)
     if (trace["score_index"] != due).any():
         problems += [f"score_index is {trace['score_index'].tolist()}, which should be {due.tolist()}"]
     if not problems:
@@ -127,8 +137,8 @@ def first_epoch(trace: Traced) -> Finding | None:
     if trace.record.number("num_minibatches", 1) > 1 or trace.record.ratio_is_to_the_sampler:
         return None
     new = trace["new_logprobs"][:1]
-    log_ratio = torch.where(trace["actions"] & ~new.isnan(), new - trace["logprobs"], 0.0)
-    error = (log_ratio.exp() - 1).abs().max().item() if log_ratio.numel() else 0.0
+    ratio = evaluate(formulas.RATIO, {"new_logprobs": new, "old": trace["logprobs"]})
+    error = torch.where(trace["actions"] & ~new.isnan(), ratio - 1, 0.0).abs().max().item() if new.numel() else 0.0
     if error <= limit("first_ratio" if trace.record.is_float32 else "first_ratio_bfloat16"):
         return None
     return Finding(
@@ -202,12 +212,8 @@ def score_at_the_end(trace: Traced) -> Finding | None:
 
 def expected_rewards(trace: Traced) -> Tensor:
     """(n, T) beta times minus the KL, a token's own reward, and the score once."""
-    rewards = torch.where(trace.at_score, trace["scores"][:, None], 0.0) - trace.kl_coef * trace.kl
-    rewards = rewards + trace["token_rewards"]
-    if trace.record.settings.get("whiten_rewards"):
-        average, variance = trace.statistics["reward_mean"], trace.statistics["reward_var"]
-        rewards = (rewards - average) / (variance + 1e-8) ** 0.5 + average
-    return rewards
+    penalty, scored, _ = formulas.reward(trace.record.settings, has_token_rewards=True)
+    return torch.where(trace.at_score, evaluate(scored, trace.numbers), evaluate(penalty, trace.numbers))
 
 
 def reward_sum(trace: Traced) -> Finding | None:
@@ -258,16 +264,10 @@ def gae_recursion(trace: Traced) -> Finding | None:
     if trace.algorithm != "ppo":
         return None
     gamma, lam = trace.record.number("gamma", 1.0), trace.record.number("lam", 1.0)
-    states = trace["states"]
-    rewards, values = (torch.where(states, trace[name], 0.0) for name in ("rewards", "values"))
-    expected = torch.zeros_like(rewards)
-    next_advantage = next_value = torch.zeros(len(rewards), dtype=torch.float64)
-    for t in reversed(range(rewards.size(1))):
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        next_advantage = delta + gamma * lam * next_advantage
-        next_value = values[:, t]
-        expected[:, t] = next_advantage
-    difference = trace.differs(trace["raw_advantages"], expected, states)
+    numbers = {**trace.numbers, "gamma": gamma, "lam": lam}
+    numbers["delta"] = evaluate(formulas.GAE["delta"][0], numbers)
+    expected = formulas.from_the_right("raw_advantages", formulas.GAE, numbers)
+    difference = trace.differs(trace["raw_advantages"], expected, trace["states"])
     if difference is None:
         return None
     return Finding(
@@ -283,7 +283,8 @@ def gae_recursion(trace: Traced) -> Finding | None:
 def returns(trace: Traced) -> Finding | None:
     if trace.algorithm != "ppo":
         return None
-    difference = trace.differs(trace["returns"], trace["raw_advantages"] + trace["values"], trace["states"])
+    expected = evaluate(formulas.GAE["returns"][0], trace.tensors)
+    difference = trace.differs(trace["returns"], expected, trace["states"])
     if difference is None:
         return None
     return Finding(
@@ -297,13 +298,9 @@ def returns(trace: Traced) -> Finding | None:
 
 def whitened_advantages(trace: Traced) -> Finding | None:
     """(A - mean) / sqrt(variance + 1e-8), both over the actions of the whole rollout; REINFORCE++ whitens returns."""
-    of, name = ("returns", "return") if trace.algorithm == "reinforce++" else ("raw_advantages", "advantage")
-    if of not in trace.tensors or trace.has_weights:
+    if trace.algorithm not in ("ppo", "reinforce++") or trace.has_weights:
         return None
-    expected = trace[of]
-    if trace.record.settings.get("whiten_advantages", True):
-        average, variance = trace.statistics[f"{name}_mean"], trace.statistics[f"{name}_var"]
-        expected = (expected - average) / (variance + 1e-8) ** 0.5
+    expected = evaluate(formulas.advantage(trace.algorithm, trace.record.settings), trace.numbers)
     difference = trace.differs(trace["advantages"], expected, trace["actions"])
     if difference is None:
         return None
@@ -326,37 +323,15 @@ def groups_of(trace: Traced) -> Tensor | None:
     return trace["scores"].view(-1, k)
 
 
-def pair_advantages(scores: Tensor, log_ratios: Tensor, beta: float) -> Tensor:
-    """Minus k times the slopes of DPO's loss on the best and the worst of each group in their log-probabilities.
-
-    scores, and log policy - log reference: (G, k).
-    """
-    variable = log_ratios.clone().requires_grad_(True)
-    best, worst = (variable.gather(1, find(1, keepdim=True)) for find in (scores.argmax, scores.argmin))
-    loss = -torch.nn.functional.logsigmoid(beta * (best - worst)).sum()
-    (slopes,) = torch.autograd.grad(loss, variable)
-    return -scores.size(1) * slopes
-
-
 def group_advantages(trace: Traced) -> Finding | None:
     """A response against the others of its query, as the papers have it; REINFORCE++ has no groups."""
-    groups = groups_of(trace)
-    if groups is None or trace.has_weights or trace.algorithm in ("ppo", "reinforce++"):
+    if groups_of(trace) is None or trace.has_weights or trace.algorithm not in formulas.WITH_GROUPS:
         return None
-    k = groups.size(1)
-    kl = trace.kl.sum(1).view(-1, k)
-    if trace.algorithm == "rloo":
-        groups = groups - trace.kl_coef * kl
-    if trace.algorithm == "dapo":  # 0 up to four fifths of the longest response, then down to -1
-        groups = groups - (5 * (trace["eos_index"] + 1) / len(trace.column) - 4).clamp(min=0).view(-1, k)
-    expected = groups - groups.mean(1, keepdim=True)
-    if trace.algorithm in ("grpo", "gspo", "dapo", "cispo"):
-        expected = expected / (expected.square().mean(1, keepdim=True) + 1e-8) ** 0.5
-    if trace.algorithm == "rloo":
-        expected = expected * k / (k - 1)
-    if trace.algorithm == "online_dpo":
-        expected = pair_advantages(groups, kl, trace.kl_coef)
-    expected = expected.view(-1, 1).expand_as(trace["advantages"])
+    k = int(trace.record.number("samples_per_query", 1))
+    group = formulas.group_numbers(trace.algorithm, trace.tensors, trace.kl.sum(1), k, trace.kl_coef)
+    numbers = {**trace.numbers, **{name: x[:, None] for name, x in group.items()}}
+    expected = evaluate(formulas.advantage(trace.algorithm, trace.record.settings), numbers)
+    expected = expected.expand_as(trace["advantages"])
     difference = trace.differs(trace["advantages"], expected, trace["actions"])
     if difference is None:
         return None

@@ -12,26 +12,26 @@ import torch
 
 import train_grpo
 import train_ppo
+from kernels import k3
 from nanorlhf.errors import InputError
-from nanorlhf.ppo import policy_loss, value_loss
+from nanorlhf.ppo import value_loss
 from nanorlhf.report import microscope
 from nanorlhf.report.microscope import (
     Args,
-    gae_terms,
     lines_of,
     main,
     page_data,
     page_of,
-    policy_push,
     source_line,
 )
+from nanorlhf.rules.formulas import evaluate
+from nanorlhf.training.grpo import ALGORITHMS, policy_loss_of
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.settings import SamplerSettings
-from nanorlhf.training.trace import PER_ROW, read_trace, read_traces, save_trace, trace_path
+from nanorlhf.training.trace import PER_ROW, ratio_to, read_trace, read_traces, save_trace, trace_path
 from tests.test_train_ppo import policy_that_stops
 
 DEMO = microscope.ROOT / "docs" / "microscope" / "demo.html"
-FUNCTIONS = {"exp": math.exp, "sqrt": math.sqrt, "max": max, "min": min, "clip": lambda x, a, b: min(max(x, a), b)}
 TIS = SamplerSettings(correction="tis", dtype="bfloat16")
 TO_SAMPLER = SamplerSettings(correction="sampler_logprobs", dtype="bfloat16")
 VARIANTS = {
@@ -100,21 +100,15 @@ class Page(HTMLParser):
         self.data += data * self.inside
 
 
-def numbers_in(formula, key, t, response, update):
-    """The formula with the numbers put in, as the page's script does it."""
-
-    def number(match):
-        name = match[1]
-        at = t + name.endswith("+1")
-        name = name.removesuffix("+1")
-        if name == "t":
-            return str(t)
-        if name in response["cells"]:
-            column = response["cells"][name]
-            return repr((column[at] if at < len(column) else None) or 0.0).join("()")
-        return repr((response["constants"] | update["constants"])[name]).join("()")
-
-    return re.sub(r"\{([^}]+)\}", number, formula)
+def numbers_on_the_page(response, update):
+    """What the page's script puts into a formula: cells (1, T), 0 where there is none, and constants."""
+    cells = {key: column for key, column in response["cells"].items() if not any(isinstance(x, str) for x in column)}
+    T = len(cells["states"])
+    return {
+        **{name: x for name, x in (update["constants"] | response["constants"]).items() if x is not None},
+        **{key: torch.tensor([[x or 0.0 for x in column]], dtype=torch.float64) for key, column in cells.items()},
+        "t": torch.arange(T),
+    }
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, "the demo"])
@@ -123,20 +117,22 @@ def test_the_formulas_come_to_the_cells(runs, name):
     checked, words = set(), set()
     for update in data["updates"]:
         for response in update["responses"]:
+            numbers = numbers_on_the_page(response, update)
             for line in data["lines"]:
                 key = line["key"]
                 cells, which = response["cells"][key], response["which"].get(key)
+                values = [evaluate(formula, numbers).expand(1, len(cells))[0].tolist() for formula in line["formulas"]]
                 for t, cell in enumerate(cells):
-                    if not line["formulas"] or cell in (None, ""):
+                    if not values or cell in (None, ""):
                         continue
-                    formula = line["formulas"][which[t] if which else 0]
-                    value = eval(numbers_in(formula, key, t, response, update), FUNCTIONS)
+                    case = which[t] if which else 0
                     if line["kind"] == "words":
                         words.add(cell)
-                        assert value == ("active" in cell), (key, t, formula)
+                        assert values[case][t] == ("active" in cell), (key, t, line["formulas"][case])
                     else:
-                        assert value == pytest.approx(cell, abs=2e-5, rel=2e-5), (key, t, formula)
-                    checked.add((key, which[t] if which else 0))
+                        expected = pytest.approx(cell, abs=2e-5, rel=2e-5)
+                        assert values[case][t] == expected, (key, t, line["formulas"][case])
+                    checked.add((key, case))
     wanted = {(line["key"], i) for line in data["lines"] for i in range(len(line["formulas"]))}
     rare = {(f"push.{epoch}", 1) for epoch in range(4)}  # a clipped token
     if name == "ppo last token":
@@ -196,26 +192,34 @@ def test_the_fixed_responses_are_those_of_the_trace(runs):
             assert row == pytest.approx(tensors["fixed_logprobs"][i, : len(row)].tolist(), rel=1e-8)
 
 
-def test_losses_and_gradients_are_those_of_the_product(runs):
-    """policy_loss, value_loss and autograd in float64."""
-    data, traces = page_data(runs / "ppo"), read_traces(runs / "ppo")
-    settings = flat_settings(traces[0][1]["settings"])
-    for update, (tensors, _) in zip(data["updates"], traces, strict=True):
+@pytest.mark.parametrize("name", VARIANTS)
+def test_losses_and_gradients_are_those_of_the_product(runs, name):
+    """policy_loss of each algorithm, value_loss and autograd in float64."""
+    data, traces = page_data(runs / name.replace(" ", "_")), read_traces(runs / name.replace(" ", "_"))
+    settings, algorithm = flat_settings(traces[0][1]["settings"]), traces[0][1]["algorithm"]
+    for update, (tensors, about) in zip(data["updates"], traces, strict=True):
         x = {name: value.double() for name, value in tensors.items() if value.is_floating_point()}
-        for epoch in range(2):
-            new = x["new_logprobs"][epoch].requires_grad_(True)
-            losses, _ = policy_loss(new, x["logprobs"], x["advantages"], tensors["actions"], settings["clip_range"])
-            losses.sum().backward()
-            of_values, _ = value_loss(
-                x["new_values"][epoch], x["values"], x["returns"], tensors["states"], settings["value_clip_range"]
-            )
+        actions, states = (tensors[name] & tensors["in_loss"] for name in ("actions", "states"))
+        old, clip_range = x[ratio_to(settings["sampler.correction"])], settings["clip_range"]
+        for epoch, new in enumerate(x["new_logprobs"]):
+            new.requires_grad_(True)
+            losses, is_clipped = policy_loss_of(algorithm)(new, old, x["advantages"], actions, clip_range)
+            total = losses.sum()
+            if algorithm in ALGORITHMS and ALGORITHMS[algorithm].has_kl_loss:
+                total = total + about["kl_coef"] * k3(new, x["ref_logprobs"])[actions].sum()
+            total.backward()
+            expected = {"policy_loss": (losses.detach(), actions), "push": (-new.grad, actions)}
+            if algorithm == "ppo":
+                of_values = (x["new_values"][epoch], x["values"], x["returns"])
+                expected["value_loss"] = value_loss(*of_values, states, settings["value_clip_range"])[0], states
             for i, response in enumerate(update["responses"]):
-                n = len(response["texts"])
-                cells = response["cells"]
-                for key, expected in (("policy_loss", losses), ("push", -new.grad)):
-                    assert cells[f"{key}.{epoch}"][:n] == pytest.approx(expected[i, :n].tolist(), abs=1e-6)
-                T = len(cells["states"])
-                assert cells[f"value_loss.{epoch}"] == pytest.approx(of_values[i, :T].tolist(), abs=1e-6, rel=1e-6)
+                T = len(response["cells"]["states"])
+                for key, (wanted, mask) in expected.items():
+                    cells = torch.tensor([math.nan if c is None else c for c in response["cells"][f"{key}.{epoch}"]])
+                    wanted = wanted[i, :T].where(mask[i, :T], torch.nan)
+                    assert torch.allclose(cells.double(), wanted, atol=1e-6, rtol=1e-6, equal_nan=True), key
+                active = ["active" in word for word in response["cells"][f"clip.{epoch}"]]
+                assert active == is_clipped[i, :T].tolist()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -225,33 +229,6 @@ def test_every_line_of_code_exists(runs, name):
         assert number, f"{line['key']}: no line of {file} holds {line['expression']}"
         text = (microscope.ROOT / file).read_text().splitlines()[int(number) - 1]
         assert line["expression"] in text
-
-
-def test_the_terms_of_gae_add_up_to_the_sum_of_all_later_deltas():
-    """Responses of 1 to 5 states; after the end the tensors hold NaN."""
-    generator = torch.Generator().manual_seed(0)
-    rewards, values = torch.randn((2, 5, 5), generator=generator, dtype=torch.float64)
-    states = torch.ones(5, 5).tril().bool()
-    for gamma, lam in ((0.9, 0.8), (1.0, 0.5)):
-        deltas, advantages = torch.full((2, 5, 5), torch.nan, dtype=torch.float64)
-        for i, t in states.nonzero().tolist():  # row i has i + 1 states
-            deltas[i, t] = rewards[i, t] + gamma * (values[i, t + 1] if t < i else 0.0) - values[i, t]
-        for i, t in states.nonzero().tolist():
-            advantages[i, t] = sum((gamma * lam) ** (s - t) * deltas[i, s] for s in range(t, i + 1))
-        given = (x.where(states, torch.nan) for x in (rewards, values, advantages))
-        delta, carried = gae_terms(*given, states, gamma, lam)
-        assert torch.allclose(delta[states], deltas[states])
-        assert torch.allclose((delta + carried)[states], advantages[states])
-
-
-def test_the_push_is_minus_autograds_slope_of_the_policy_loss():
-    """Ratios inside, at, below and above the clip range, each with good, neutral and bad tokens."""
-    ratio = torch.tensor([0.0, 0.3, 0.7, 0.75, 0.8, 1.0, 1.2, 1.25, 1.3, 4.0], dtype=torch.float64).repeat(5, 1)
-    advantages = torch.tensor([[2.0], [0.5], [0.0], [-0.5], [-3.0]], dtype=torch.float64).expand(5, 10)
-    new_logprobs = ratio.log().clamp(min=-50).requires_grad_(True)
-    losses, _ = policy_loss(new_logprobs, torch.zeros_like(ratio), advantages, ratio >= 0, 0.25)
-    losses.sum().backward()
-    assert torch.allclose(policy_push(advantages, ratio, 0.25), -new_logprobs.grad)
 
 
 def without_line_numbers(page):

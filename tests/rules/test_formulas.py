@@ -1,0 +1,120 @@
+"""The list of formulas: evaluated by hand, against definitions and the product's gradients, and as the docs have it."""
+
+import re
+
+import pytest
+import torch
+
+from nanorlhf.ppo import policy_loss
+from nanorlhf.rules import formulas
+from nanorlhf.rules.formulas import GAE, evaluate, formulas_of, from_the_right, policy_update
+from nanorlhf.training.grpo import ALGORITHMS
+from tests.conftest import ROOT
+
+SETTINGS = {"score_at": "after_eos", "whiten_rewards": True, "value_clip_range": 0.2, "sampler.correction": "tis"}
+
+
+def test_a_formula_is_evaluated_in_float64_at_each_position():
+    numbers = {"x": torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.5, -1.0]]), "y": torch.tensor([[10.0], [20.0]]), "z": 0.5}
+    assert evaluate("{x+1} - {x} * {z}", numbers).tolist() == [[1.5, 3.0, -2.0], [-1.0, -1.25, 0.5]]
+    assert evaluate("max({x}, {y} / 10)", numbers).tolist() == [[1.0, 2.0, 4.0], [3.0, 2.0, 2.0]]
+    assert evaluate("clip({x}, 1 - {z}, 1 + {z}) != {x}", numbers).tolist() == [
+        [False, True, True],
+        [True, False, True],
+    ]
+    assert evaluate("min(exp(0 * {x}), sqrt({z}))", numbers)[0].tolist() == pytest.approx([0.5**0.5] * 3, abs=1e-15)
+    assert evaluate("-{x}**2", {"x": 3}).item() == -9.0
+    with pytest.raises(KeyError, match="unheard_of"):
+        evaluate("{unheard_of} + 1", numbers)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", *ALGORITHMS])
+def test_every_algorithm_has_its_formulas(algorithm):
+    found = formulas_of(algorithm, SETTINGS)
+    assert found.keys() >= {"actions", "states", "kl", "advantages", "ratio", "clip", "policy_loss", "push"}
+    assert all(len(texts) == 1 or name in formulas.CASE for name, texts in found.items())
+
+
+@pytest.mark.parametrize("gamma, lam", [(0.9, 0.8), (1.0, 0.5)])
+def test_gae_is_the_sum_of_all_later_deltas(gamma, lam):
+    """Responses of 1 to 5 states; after the end the tensors hold NaN, and the recursion 0."""
+    generator = torch.Generator().manual_seed(0)
+    rewards, values = torch.randn((2, 5, 5), generator=generator, dtype=torch.float64)
+    states = torch.ones(5, 5).tril().bool()
+    deltas, advantages = torch.full((2, 5, 5), torch.nan, dtype=torch.float64)
+    for i, t in states.nonzero().tolist():  # row i has i + 1 states
+        deltas[i, t] = rewards[i, t] + gamma * (values[i, t + 1] if t < i else 0.0) - values[i, t]
+    for i, t in states.nonzero().tolist():
+        advantages[i, t] = sum((gamma * lam) ** (s - t) * deltas[i, s] for s in range(t, i + 1))
+    tensors = {"rewards": rewards, "values": values, "raw_advantages": advantages}
+    spoiled = {name: x.where(states, torch.nan) for name, x in tensors.items()} | {"gamma": gamma, "lam": lam}
+    numbers = spoiled | {"t": torch.arange(5), "last_state": states.sum(1, keepdim=True) - 1}
+    for name in ("delta", "carried"):
+        first, last = (evaluate(text, numbers) for text in GAE[name])
+        numbers[name] = torch.where(evaluate(formulas.CASE[name], numbers), last, first)
+    assert torch.allclose(numbers["delta"][states], deltas[states])
+    assert torch.allclose(evaluate(GAE["raw_advantages"][0], numbers)[states], advantages[states])
+
+    cut = {name: x.where(states, 0.0) for name, x in tensors.items()} | {"gamma": gamma, "lam": lam}
+    cut["delta"] = evaluate(GAE["delta"][0], cut)
+    assert torch.allclose(from_the_right("raw_advantages", GAE, cut), advantages.where(states, 0.0))
+
+
+def test_the_push_is_minus_autograds_slope_of_the_policy_loss():
+    """Ratios inside, at, below and above the clip range, each with good, neutral and bad tokens."""
+    ratio = torch.tensor([0.0, 0.3, 0.7, 0.75, 0.8, 1.0, 1.2, 1.25, 1.3, 4.0], dtype=torch.float64).repeat(5, 1)
+    advantages = torch.tensor([[2.0], [0.5], [0.0], [-0.5], [-3.0]], dtype=torch.float64).expand(5, 10)
+    new_logprobs = ratio.log().clamp(min=-50).requires_grad_(True)
+    losses, is_clipped = policy_loss(new_logprobs, torch.zeros_like(ratio), advantages, ratio >= 0, 0.25)
+    losses.sum().backward()
+    numbers = {"ratio": ratio, "advantages": advantages, "below": 0.25, "above": 0.25}
+    found = policy_update("ppo")
+    first, clipped = (evaluate(text, numbers) for text in found["push"])
+    active = evaluate(found["clip"][0], numbers)
+    assert torch.equal(active, is_clipped)
+    assert torch.allclose(torch.where(active, clipped, first), -new_logprobs.grad)
+    assert torch.allclose(evaluate(found["policy_loss"][0], numbers), losses)
+
+
+# ------------------------------------------------------------------------------------------------ docs/formulas.md
+SYMBOLS = {
+    "rewards": "r_t", "values": "V_t", "values+1": "V_{t+1}", "delta": r"\delta_t", "raw_advantages": "A_t",
+    "raw_advantages+1": "A_{t+1}", "advantages": "A_t", "returns": "R_t", "ratio": r"\rho_t", "gamma": r"\gamma",
+    "lam": r"\lambda", "kl_coef": r"\beta", "below": r"\epsilon", "above": r"\epsilon", "value_clip_range": r"\epsilon",
+    "score": "s_i", "group_mean": r"mean(s_1,\ldots,s_k)", "group_std": r"std(s_1,\ldots,s_k)", "kl": "d",
+}  # fmt: skip
+LOG_RATIO = r"\log\dfrac{\pi(y_t\midx,y_{<t})}{\pi_{ref}(y_t\midx,y_{<t})}"
+
+
+def plain(latex):
+    """A formula of the docs without blanks and the sizes of brackets; a fraction as (a)/b."""
+    latex = re.sub(r"\\left|\\right|\\[,;]|\\qquad|\s|\\mathrm\{([a-z]+)\}", r"\1", latex)
+    return re.sub(r"\\dfrac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/\2", latex).replace(r"\max", "max")
+
+
+def in_symbols(text, **others):
+    """A formula of the list in the docs' letters; a square as `^2`, a product without a sign."""
+    text = text.replace("sqrt({group_var} + 1e-8)", "{group_std}")
+    text = re.sub(r"\{([^}]+)\}", lambda name: (SYMBOLS | others)[name[1]], text)
+    return re.sub(r"\s|\*", "", text.replace("**", "^"))
+
+
+def test_the_docs_have_the_formulas_of_the_list():
+    settings = SETTINGS | {"whiten_rewards": False, "sampler.correction": "none"}
+    found = {name: texts[0] for name, texts in formulas_of("ppo", settings).items()}
+    gae = found["raw_advantages"].replace("{carried}", found["carried"])
+    old = {"values": "V_{old}", "new_values": "V_t"}
+    value_loss = found["value_loss"].replace("{clipped_values}", found["clipped_values"]).removeprefix("0.5 * ")
+    expected = (
+        "r_t=" + in_symbols(formulas.reward(settings, False)[1], kl=LOG_RATIO, score="r(x,y)[t=e]"),
+        r"\delta_t=" + in_symbols(found["delta"]),
+        "A_t=" + in_symbols(gae),
+        "R_t=" + in_symbols(found["returns"]),
+        in_symbols(found["policy_loss"]),
+        in_symbols(value_loss, **old),
+        "k_3=" + in_symbols(formulas.K3).replace("exp(-d)", "e^{-d}"),
+        "A_i=" + in_symbols(formulas.NORMALISED),
+    )
+    text = plain((ROOT / "docs" / "formulas.md").read_text())
+    for formula in expected:
+        assert formula in text, formula
