@@ -15,6 +15,7 @@ from nanorlhf.dataset import load_demonstrations
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone, rereading, unpadded
 from nanorlhf.doctor.watch import Watched
 from nanorlhf.rules.finding import Finding
+from nanorlhf.rules.formulas import DISCOUNTED, GAE, K3, KL, evaluate, from_the_right
 
 PPO: dict[str, Any] = {"lam": 1.0, "gamma": 0.9, "reward_model": None, "num_ppo_epochs": 1}
 DAPO: dict[str, Any] = {
@@ -269,12 +270,9 @@ def returns(cases: Cases) -> Iterator[Finding]:
     At any lambda the kernel equals the sums of its definition, and nothing after the end matters.
     """
     tensors = cases.run("train_ppo", lam=1.0, gamma=0.9).traces()[0][0]
-    states, T = tensors["states"], tensors["states"].size(1)
-    expected = torch.zeros_like(tensors["rewards"])
-    following = torch.zeros(len(expected), dtype=torch.float64)
-    for t in reversed(range(T)):
-        following = torch.where(states[:, t], tensors["rewards"][:, t], 0.0) + 0.9 * following
-        expected[:, t] = following
+    states = tensors["states"]
+    rewards = torch.where(states, tensors["rewards"], 0.0)
+    expected = from_the_right("returns", DISCOUNTED, {"rewards": rewards, "gamma": 0.9})
     gap = (tensors["returns"] - expected)[states].abs().max().item()
     if not gap < 1e-3:
         yield Finding(
@@ -285,7 +283,7 @@ def returns(cases: Cases) -> Iterator[Finding]:
             where="train_ppo.py (2.5) and kernels/gae.py",
             page="docs/troubleshooting.md#values-and-advantages",
         )
-    excess = (tensors["raw_advantages"] - (tensors["returns"] - tensors["values"]))[states].abs().max().item()
+    excess = (tensors["returns"] - evaluate(GAE["returns"][0], tensors))[states].abs().max().item()
     if not excess < 1e-3:
         yield Finding(
             name="returns",
@@ -376,11 +374,11 @@ def statistics(cases: Cases) -> Iterator[Finding]:
     run = usual(cases)
     for (tensors, _), row in zip(run.traces()[1:], run.metrics[1:], strict=True):
         actions = tensors["actions"]
-        log_ratio = torch.where(actions, tensors["logprobs"] - tensors["ref_logprobs"], 0.0)
+        log_ratio = torch.where(actions, evaluate(KL, tensors), 0.0)
         kl = log_ratio.sum(1).mean().item()
         expected = {
             "objective/kl": kl,
-            "objective/kl_k3": ((-log_ratio).exp() - 1 + log_ratio).sum(1).mean().item(),
+            "objective/kl_k3": evaluate(K3, {"kl": log_ratio}).sum(1).mean().item(),
             "objective/entropy": -torch.where(actions, tensors["logprobs"], 0.0).sum(1).mean().item(),
             "objective/score": tensors["scores"].mean().item(),
             "objective/rlhf_reward": tensors["scores"].mean().item() - row["objective/kl_coef"] * kl,

@@ -16,6 +16,7 @@ from nanorlhf.doctor.watch import Slopes, Watched, replaced
 from nanorlhf.doctor.world import small_config
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.rules.finding import Finding
+from nanorlhf.rules.formulas import IS_CLIPPED, Numbers, evaluate
 
 NO_KL, ONE_STEP = {"kl_coef": 0.0}, {"num_epochs": 1}
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -288,17 +289,18 @@ def older_policy(batch: Any, logprobs: Tensor, ref_logprobs: Tensor) -> tuple[Te
 def clipping(cases: Cases) -> Iterator[Finding]:
     """A token that has gone far in the direction of its advantage has no gradient, and any other token has one."""
     settings: dict[str, tuple[dict[str, Any], float, float]] = {
-        "train_ppo": (PPO | {"clip_range": 0.2}, 0.8, 1.2),
-        "train_grpo": (DR_GRPO | {"clip_range": (0.5, 4.0)}, 0.5, 5.0),
-    }  # and how far a ratio counts
-    for name, (changes, least, most) in settings.items():
+        "train_ppo": (PPO | {"clip_range": 0.2}, 0.2, 0.2),
+        "train_grpo": (DR_GRPO | {"clip_range": (0.5, 4.0)}, 0.5, 4.0),
+    }  # and how far a ratio counts below 1 and above
+    for name, (changes, below, above) in settings.items():
         changes = changes | {"reward": cases.world.rule("score"), "kl_coef": 0.0}
         run = cases.run(name, patches=rereading(name, older_policy), **changes)
         wrong: dict[str, int] = {}
         for row, advantages, found in slopes_of_rows(run, cases.world.tokenizer.pad_id):
             ratio = RATIOS[row % len(RATIOS)]
             with_advantage = advantages.abs() > 1e-3
-            gone_far = (ratio > most) & (advantages > 0) | (ratio < least) & (advantages < 0)
+            numbers: Numbers = {"advantages": advantages, "ratio": ratio, "below": below, "above": above}
+            gone_far = evaluate(IS_CLIPPED, numbers)
             others = with_advantage & ~gone_far & (ratio < 100)  # a dual clip may stop those
             silent = found.abs() < 1e-9
             for what, mask in (
