@@ -12,8 +12,8 @@ from nanorlhf import dpo
 from nanorlhf.checkpoint import load_gpt, load_scalar, scalar_from_gpt
 from nanorlhf.dataset import batch_indices, load_comparisons, load_demonstrations
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone
-from nanorlhf.doctor.formulas import imitation_loss, preference_loss, score_loss
 from nanorlhf.doctor.rollout_checks import usual
+from nanorlhf.doctor.supervised_losses import imitation_loss, preference_loss, score_loss
 from nanorlhf.doctor.update_checks import paired
 from nanorlhf.doctor.watch import Watched, replaced, script, silent
 from nanorlhf.rules.finding import Finding
