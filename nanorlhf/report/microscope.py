@@ -13,7 +13,7 @@ Out: RUN/microscope.html.
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ LOOK = Path(__file__).with_name("look.css")
 OF_LINES = ("score_at", "whiten_rewards", "whiten_advantages", "value_clip_range", "clip_range", "sampler.correction")
 OF_NUMBERS = (*OF_LINES, "gamma", "lam", "samples_per_query", "temperature")
 GRPO = "nanorlhf/grpo.py"
-OF_EPOCH = ("new_logprobs", "ratio", "mean_log_ratio", "new_values", "clipped_values")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class Args:
     """the page; None: microscope.html in the run's directory, or the page itself"""
 
 
-# ------------------------------------------------------------------------------------------------------ 1. the formulas
+# ------------------------------------------------------------------------------------------------- 1. the table's lines
 @dataclass(frozen=True)
 class Line:
     """One line of the table of tokens.
@@ -63,235 +62,163 @@ class Line:
     about: str
     file: str
     expression: str  # the source code that computes it in a run, as it stands in `file`
-    formulas: tuple[str, ...] = ()
-    kind: str = "number"  # or mask, words
+    formulas: tuple[str, ...]
+    kind: str  # number, mask or words
+
+
+PPO, GAE, LOGPROBS, SCRIPT = "nanorlhf/ppo.py", "kernels/gae.py", "nanorlhf/logprobs.py", "the training script"
+WHITEN = "whitened = (x - mean) * torch.rsqrt(variance + 1e-8)"
+RECURSION = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
+MAXIMUM = "return torch.maximum(unclipped, clipped), clipped > unclipped"
+VALUE_MAXIMUM = "return 0.5 * torch.maximum(error, clipped_error), clipped_error > error"
+ADD_SCORE = "minus beta times KL; the score is added once, at the underlined position"
+AMONG_OTHERS = "how much better the response is than the others to its query"
+SLOPE = "minus the slope of the token's loss in its log-probability"
+STEP = ": ▲ the step makes the token likelier, ▼ less likely, · leaves it"
+NORMALISED = (
+    "advantage",
+    AMONG_OTHERS,
+    GRPO,
+    "return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(x.kl)",
+)
+# label, about, file, expression; those of PPO
+LINES: dict[str, tuple[str, ...]] = {
+    "logprobs": ("policy", "log-probability of the token by the policy before this update, nats",
+        LOGPROBS, "logprobs, _ = linear_logprobs(hidden, head, labels, bias, temperature, cap)"),
+    "ref_logprobs": ("reference", "log-probability of the token by the reference policy, nats",
+        LOGPROBS, "ref_logprobs, _ = linear_logprobs(ref_hidden, ref_head, labels, ref_bias, temperature, ref_cap)"),
+    "sampled_logprobs": ("sampler", "log-probability of the token by what sampled it, nats", "nanorlhf/generate.py",
+        "live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))"),
+    "kl": ("KL", "k1, the estimate of the KL from one sample: nats by which the token is likelier than under the "
+        "reference", SCRIPT, "kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)"),
+    "actions": ("actions", "the policy chose a token here: KL and policy loss",
+        PPO, "index <= eos_index[:, None], index"),
+    "states": ("states", "there is a state here",
+        "nanorlhf/batch.py", 'states=states if score_at == "after_eos" else actions'),
+    "token_rewards": ("per token", "what --reward gives this token: a process reward, or a teacher's log-probability "
+        "minus the policy's", "nanorlhf/rewards/combined.py", "token_rewards += weight * found.token_rewards"),
+    "rewards": ("reward", ADD_SCORE, SCRIPT, "rewards[torch.arange(B), batch.score_index] += scores"),
+    "values": ("value V", "what the value model expects of the response, before this token",
+        LOGPROBS, "torch.where(states, values[:, :-1], 0.0)"),
+    "delta": ("delta", "by how much this step was better than the value model expected",
+        GAE, "advantages = rewards + gamma * next_values - values"),
+    "carried": ("from the right", "gamma * lam times the advantage of the next position", GAE, RECURSION),
+    "raw_advantages": ("advantage", "GAE's, before whitening: delta, and what comes from the right", GAE, RECURSION),
+    "advantages": ("whitened", "the advantage that the loss uses", PPO, WHITEN),
+    "returns": ("return", "what the value model should have said", GAE, "return advantages, advantages + values"),
+    "new_logprobs": ("new log-prob", "log-probability by the policy as it is now, nats",
+        SCRIPT, "new_logprobs, entropy = response_logprobs("),
+    "ratio": ("ratio", "how much likelier the token has become",
+        PPO, "log_ratio = torch.where(actions, new_logprobs - logprobs, 0.0)"),
+    "clip": ("clip", "where the ratio is; active: the clipped loss is the larger one, so the token has no policy "
+        "gradient", PPO, MAXIMUM),
+    "policy_loss": ("policy loss", "the larger of the unclipped and the clipped loss", PPO, MAXIMUM),
+    "push": ("gradient", SLOPE + STEP, PPO, "unclipped = -advantages * ratio"),
+    "new_values": ("new value", "what the value model says now",
+        SCRIPT, "new_values = response_values(value_model, *text, mb.states)"),
+    "clipped_values": ("value, clipped", "the new value, at most the clip range from the old",
+        PPO, "clipped_values = new_values.clamp(values - clip_range, values + clip_range)"),
+    "value_clip": ("value clip", "active: the clipped error is the larger one, so the value has no gradient",
+        PPO, VALUE_MAXIMUM),
+    "value_loss": ("value loss", "half the squared error to the return", PPO, VALUE_MAXIMUM),
+}  # fmt: skip
+OF_ALGORITHM: dict[str, dict[str, tuple[str, ...]]] = {
+    "reinforce++": {
+        "rewards": ("reward", ADD_SCORE, GRPO,
+                    "rewards[torch.arange(len(x.scores)), x.actions.sum(1) - 1] += x.scores"),
+        "carried": ("from the right", "gamma times the return of the next position", GAE, RECURSION),
+        "returns": ("return", "the reward, and what comes from the right: GAE with V = 0 and lambda = 1",
+            GAE, RECURSION),
+        "advantages": ("whitened", "the advantage that the loss uses: the whole rollout is the baseline", PPO, WHITEN),
+    },
+    "grpo": {"advantages": NORMALISED},
+    "gspo": {
+        "advantages": NORMALISED,
+        "ratio": ("ratio", "exp of the mean log ratio of the response's tokens",
+            PPO, "new, old = response_mean(new_logprobs, actions), response_mean(logprobs, actions)"),
+        "clip": ("clip", "where the ratio is; active: the clipped loss is the larger one, so the response has no "
+            "policy gradient", PPO, MAXIMUM),
+        "push": ("gradient", "minus the slope of the response's losses in the token's log-probability" + STEP,
+            PPO, "unclipped = -advantages * ratio"),
+    },
+    "cispo": {
+        "advantages": NORMALISED,
+        "clip": ("clip", "where the ratio is; active: the weight is clipped", PPO, "return losses, weights != ratio"),
+        "policy_loss": ("policy loss", "the clipped ratio weighs the token, without a gradient",
+            PPO, "losses = -torch.where(actions, advantages, 0.0) * weights * new_logprobs"),
+        "push": ("gradient", SLOPE + STEP, PPO, "weights = ratio.clamp(least, most)"),
+    },
+    "dapo": {"advantages": ("advantage", AMONG_OTHERS, GRPO,
+        "return grpo(replace(x, scores=x.scores + overlong_penalty(x.actions)))")},
+    "dr_grpo": {"advantages": ("advantage", AMONG_OTHERS, GRPO,
+        "return centred(x.scores, x.k).view(-1, 1).expand_as(x.kl)")},
+    "online_dpo": {"advantages": ("advantage", "the slope of DPO's loss: above 0 for the best response to its query, "
+        "below 0 for the worst, else 0", GRPO, "weights = x.k * x.kl_coef * torch.sigmoid(-margins)")},
+    "rloo": {"advantages": ("advantage", AMONG_OTHERS, GRPO,
+        "return (centred(response_rewards, x.k) * (x.k / (x.k - 1))).view(-1, 1).expand_as(x.kl)")},
+}  # fmt: skip
+SECTIONS = {
+    "ppo": {
+        "3. Rewards": ("token_rewards", "rewards"),
+        "4. Values, advantages": ("values", "delta", "carried", "raw_advantages", "advantages", "returns"),
+    },
+    "reinforce++": {
+        "3. Rewards": ("token_rewards", "rewards"),
+        "4. Advantages": ("carried", "returns", "advantages"),
+    },
+}
+OF_EPOCH = (
+    *("new_logprobs", "ratio", "clip", "policy_loss", "push"),
+    *("new_values", "clipped_values", "value_clip", "value_loss"),
+)
+KINDS = {"actions": "mask", "states": "mask", "clip": "words", "value_clip": "words"}
 
 
 def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int, has_token_rewards: bool = False) -> list[Line]:
     """The table's lines for a run, from top to bottom; settings have the names of flags."""
-    has_values = algorithm == "ppo"
-    script = "train_ppo.py" if has_values else "train_grpo.py"
-    logprobs, generate, ppo = "nanorlhf/logprobs.py", "nanorlhf/generate.py", "nanorlhf/ppo.py"
-    forward, masks = "1. What the models say", "2. What counts"
-    after = has_values and settings["score_at"] == "after_eos"
-    lines = [
-        Line(
-            "logprobs", "policy", forward, "log-probability of the token by the policy before this update, nats",
-            logprobs, "logprobs, _ = linear_logprobs(hidden, head, labels, bias, temperature, cap)",
-        ),
-        Line(
-            "ref_logprobs", "reference", forward, "log-probability of the token by the reference policy, nats",
-            logprobs, "ref_logprobs, _ = linear_logprobs(ref_hidden, ref_head, labels, ref_bias, temperature, ref_cap)",
-        ),
-        Line(
-            "sampled_logprobs", "sampler", forward, "log-probability of the token by what sampled it, nats",
-            generate, "live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))",
-        ),
-        Line(
-            "kl", "KL", forward, "k1, the estimate of the KL from one sample: nats by which the token is likelier than "
-            "under the reference", script, "kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)",
-        ),
-        Line(
-            "actions", "actions", masks, "the policy chose a token here: KL and policy loss",
-            ppo, "index <= eos_index[:, None], index", kind="mask",
-        ),
-        Line(
-            "states", "states", masks, "there is a state here, also after EOS: value loss"
-            if after else "there is a state here",
-            "nanorlhf/batch.py", 'states=states if score_at == "after_eos" else actions', kind="mask",
-        ),
-    ]  # fmt: skip
-    if has_values:
-        lines += ppo_lines(settings, has_token_rewards)
-    elif algorithm == "reinforce++":
-        lines += reinforce_lines(has_token_rewards)
-    else:
-        lines.append(group_line(algorithm))
-    for epoch in range(num_epochs):
-        lines += epoch_lines(epoch, algorithm, settings, script, has_values)
     formulas = formulas_of(algorithm, settings, has_token_rewards)
-    return [replace(line, formulas=shown(line.key, formulas, settings)) for line in lines]
+    lines = LINES | OF_ALGORITHM.get(algorithm, {})
+    label, about, *source = lines["ratio"]
+    is_first = ratio_to(settings["sampler.correction"]) == "logprobs"
+    lines["ratio"] = label, about + ("; 1 in the first step" if is_first else ", compared with the sampler"), *source
+    without_formulas = {"logprobs", "ref_logprobs", "sampled_logprobs", "new_logprobs"}
+    without_formulas |= {"token_rewards"} if has_token_rewards else set()
+    if algorithm == "ppo":
+        without_formulas |= {"values", "new_values"}
+        if settings["score_at"] == "after_eos":
+            label, about, *source = lines["states"]
+            lines["states"] = label, about + ", also after EOS: value loss", *source
+        if not settings["whiten_advantages"]:
+            lines["advantages"] = *lines["advantages"][:2], SCRIPT, "batch.advantages = advantages * importance_weights"
+        if settings["value_clip_range"] is None:
+            lines["value_loss"] = *lines["value_loss"][:3], "return 0.5 * error, torch.zeros_like(states)"
+    sections = {
+        "1. What the models say": ("logprobs", "ref_logprobs", "sampled_logprobs", "kl"),
+        "2. What counts": ("actions", "states"),
+        **SECTIONS.get(algorithm, {"3. Advantages": ("advantages",)}),
+    }
+    keys = [(section, name, "") for section, names in sections.items() for name in names]
+    keys += [(f"Epoch {epoch + 1}", name, f".{epoch}") for epoch in range(num_epochs) for name in OF_EPOCH]
+    found = []
+    for section, name, epoch in keys:
+        if name in formulas or name in without_formulas:
+            label, about, file, expression = lines[name]
+            file = ("train_ppo.py" if algorithm == "ppo" else "train_grpo.py") if file == SCRIPT else file
+            texts = shown(formulas.get(name, ()), epoch, settings)
+            kind = KINDS.get(name, "number")
+            found.append(Line(name + epoch, label, section, about, file, expression, texts, kind))
+    return found
 
 
-def shown(key: str, formulas: Formulas, settings: dict[str, Any]) -> tuple[str, ...]:
-    """A line's formulas with the names of the page: those of its epoch, and of the run's settings."""
-    name, _, epoch = key.partition(".")
+def shown(texts: tuple[str, ...], epoch: str, settings: dict[str, Any]) -> tuple[str, ...]:
+    """Formulas with the names of the page: those of the epoch, and of the run's settings."""
     is_pair = isinstance(settings.get("clip_range"), tuple | list)
     names = {
         "old": ratio_to(settings["sampler.correction"]),
         "below": "clip_below" if is_pair else "clip_range",
         "above": "clip_above" if is_pair else "clip_range",
-    } | {name: f"{name}.{epoch}" for name in OF_EPOCH}
-    return tuple(re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text) for text in formulas.get(name, ()))
-
-
-def token_reward_lines(has_token_rewards: bool) -> list[Line]:
-    """What the rewards themselves say of each token, where any does."""
-    about = "what --reward gives this token: a process reward, or a teacher's log-probability minus the policy's"
-    source = "nanorlhf/rewards/combined.py", "token_rewards += weight * found.token_rewards"
-    return [Line("token_rewards", "per token", "3. Rewards", about, *source)] if has_token_rewards else []
-
-
-def ppo_lines(settings: dict[str, Any], has_token_rewards: bool) -> list[Line]:
-    """Rewards, values, GAE, whitening."""
-    rewards, values, script = "3. Rewards", "4. Values, advantages", "train_ppo.py"
-    recursion = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
-    return [
-        *token_reward_lines(has_token_rewards),
-        Line(
-            "rewards", "reward", rewards, "minus beta times KL; the score is added once, at the underlined position",
-            script, "rewards[torch.arange(B), batch.score_index] += scores",
-        ),
-        Line(
-            "values", "value V", values, "what the value model expects of the response, before this token",
-            "nanorlhf/logprobs.py", "torch.where(states, values[:, :-1], 0.0)",
-        ),
-        Line(
-            "delta", "delta", values, "by how much this step was better than the value model expected",
-            "kernels/gae.py", "advantages = rewards + gamma * next_values - values",
-        ),
-        Line(
-            "carried", "from the right", values, "gamma * lam times the advantage of the next position",
-            "kernels/gae.py", recursion,
-        ),
-        Line(
-            "raw_advantages", "advantage", values, "GAE's, before whitening: delta, and what comes from the right",
-            "kernels/gae.py", recursion,
-        ),
-        Line(
-            "advantages", "whitened", values, "the advantage that the loss uses",
-            *(("nanorlhf/ppo.py", "whitened = (x - mean) * torch.rsqrt(variance + 1e-8)")
-              if settings["whiten_advantages"] else (script, "batch.advantages = advantages * importance_weights")),
-        ),
-        Line(
-            "returns", "return", values, "what the value model should have said",
-            "kernels/gae.py", "return advantages, advantages + values",
-        ),
-    ]  # fmt: skip
-
-
-def reinforce_lines(has_token_rewards: bool) -> list[Line]:
-    """REINFORCE++: rewards, returns, whitening."""
-    rewards, advantages, script, kernel = "3. Rewards", "4. Advantages", GRPO, "kernels/gae.py"
-    recursion = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
-    return [
-        *token_reward_lines(has_token_rewards),
-        Line(
-            "rewards", "reward", rewards, "minus beta times KL; the score is added once, at the underlined position",
-            script, "rewards[torch.arange(len(x.scores)), x.actions.sum(1) - 1] += x.scores",
-        ),
-        Line(
-            "carried", "from the right", advantages, "gamma times the return of the next position",
-            kernel, recursion,
-        ),
-        Line(
-            "returns", "return", advantages, "the reward, and what comes from the right: GAE with V = 0 and "
-            "lambda = 1", kernel, recursion,
-        ),
-        Line(
-            "advantages", "whitened", advantages, "the advantage that the loss uses: the whole rollout is the baseline",
-            "nanorlhf/ppo.py", "whitened = (x - mean) * torch.rsqrt(variance + 1e-8)",
-        ),
-    ]  # fmt: skip
-
-
-def group_line(algorithm: str) -> Line:
-    """The advantage of GRPO and relatives, from the scores of the query's group."""
-    normalised = "return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(x.kl)"
-    expression = {
-        "grpo": normalised,
-        "gspo": normalised,
-        "cispo": normalised,
-        "dapo": "return grpo(replace(x, scores=x.scores + overlong_penalty(x.actions)))",
-        "dr_grpo": "return centred(x.scores, x.k).view(-1, 1).expand_as(x.kl)",
-        "online_dpo": "weights = x.k * x.kl_coef * torch.sigmoid(-margins)",
-        "rloo": "return (centred(response_rewards, x.k) * (x.k / (x.k - 1))).view(-1, 1).expand_as(x.kl)",
-    }[algorithm]
-    about = "how much better the response is than the others to its query"
-    if algorithm == "online_dpo":
-        about = "the slope of DPO's loss: above 0 for the best response to its query, below 0 for the worst, else 0"
-    return Line("advantages", "advantage", "3. Advantages", about, GRPO, expression)
-
-
-def epoch_lines(epoch: int, algorithm: str, settings: dict[str, Any], script: str, has_values: bool) -> list[Line]:
-    """What one pass over the rollout computes, in the step that reads the response."""
-    section, e, ppo = f"Epoch {epoch + 1}", f".{epoch}", "nanorlhf/ppo.py"
-    is_cispo, has_response_ratio = algorithm == "cispo", algorithm == "gspo"
-    old = ratio_to(settings["sampler.correction"])
-    at_first = "; 1 in the first step" if old == "logprobs" else ", compared with the sampler"
-    maximum = "return torch.maximum(unclipped, clipped), clipped > unclipped"
-    lines = [
-        Line(
-            f"new_logprobs{e}", "new log-prob", section, "log-probability by the policy as it is now, nats",
-            script, "new_logprobs, entropy = response_logprobs(",
-        ),
-        Line(
-            f"ratio{e}", "ratio", section, "exp of the mean log ratio of the response's tokens" + at_first,
-            ppo, "new, old = response_mean(new_logprobs, actions), response_mean(logprobs, actions)",
-        ) if has_response_ratio else Line(
-            f"ratio{e}", "ratio", section, "how much likelier the token has become" + at_first,
-            ppo, "log_ratio = torch.where(actions, new_logprobs - logprobs, 0.0)",
-        ),
-    ]  # fmt: skip
-    step = ": ▲ the step makes the token likelier, ▼ less likely, · leaves it"
-    if is_cispo:
-        lines += [
-            Line(
-                f"clip{e}", "clip", section, "where the ratio is; active: the weight is clipped", ppo,
-                "return losses, weights != ratio", kind="words",
-            ),
-            Line(
-                f"policy_loss{e}", "policy loss", section, "the clipped ratio weighs the token, without a gradient",
-                ppo, "losses = -torch.where(actions, advantages, 0.0) * weights * new_logprobs",
-            ),
-            Line(
-                f"push{e}", "gradient", section, "minus the slope of the token's loss in its log-probability" + step,
-                ppo, "weights = ratio.clamp(least, most)",
-            ),
-        ]  # fmt: skip
-    else:
-        unit = "response" if has_response_ratio else "token"
-        lines += [
-            Line(
-                f"clip{e}", "clip", section, f"where the ratio is; active: the clipped loss is the larger one, so the "
-                f"{unit} has no policy gradient", ppo, maximum, kind="words",
-            ),
-            Line(
-                f"policy_loss{e}", "policy loss", section, "the larger of the unclipped and the clipped loss",
-                ppo, maximum,
-            ),
-            Line(
-                f"push{e}", "gradient", section, "minus the slope of the response's losses in the token's "
-                "log-probability" + step if has_response_ratio
-                else "minus the slope of the token's loss in its log-probability" + step,
-                ppo, "unclipped = -advantages * ratio",
-            ),
-        ]  # fmt: skip
-    if not has_values:
-        return lines
-    lines.append(
-        Line(
-            f"new_values{e}", "new value", section, "what the value model says now",
-            script, "new_values = response_values(value_model, *text, mb.states)",
-        )
-    )  # fmt: skip
-    expression = "return 0.5 * error, torch.zeros_like(states)"
-    if settings["value_clip_range"] is not None:
-        expression = "return 0.5 * torch.maximum(error, clipped_error), clipped_error > error"
-        lines += [
-            Line(
-                f"clipped_values{e}", "value, clipped", section, "the new value, at most the clip range from the old",
-                ppo, "clipped_values = new_values.clamp(values - clip_range, values + clip_range)",
-            ),
-            Line(
-                f"value_clip{e}", "value clip", section, "active: the clipped error is the larger one, so the value "
-                "has no gradient", ppo, expression, kind="words",
-            ),
-        ]  # fmt: skip
-    return [
-        *lines,
-        Line(f"value_loss{e}", "value loss", section, "half the squared error to the return", ppo, expression),
-    ]
+    } | {name: name + epoch for name in (*OF_EPOCH, "mean_log_ratio")}
+    return tuple(re.sub(r"(?<=\{)\w+", lambda word: names.get(word[0], word[0]), text) for text in texts)
 
 
 # ------------------------------------------------------------------------------------------------------- 2. the numbers

@@ -14,6 +14,7 @@ import train_grpo
 import train_ppo
 from kernels import k3
 from nanorlhf.errors import InputError
+from nanorlhf.grpo import ALGORITHMS, policy_loss_of
 from nanorlhf.ppo import value_loss
 from nanorlhf.report import microscope
 from nanorlhf.report.microscope import (
@@ -25,7 +26,6 @@ from nanorlhf.report.microscope import (
     source_line,
 )
 from nanorlhf.rules.formulas import evaluate
-from nanorlhf.training.grpo import ALGORITHMS, policy_loss_of
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.settings import SamplerSettings
 from nanorlhf.training.trace import PER_ROW, ratio_to, read_trace, read_traces, save_trace, trace_path

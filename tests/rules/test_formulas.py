@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 
+from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.ppo import policy_loss
 from nanorlhf.rules import formulas
 from nanorlhf.rules.formulas import GAE, evaluate, formulas_of, from_the_right, policy_update
-from nanorlhf.training.grpo import ALGORITHMS
 from tests.conftest import ROOT
 
 SETTINGS = {"score_at": "after_eos", "whiten_rewards": True, "value_clip_range": 0.2, "sampler.correction": "tis"}
