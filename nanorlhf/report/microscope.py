@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanorlhf.cli import run_module
@@ -25,7 +26,8 @@ from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import parse_json, read_text, write_text
 from nanorlhf.grpo import ALGORITHMS
-from nanorlhf.rules.formulas import CASE, CLIPPED_RATIO, KL, Formulas, evaluate, formulas_of, group_numbers
+from nanorlhf.ppo import ClipRange, ratio_bounds
+from nanorlhf.rules.formulas import CASE, CLIPPED_RATIO, K3_SLOPE, KL, Formulas, evaluate, formulas_of, group_numbers
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.sampler import TIS_CLIP
 from nanorlhf.training.trace import Tensors, ratio_to, read_traces
@@ -232,7 +234,9 @@ class Cells:
     words: dict[str, list[list[str]]]
 
 
-def cells_of(tensors: Tensors, formulas: Formulas, constants: dict[str, Any], correction: str) -> Cells:
+def cells_of(
+    tensors: Tensors, formulas: Formulas, constants: dict[str, Any], clip_range: ClipRange, correction: str
+) -> Cells:
     """All cells of the traced responses; constants of the update are numbers, those of a response (n, 1)."""
     doubles = {name: x.double() for name, x in tensors.items() if x.is_floating_point()}
     actions, states = tensors["actions"], tensors["states"]
@@ -242,6 +246,11 @@ def cells_of(tensors: Tensors, formulas: Formulas, constants: dict[str, Any], co
         **{name: x for name, x in doubles.items() if not name.startswith("new_")},
         **constants,
     }
+    if "returns" in tensors:  # REINFORCE++: V = 0 and lambda = 1
+        values = doubles.get("values", torch.zeros_like(doubles["returns"]))
+        raw_advantages, lam = doubles.get("raw_advantages", doubles["returns"]), constants.get("lam", 1.0)
+        terms = gae_terms(doubles["rewards"], values, raw_advantages, states, constants["gamma"], lam)
+        numbers["delta"], numbers["carried"] = terms
     cells = Cells({}, {}, {}, {})
 
     def put(name: str, mask: Tensor, epoch: str = "") -> None:
@@ -250,9 +259,7 @@ def cells_of(tensors: Tensors, formulas: Formulas, constants: dict[str, Any], co
         if len(texts) > 1:
             cells.which[name + epoch] = evaluate(CASE[name], numbers).long()
         if name not in numbers:
-            first, *second = (evaluate(text, numbers) for text in texts)
-            x = torch.where(cells.which[name + epoch] == 1, second[0] + 0.0, first) if second else first  # no -0
-            numbers[name] = x.expand_as(mask)
+            numbers[name] = evaluate(texts[0], numbers).expand_as(mask)
         cells.numbers[name + epoch], cells.masks[name + epoch] = numbers[name], mask
 
     def put_words(name: str, x: Tensor, clipped: Tensor, mask: Tensor, epoch: str) -> None:
@@ -283,6 +290,9 @@ def cells_of(tensors: Tensors, formulas: Formulas, constants: dict[str, Any], co
         put("ratio", loss_actions if has_response_ratio else actions & read, e)
         put_words("clip", numbers["ratio"], evaluate(CLIPPED_RATIO, numbers), loss_actions, e)
         put("policy_loss", loss_actions, e)
+        if len(formulas["push"]) == 2:  # without a slope where the ratio is clipped
+            kl_push = evaluate(K3_SLOPE, numbers) if K3_SLOPE in formulas["push"][0] else 0.0
+            numbers["push"] = policy_push(numbers["advantages"], numbers["ratio"], clip_range) - kl_push
         put("push", loss_actions, e)
         if "values" not in tensors:
             continue
@@ -294,6 +304,32 @@ def cells_of(tensors: Tensors, formulas: Formulas, constants: dict[str, Any], co
             put_words("value_clip", numbers["new_values"], numbers["clipped_values"], counted, e)
         put("value_loss", loss_states, e)
     return cells
+
+
+def gae_terms(
+    rewards: Tensor, values: Tensor, advantages: Tensor, states: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """The two terms of each advantage of GAE, before whitening: delta, and what comes from the right; all (n, T).
+
+        A_t = delta_t + carried_t,  delta_t = r_t + gamma V_{t+1} - V_t,  carried_t = gamma lam A_{t+1}
+
+    V and A are 0 after a response's last state, whatever the tensors hold there.
+    """
+    has_next = F.pad(states[:, 1:], (0, 1))
+    next_values = torch.where(has_next, F.pad(values[:, 1:], (0, 1)), 0.0)
+    next_advantages = torch.where(has_next, F.pad(advantages[:, 1:], (0, 1)), 0.0)
+    return rewards + gamma * next_values - values, gamma * lam * next_advantages
+
+
+def policy_push(advantages: Tensor, ratio: Tensor, clip_range: ClipRange) -> Tensor:
+    """Minus the slope of each token's clipped loss in its new log-probability; all (n, T).
+
+    Above 0 a step makes the token likelier. A token that is likelier than the clip range allows, and better than
+    expected, is not pushed further; nor is one that is less likely, and worse.
+    """
+    least, most = ratio_bounds(clip_range)
+    is_clipped = torch.where(advantages > 0, ratio > most, ratio < least)
+    return torch.where(is_clipped, 0.0, advantages * ratio)
 
 
 def in_words(side: Tensor, is_active: Tensor, mask: Tensor) -> list[list[str]]:
@@ -342,7 +378,7 @@ def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any])
     below, above = clip_range if isinstance(clip_range, tuple | list) else (clip_range, clip_range)
     columns = {name: x[:, None] for name, x in of_response.items()}
     formulas = formulas_of(algorithm, settings)
-    cells = cells_of(tensors, formulas, constants | columns | {"below": below, "above": above}, correction)
+    cells = cells_of(tensors, formulas, constants | columns | {"below": below, "above": above}, clip_range, correction)
     response_kl = torch.where(tensors["actions"], cells.numbers["kl"], 0.0).sum(1)  # (n,)
     sizes = torch.where(tensors["actions"], cells.numbers["advantages"].abs(), 0.0).amax(1)  # (n,)
     num_clipped = [sum("active" in w for key, rows in cells.words.items() if key.startswith("clip.") for w in rows[i])

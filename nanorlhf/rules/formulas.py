@@ -62,7 +62,7 @@ RESPONSE_RATIO = "exp({mean_log_ratio})"  # [GSPO equation 7]
 CLIPPED_RATIO = "clip({ratio}, 1 - {below}, 1 + {above})"
 UNCLIPPED, CLIPPED = "-{advantages} * {ratio}", f"-{{advantages}} * {CLIPPED_RATIO}"
 IS_CLIPPED = f"{CLIPPED} > {UNCLIPPED}"
-K3_SLOPE = " - {kl_coef} * (1 - exp({ref_logprobs} - {new_logprobs}))"
+K3_SLOPE = "{kl_coef} * (1 - exp({ref_logprobs} - {new_logprobs}))"
 ERROR, CLIPPED_ERROR = "({new_values} - {returns})**2", "({clipped_values} - {returns})**2"
 
 
@@ -96,7 +96,7 @@ def policy_update(algorithm: str) -> Formulas:
             "policy_loss": (f"{CLIPPED} * {{new_logprobs}}",),
             "push": (f"{{advantages}} * {CLIPPED_RATIO}",),
         }
-    slope = K3_SLOPE if algorithm in WITH_KL_LOSS else ""
+    slope = f" - {K3_SLOPE}" if algorithm in WITH_KL_LOSS else ""
     return {
         "ratio": (RESPONSE_RATIO if algorithm == "gspo" else RATIO,),
         "clip": (IS_CLIPPED,),

@@ -15,14 +15,16 @@ import train_ppo
 from kernels import k3
 from nanorlhf.errors import InputError
 from nanorlhf.grpo import ALGORITHMS, policy_loss_of
-from nanorlhf.ppo import value_loss
+from nanorlhf.ppo import policy_loss, value_loss
 from nanorlhf.report import microscope
 from nanorlhf.report.microscope import (
     Args,
+    gae_terms,
     lines_of,
     main,
     page_data,
     page_of,
+    policy_push,
     source_line,
 )
 from nanorlhf.rules.formulas import evaluate
@@ -229,6 +231,33 @@ def test_every_line_of_code_exists(runs, name):
         assert number, f"{line['key']}: no line of {file} holds {line['expression']}"
         text = (microscope.ROOT / file).read_text().splitlines()[int(number) - 1]
         assert line["expression"] in text
+
+
+def test_the_terms_of_gae_add_up_to_the_sum_of_all_later_deltas():
+    """Responses of 1 to 5 states; after the end the tensors hold NaN."""
+    generator = torch.Generator().manual_seed(0)
+    rewards, values = torch.randn((2, 5, 5), generator=generator, dtype=torch.float64)
+    states = torch.ones(5, 5).tril().bool()
+    for gamma, lam in ((0.9, 0.8), (1.0, 0.5)):
+        deltas, advantages = torch.full((2, 5, 5), torch.nan, dtype=torch.float64)
+        for i, t in states.nonzero().tolist():  # row i has i + 1 states
+            deltas[i, t] = rewards[i, t] + gamma * (values[i, t + 1] if t < i else 0.0) - values[i, t]
+        for i, t in states.nonzero().tolist():
+            advantages[i, t] = sum((gamma * lam) ** (s - t) * deltas[i, s] for s in range(t, i + 1))
+        given = (x.where(states, torch.nan) for x in (rewards, values, advantages))
+        delta, carried = gae_terms(*given, states, gamma, lam)
+        assert torch.allclose(delta[states], deltas[states])
+        assert torch.allclose((delta + carried)[states], advantages[states])
+
+
+def test_the_push_is_minus_autograds_slope_of_the_policy_loss():
+    """Ratios inside, at, below and above the clip range, each with good, neutral and bad tokens."""
+    ratio = torch.tensor([0.0, 0.3, 0.7, 0.75, 0.8, 1.0, 1.2, 1.25, 1.3, 4.0], dtype=torch.float64).repeat(5, 1)
+    advantages = torch.tensor([[2.0], [0.5], [0.0], [-0.5], [-3.0]], dtype=torch.float64).expand(5, 10)
+    new_logprobs = ratio.log().clamp(min=-50).requires_grad_(True)
+    losses, _ = policy_loss(new_logprobs, torch.zeros_like(ratio), advantages, ratio >= 0, 0.25)
+    losses.sum().backward()
+    assert torch.allclose(policy_push(advantages, ratio, 0.25), -new_logprobs.grad)
 
 
 def without_line_numbers(page):

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from nanorlhf.grpo import ALGORITHMS
-from nanorlhf.ppo import policy_loss
 from nanorlhf.rules import formulas
-from nanorlhf.rules.formulas import GAE, evaluate, formulas_of, from_the_right, policy_update
+from nanorlhf.rules.formulas import GAE, evaluate, formulas_of, from_the_right
 from tests.conftest import ROOT
 
 SETTINGS = {"score_at": "after_eos", "whiten_rewards": True, "value_clip_range": 0.2, "sampler.correction": "tis"}
@@ -35,45 +34,14 @@ def test_every_algorithm_has_its_formulas(algorithm):
     assert all(len(texts) == 1 or name in formulas.CASE for name, texts in found.items())
 
 
-@pytest.mark.parametrize("gamma, lam", [(0.9, 0.8), (1.0, 0.5)])
-def test_gae_is_the_sum_of_all_later_deltas(gamma, lam):
-    """Responses of 1 to 5 states; after the end the tensors hold NaN, and the recursion 0."""
-    generator = torch.Generator().manual_seed(0)
-    rewards, values = torch.randn((2, 5, 5), generator=generator, dtype=torch.float64)
-    states = torch.ones(5, 5).tril().bool()
-    deltas, advantages = torch.full((2, 5, 5), torch.nan, dtype=torch.float64)
-    for i, t in states.nonzero().tolist():  # row i has i + 1 states
-        deltas[i, t] = rewards[i, t] + gamma * (values[i, t + 1] if t < i else 0.0) - values[i, t]
-    for i, t in states.nonzero().tolist():
-        advantages[i, t] = sum((gamma * lam) ** (s - t) * deltas[i, s] for s in range(t, i + 1))
-    tensors = {"rewards": rewards, "values": values, "raw_advantages": advantages}
-    spoiled = {name: x.where(states, torch.nan) for name, x in tensors.items()} | {"gamma": gamma, "lam": lam}
-    numbers = spoiled | {"t": torch.arange(5), "last_state": states.sum(1, keepdim=True) - 1}
-    for name in ("delta", "carried"):
-        first, last = (evaluate(text, numbers) for text in GAE[name])
-        numbers[name] = torch.where(evaluate(formulas.CASE[name], numbers), last, first)
-    assert torch.allclose(numbers["delta"][states], deltas[states])
-    assert torch.allclose(evaluate(GAE["raw_advantages"][0], numbers)[states], advantages[states])
-
-    cut = {name: x.where(states, 0.0) for name, x in tensors.items()} | {"gamma": gamma, "lam": lam}
-    cut["delta"] = evaluate(GAE["delta"][0], cut)
-    assert torch.allclose(from_the_right("raw_advantages", GAE, cut), advantages.where(states, 0.0))
-
-
-def test_the_push_is_minus_autograds_slope_of_the_policy_loss():
-    """Ratios inside, at, below and above the clip range, each with good, neutral and bad tokens."""
-    ratio = torch.tensor([0.0, 0.3, 0.7, 0.75, 0.8, 1.0, 1.2, 1.25, 1.3, 4.0], dtype=torch.float64).repeat(5, 1)
-    advantages = torch.tensor([[2.0], [0.5], [0.0], [-0.5], [-3.0]], dtype=torch.float64).expand(5, 10)
-    new_logprobs = ratio.log().clamp(min=-50).requires_grad_(True)
-    losses, is_clipped = policy_loss(new_logprobs, torch.zeros_like(ratio), advantages, ratio >= 0, 0.25)
-    losses.sum().backward()
-    numbers = {"ratio": ratio, "advantages": advantages, "below": 0.25, "above": 0.25}
-    found = policy_update("ppo")
-    first, clipped = (evaluate(text, numbers) for text in found["push"])
-    active = evaluate(found["clip"][0], numbers)
-    assert torch.equal(active, is_clipped)
-    assert torch.allclose(torch.where(active, clipped, first), -new_logprobs.grad)
-    assert torch.allclose(evaluate(found["policy_loss"][0], numbers), losses)
+def test_gaes_recursion_is_the_sum_of_all_later_deltas():
+    """Responses of 1 to 5 states; after the end the recursion gives 0."""
+    rewards, values = torch.randn((2, 5, 5), generator=torch.Generator().manual_seed(0), dtype=torch.float64).tril()
+    numbers = {"rewards": rewards, "values": values, "gamma": 0.9, "lam": 0.8}
+    delta = numbers["delta"] = evaluate(GAE["delta"][0], numbers)
+    expected = torch.stack([sum(0.72 ** (s - t) * delta[:, s] for s in range(t, 5)) for t in range(5)], dim=1)
+    assert torch.allclose(from_the_right("raw_advantages", GAE, numbers), expected)
+    assert (delta.triu(1) == 0).all() and delta[1, 0] == rewards[1, 0] + 0.9 * values[1, 1] - values[1, 0]
 
 
 # ------------------------------------------------------------------------------------------------ docs/formulas.md
