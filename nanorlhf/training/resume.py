@@ -39,6 +39,7 @@ MAY_CHANGE = frozenset(
     ("out", "resume", "overwrite", "save_every", "eval_every")
     + ("offload", "checkpoint_activations")
     + ("device", "processes", "micro_batch_size", "rollout_batch_size", "shard")
+    + ("plan",)  # a flag of 1.0, which is a command now
 )
 KEEP_LAST = 2  # states: if the newest is damaged, --resume takes the one before it
 
