@@ -46,3 +46,14 @@ def test_a_short_program_logs_no_bar(monkeypatch):
 def test_a_terminal_shows_every_step(monkeypatch):
     shown = train(Terminal(), monkeypatch)
     assert shown.count("\r") > 300 and "60/60" in shown and shown.endswith("\n")
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_a_bar_that_is_collected_after_its_file_was_closed_raises_nothing(kind):
+    """It would do so within whatever allocates then: unraisable, and in Python 3.11 fatal to `ast.parse`."""
+    out = kind()
+    bar = Progress(range(60), file=out, mininterval=0)
+    assert next(iter(bar)) == 0
+    out.close()
+    bar.close()
+    assert bar.disable
