@@ -238,10 +238,7 @@ def parse_json(
         line = "" if is_line else f":{error.lineno}"
         what = f"{error.msg}, column {error.colno}"
         raise InputError(f"{where}{line}: malformed JSON ({what}).") from error
-    except (
-        RecursionError,
-        ValueError,
-    ) as error:  # nested too deep, an integer with too many digits
+    except (RecursionError, ValueError) as error:  # nested too deep; too many digits
         raise InputError(f"{where}: JSON that can't be read ({error}).") from error
 
 
