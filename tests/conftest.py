@@ -26,6 +26,10 @@ os.environ["NANORLHF_KERNELS"] = "default"
 # that is forked once CUDA was initialised can't use PyTorch. `make gpu` runs the tests that are marked gpu
 os.environ.update({} if os.environ.get("NANORLHF_TEST_DEVICE") == "cuda" else {"CUDA_VISIBLE_DEVICES": ""})
 
+# what `make test` hands to a make that it starts: a make started by a test would print more, and another job limit
+os.environ.pop("MAKEFLAGS", None)
+os.environ.pop("MAKELEVEL", None)
+
 import torch
 
 # before a kernel is imported: without a GPU the Triton sources run on the CPU
