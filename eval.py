@@ -25,17 +25,17 @@ samples.jsonl, and report.html with the curves of all stages and the samples sid
 """
 
 from nanorlhf.cli import command_line
-from nanorlhf.evals import checked, reward_benchmark, reward_models, summaries
+from nanorlhf.evals import benchmarks, checked, reward_models, summaries
 from nanorlhf.evals.common import EvalArgs
 from nanorlhf.recipes import recipes
-from nanorlhf.rlcf import evaluation as programs
-from nanorlhf.selfrank import evaluation as replies
-from nanorlhf.stackoverflow import evaluation as answers
+from nanorlhf.rlcf import evaluate_programs as programs
+from nanorlhf.selfrank import evaluate_replies as replies
+from nanorlhf.stackoverflow import evaluate_answers as answers
 
 RECIPES: dict[str, tuple[str, EvalArgs]] = {
     **recipes("summaries", summaries.Args),
     **recipes("reward_models", reward_models.Args),
-    **recipes("reward_benchmark", reward_benchmark.Args),
+    **recipes("reward_benchmark", benchmarks.Args),
     **recipes("answers", answers.Args),
     **recipes("programs", programs.Args),
     **recipes("replies", replies.Args),
@@ -45,7 +45,7 @@ RECIPES: dict[str, tuple[str, EvalArgs]] = {
 
 def main(args: EvalArgs) -> dict:
     """Run the evaluation whose settings these are; returns what eval.json holds."""
-    evaluations = (summaries, reward_models, reward_benchmark, answers, programs, replies, checked)
+    evaluations = (summaries, reward_models, benchmarks, answers, programs, replies, checked)
     [evaluation] = (module for module in evaluations if isinstance(args, module.Args))
     return evaluation.main(args)
 

@@ -40,7 +40,7 @@ from nanorlhf.model import GPT
 from nanorlhf.peft import reference, tune
 from nanorlhf.recipes import recipes
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.training.models import loading_device, prepare_models
+from nanorlhf.training.loading import loading_device, prepare_models
 from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.settings import SupervisedArgs

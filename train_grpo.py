@@ -27,7 +27,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.grpo import ALGORITHMS, Judged, refill
 from nanorlhf.logprobs import read_logprobs, response_logprobs
 from nanorlhf.recipes import recipes
-from nanorlhf.training import checks, models, statistics
+from nanorlhf.training import checks, loading, update_metrics
 from nanorlhf.training.optimizer import adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.sampler import Sampler
@@ -99,14 +99,14 @@ def main(args: Args) -> dict[str, float]:
     num_updates = check(args)
     loss_kl_coef = args.kl_coef if algorithm.has_kl_loss else 0.0
     B, T, k = args.batch_size, args.response_length, args.samples_per_query
-    loading = models.loading_device(args.shard, device)
-    tokenizer, policy = models.load_policy(args, loading)
+    load_device = loading.loading_device(args.shard, device)
+    tokenizer, policy = loading.load_policy(args, load_device)
     sft = args.data / "sft.train.jsonl"  # its queries
     rows = load_demonstrations(sft, tokenizer, args.max_query_length, needs_response=False)
     longest = checks.check_policy(tokenizer, policy.config, rows, args.sft, T)
     checks.check_reward_models(args, tokenizer, longest)
-    reward, gold, frozen = models.load_reward(args, tokenizer, loading, rows)
-    ref_policy = models.prepare_policy(args, device, policy, None, frozen)
+    reward, gold, frozen = loading.load_reward(args, tokenizer, load_device, rows)
+    ref_policy = loading.prepare_policy(args, device, policy, None, frozen)
     sampler = Sampler(policy, tokenizer, args, "last_token")
     parameters = [*policy.parameters()]
     steps = adamw_steps(args, parameters)
@@ -147,7 +147,7 @@ def main(args: Args) -> dict[str, float]:
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
         batch, scores, exact_kl = rollout(asked, uniforms, update)
         gold_scores = None if gold is None else gold.score(batch)
-        metrics = statistics.rollout_metrics(
+        metrics = update_metrics.rollout_metrics(
             batch, scores, exact_kl, gold_scores, args.kl_coef, samples_per_query=k
         )
         metrics |= reward.metrics()
@@ -167,7 +167,7 @@ def main(args: Args) -> dict[str, float]:
         # 2.4 epochs of clipped steps over the frozen rollout
         lr = args.lr * lr_factor(args.schedule, update, num_updates)
         steps.set_lr(lr)
-        stats = statistics.UpdateStatistics(device, algorithm.has_response_ratio)
+        stats = update_metrics.UpdateStatistics(device, algorithm.has_response_ratio)
         for _ in range(args.num_epochs):
             for minibatch in batch.shuffled(generator).split(args.num_minibatches):
                 # counts over all ranks: neither ranks nor micro-batches change the gradient
@@ -200,7 +200,7 @@ def main(args: Args) -> dict[str, float]:
         metrics |= stats.metrics() | sampler_metrics
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
         trace.write(batch)
-        statistics.log_update(run, update, batch, scores, metrics, tokenizer, k)
+        update_metrics.log_update(run, update, batch, scores, metrics, tokenizer, k)
     return run.finish(run.metrics)  # of the last update
 
 

@@ -24,7 +24,7 @@ from nanorlhf.dataset import batch_indices, load_demonstrations
 from nanorlhf.logprobs import read_logprobs, read_values, response_logprobs, response_values
 from nanorlhf.ppo import KLCoefficient, policy_loss, value_loss, whiten
 from nanorlhf.recipes import recipes
-from nanorlhf.training import checks, models, statistics
+from nanorlhf.training import checks, loading, update_metrics
 from nanorlhf.training.optimizer import adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.sampler import Sampler
@@ -90,18 +90,18 @@ def main(args: Args) -> dict[str, float]:
     device = begin(args)
     num_updates = check(args)
     B, T = args.batch_size, args.response_length
-    loading = models.loading_device(args.shard, device)
-    tokenizer, policy = models.load_policy(args, loading)
+    load_device = loading.loading_device(args.shard, device)
+    tokenizer, policy = loading.load_policy(args, load_device)
     sft = args.data / "sft.train.jsonl"  # its queries
     rows = load_demonstrations(sft, tokenizer, args.max_query_length, needs_response=False)
     longest = checks.check_policy(tokenizer, policy.config, rows, args.sft, T, args.value_model)
     checks.check_reward_models(args, tokenizer, longest)
-    reward, gold, frozen = models.load_reward(args, tokenizer, loading, rows)
+    reward, gold, frozen = loading.load_reward(args, tokenizer, load_device, rows)
     if reward.models and args.value_model is None:
         value_model = copy.deepcopy(reward.models[0]).requires_grad_(True)  # [N+ 22]
     else:
-        value_model = models.new_value_model(args.value_model, policy, loading)
-    ref_policy = models.prepare_policy(args, device, policy, value_model, frozen)
+        value_model = loading.new_value_model(args.value_model, policy, load_device)
+    ref_policy = loading.prepare_policy(args, device, policy, value_model, frozen)
     sampler = Sampler(policy, tokenizer, args, args.score_at)
 
     parameters = [*policy.parameters(), *value_model.parameters()]
@@ -160,7 +160,7 @@ def main(args: Args) -> dict[str, float]:
         # 2.6 K epochs of clipped steps over the frozen rollout (the same in train_rlcf.py)
         lr = args.lr * lr_factor(args.schedule, update, num_updates)
         steps.set_lr(lr)
-        stats = statistics.UpdateStatistics(device)
+        stats = update_metrics.UpdateStatistics(device)
         for _ in range(args.num_ppo_epochs):
             for minibatch in batch.shuffled(generator).split(args.num_minibatches):
                 # counts over all ranks: neither ranks nor micro-batches change the gradient
@@ -193,11 +193,11 @@ def main(args: Args) -> dict[str, float]:
                     stats.count(means)
 
         # 2.7 log; every mean is over what counts
-        metrics = statistics.rollout_metrics(batch, scores, exact_kl, gold_scores, beta.value)
+        metrics = update_metrics.rollout_metrics(batch, scores, exact_kl, gold_scores, beta.value)
         metrics |= stats.metrics() | sampler_metrics | reward.metrics()
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
         trace.write(batch)
-        statistics.log_update(run, update, batch, scores, metrics, tokenizer)
+        update_metrics.log_update(run, update, batch, scores, metrics, tokenizer)
         beta.update(metrics["objective/kl"], B)
     return run.finish(run.metrics)  # of the last update
 

@@ -32,7 +32,7 @@ from nanorlhf.rlcf.error_profile import profile_metrics
 from nanorlhf.rlcf.feedback import check_responses, training_compiler
 from nanorlhf.rlcf.localisation import truncate_at_error
 from nanorlhf.tokenizer import token_bytes
-from nanorlhf.training import checks, models, statistics
+from nanorlhf.training import checks, loading, update_metrics
 from nanorlhf.training.optimizer import FiniteSteps, adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.settings import AdamSettings, RolloutArgs
@@ -93,15 +93,15 @@ def main(args: Args) -> dict[str, float]:
     device = begin(args)
     num_updates = check(args)
     B, T, size = args.batch_size, args.response_length, args.read_size
-    loading = models.loading_device(args.shard, device)
-    tokenizer, policy = models.load_policy(args, loading)
+    load_device = loading.loading_device(args.shard, device)
+    tokenizer, policy = loading.load_policy(args, load_device)
     eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
     ends: tuple[int, int, ScoreAt] = eos_id, pad_id, "last_token"
     rows = load_programs(args.data / "code.train.jsonl", tokenizer, args.max_query_length)
     checks.check_policy(tokenizer, policy.config, rows, args.sft, T, args.value_model)
     # [RLCF alg 1] a critic of its own, whose head begins at 0
-    value_model = models.new_value_model(args.value_model, policy, loading)
-    ref_policy = models.prepare_policy(args, device, policy, value_model)
+    value_model = loading.new_value_model(args.value_model, policy, load_device)
+    ref_policy = loading.prepare_policy(args, device, policy, value_model)
     compiler = training_compiler(rows, args.error_prone_jar)
     pieces = token_bytes(tokenizer)
     discriminator = None
@@ -183,7 +183,7 @@ def main(args: Args) -> dict[str, float]:
         # 2.7 K epochs of clipped steps over the frozen rollout (the same in train_ppo.py)
         lr = args.lr * lr_factor(args.schedule, update, num_updates)
         steps.set_lr(lr)
-        stats = statistics.UpdateStatistics(device)
+        stats = update_metrics.UpdateStatistics(device)
         for _ in range(args.num_ppo_epochs):
             for minibatch in batch.shuffled(generator).split(args.num_minibatches):
                 # counts over all ranks: neither ranks nor micro-batches change the gradient
@@ -227,11 +227,11 @@ def main(args: Args) -> dict[str, float]:
             )
 
         # 2.9 log; every mean is over what counts
-        metrics |= statistics.rollout_metrics(batch, scores, exact_kl, None, beta.value)
+        metrics |= update_metrics.rollout_metrics(batch, scores, exact_kl, None, beta.value)
         gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.actions)
         metrics |= stats.metrics() | {"policy/sampler_gap": gap.item()}
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
-        statistics.log_update(run, update, batch, scores, metrics, tokenizer)
+        update_metrics.log_update(run, update, batch, scores, metrics, tokenizer)
         beta.update(metrics["objective/kl"], B)
     return run.finish(run.metrics)
 

@@ -32,7 +32,7 @@ from nanorlhf.peft import tune
 from nanorlhf.recipes import recipes
 from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.training.models import loading_device, prepare_models
+from nanorlhf.training.loading import loading_device, prepare_models
 from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor, train_linear_layers
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.settings import SupervisedArgs

@@ -34,7 +34,7 @@ from nanorlhf.peft import tune
 from nanorlhf.recipes import recipes
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.checks import check_sft
-from nanorlhf.training.models import loading_device, prepare_models
+from nanorlhf.training.loading import loading_device, prepare_models
 from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.settings import SupervisedArgs

@@ -246,7 +246,7 @@ BUGS: tuple[Bug, ...] = (
         guard=(KL + "estimators_have_the_stated_expectation",),
     ),
     Bug(
-        name="kl-is-averaged-over-padding", level=1, where="nanorlhf.training.statistics:response_kl",
+        name="kl-is-averaged-over-padding", level=1, where="nanorlhf.training.update_metrics:response_kl",
         old="torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0).sum(1)",
         new="torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0).mean(1)",
         symptom="objective/kl is about T times smaller than objective/kl_k3 and objective/kl_exact, and depends on "
@@ -455,7 +455,7 @@ BUGS: tuple[Bug, ...] = (
         guard=(TRAIN + "the_rollout_stays_frozen_over_the_epochs",),
     ),
     Bug(
-        name="ratio-over-padding", level=1, where="nanorlhf.training.statistics:UpdateStatistics.add_tokens",
+        name="ratio-over-padding", level=1, where="nanorlhf.training.update_metrics:UpdateStatistics.add_tokens",
         old='self.add("policy/ratio", ratio[counted].sum() / count)',
         new='self.add("policy/ratio", ratio.sum() / count)',
         symptom="policy/ratio is well above 1 before anything has changed, the more so the more padding there is.",

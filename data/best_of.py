@@ -38,7 +38,7 @@ from nanorlhf.metrics.best_of import best_of_n_bound
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
 from nanorlhf.progress import Progress
-from nanorlhf.rewards.combined import Rewards, load_rewards, scoring_models
+from nanorlhf.rewards.weighted_sum import Rewards, load_rewards, scoring_models
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 from nanorlhf.training.checks import check_other_model, check_reward
 from nanorlhf.training.run import peak_resident_bytes, write_json

@@ -29,7 +29,7 @@ from data.prepare import LeftOut, SourceArgs, converted_files, read_records, sou
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
 from nanorlhf.dataset import field, response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.metrics.reward_benchmarks import SIZES, TIES
+from nanorlhf.metrics.benchmark_scores import SIZES, TIES
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
 

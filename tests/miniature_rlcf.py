@@ -18,7 +18,7 @@ from nanorlhf.rlcf import train_baselines, train_discriminator
 from nanorlhf.rlcf.compilers import PythonCompiler
 from nanorlhf.rlcf.discriminator import load_discriminator, save_discriminator
 from nanorlhf.tokenizer import load_tokenizer
-from nanorlhf.training import statistics
+from nanorlhf.training import update_metrics
 from tests.made_once import made_once
 
 T = 28
@@ -160,7 +160,7 @@ def update_once(rlcf: RLCF, program=train_rlcf, **changes) -> Rollout:
     is_rlcf = program is train_rlcf
     with pytest.MonkeyPatch.context() as patch:
         names = names if is_rlcf else [name for name in names if name != "gae"]
-        spies = {name: Spy(patch, name, program, *([statistics] if is_rlcf else [])) for name in names}
+        spies = {name: Spy(patch, name, program, *([update_metrics] if is_rlcf else [])) for name in names}
         args = replace(rlcf.ppo if is_rlcf else rlcf.baseline, overwrite=True, **changes)
         program.main(args)
     tokenizer = load_tokenizer(args.sft)

@@ -40,7 +40,7 @@ from nanorlhf import launch
 from nanorlhf.__main__ import module_of
 from nanorlhf.cli import command_line, run_module
 from nanorlhf.evals.common import best_of
-from nanorlhf.rewards.combined import items, parse
+from nanorlhf.rewards.weighted_sum import items, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [

@@ -15,15 +15,15 @@ import train_rlcf
 import train_rm
 import train_sft
 from nanorlhf import checkpoint, model
-from nanorlhf.evals import checked, reward_benchmark, reward_models, summaries
+from nanorlhf.evals import benchmarks, checked, reward_models, summaries
 from nanorlhf.recipes import PAGES
 from nanorlhf.report.details_index import INDEX, ROOT, ROW, line_of, tags_of
 from nanorlhf.report.summary_report import details_section
 from nanorlhf.rewards.function import load_function
-from nanorlhf.rlcf import evaluation as programs
+from nanorlhf.rlcf import evaluate_programs as programs
 from nanorlhf.rlcf import train_baselines, train_discriminator
-from nanorlhf.selfrank import evaluation as replies
-from nanorlhf.stackoverflow import evaluation as answers
+from nanorlhf.selfrank import evaluate_replies as replies
+from nanorlhf.stackoverflow import evaluate_answers as answers
 from nanorlhf.training.settings import AdamSettings
 from tests.conftest import read_metrics
 
@@ -72,7 +72,7 @@ STAGES = {
     "sft": train_sft.Args, "rm": train_rm.Args, "dpo": train_dpo.Args, "ppo": train_ppo.Args,
     "grpo": train_grpo.Args, "rlcf": train_rlcf.Args, "discriminator": train_discriminator.Args,
     "baselines": train_baselines.Args, "summaries": summaries.Args, "reward_models": reward_models.Args,
-    "reward_benchmark": reward_benchmark.Args,
+    "reward_benchmark": benchmarks.Args,
     "answers": answers.Args, "programs": programs.Args, "replies": replies.Args, "checked": checked.Args,
 }  # fmt: skip
 RECIPES = {name: recipe for page in PAGES for name, recipe in page.RECIPES.items()}

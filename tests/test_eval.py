@@ -30,7 +30,7 @@ from nanorlhf.metrics.token_shift import token_ranks
 from nanorlhf.plan.evaluation import eval_plan, eval_work
 from nanorlhf.plan.memory import phase_memory
 from nanorlhf.report.page import series, smooth, write_page
-from nanorlhf.report.reward_report import accuracy_lines
+from nanorlhf.report.reward_model_report import accuracy_lines
 from nanorlhf.report.summary_report import cells, overview, shift_lines
 from nanorlhf.report.summary_report import page as page_of
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer

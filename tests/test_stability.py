@@ -24,7 +24,7 @@ import pytest
 import train_ppo
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import load_comparisons, load_demonstrations
-from nanorlhf.doctor.run import examine
+from nanorlhf.doctor.diagnosis import examine
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.trace import read_traces
 from tests.conftest import read_metrics

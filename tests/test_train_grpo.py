@@ -24,7 +24,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.ppo import policy_loss
 from nanorlhf.tokenizer import load_tokenizer
-from nanorlhf.training import models, sampler, statistics
+from nanorlhf.training import loading, sampler, update_metrics
 from nanorlhf.training.resume import states
 from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import ROOT, UNCLIPPED, interrupt_at, read_metrics, weights
@@ -425,7 +425,7 @@ KINDS = {
 
 def spy_on(monkeypatch, name) -> Spy:
     """Keeps the calls of a function of the script, and of what it calls to sample and to log."""
-    return Spy(monkeypatch, name, train_grpo, statistics, sampler, batches)
+    return Spy(monkeypatch, name, train_grpo, update_metrics, sampler, batches)
 
 
 def spy_on_loss(monkeypatch, name) -> list[tuple]:
@@ -467,7 +467,7 @@ def test_the_first_step_of_a_run_takes_the_papers_gradient(start, kind, monkeypa
     """From single unpadded responses in float64; at a ratio of 1 and with the policy far from its reference."""
     reference = str(start.out.parent / "sft")
     args = replace(start, sampler=SamplerSettings(correction="sampler_logprobs"), **KINDS[kind])
-    monkeypatch.setattr(models, "reference", lambda policy: load_gpt(reference).requires_grad_(False))
+    monkeypatch.setattr(loading, "reference", lambda policy: load_gpt(reference).requires_grad_(False))
     rollouts = spy_on(monkeypatch, "rollout_metrics")
     train_grpo.main(args)
     (metrics,) = read_metrics(args.out)
@@ -629,9 +629,9 @@ def test_the_statistics_of_gspo_describe_responses(start, monkeypatch):
     """Means over responses of the ratio exp(mean log-ratio), its clip and half its squared log; in the last step."""
     args = replace(start, num_epochs=1, num_minibatches=2, micro_batch_size=3, lr=3e-3, **KINDS["gspo"])
     counted = []
-    plain = statistics.UpdateStatistics.count
+    plain = update_metrics.UpdateStatistics.count
     monkeypatch.setattr(
-        statistics.UpdateStatistics, "count", lambda self, means: (counted.append(means), plain(self, means))
+        update_metrics.UpdateStatistics, "count", lambda self, means: (counted.append(means), plain(self, means))
     )
     losses = spy_on_loss(monkeypatch, "gspo")
     train_grpo.main(args)
@@ -659,7 +659,7 @@ def test_the_mean_over_a_responses_own_length_is_exact_in_each_minibatch(start, 
         sampler=SamplerSettings(correction="sampler_logprobs"),
         **KINDS["grpo"],
     )
-    monkeypatch.setattr(models, "reference", lambda policy: load_gpt(reference).requires_grad_(False))
+    monkeypatch.setattr(loading, "reference", lambda policy: load_gpt(reference).requires_grad_(False))
     rollouts, losses = spy_on(monkeypatch, "rollout_metrics"), spy_on_loss(monkeypatch, "grpo")
     seen = []
     split = batches.Batch.split

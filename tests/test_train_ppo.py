@@ -19,7 +19,7 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from nanorlhf.training import optimizer, sampler, statistics
+from nanorlhf.training import optimizer, sampler, update_metrics
 from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import GPU, TINY, UNCLIPPED, interrupt_at, read_metrics
 from tests.miniature_rlcf import Spy
@@ -52,7 +52,7 @@ def spy_on(monkeypatch, name) -> Spy:
 
     `rollout_metrics` gets what a rollout came to: batch, scores after the EOS trick, exact KL, gold scores, beta.
     """
-    return Spy(monkeypatch, name, train_ppo, statistics, sampler, readings, batches)
+    return Spy(monkeypatch, name, train_ppo, update_metrics, sampler, readings, batches)
 
 
 def rollout_of_a_few(model):

@@ -28,7 +28,7 @@ from course.bugs import BUGS, Bug
 from course.copies import CODE, ROOT, copy_files
 from course.hunt import put_in
 from nanorlhf.cli import Workers, check_ranges, run_module
-from nanorlhf.doctor import code, run
+from nanorlhf.doctor import code, diagnosis
 from nanorlhf.errors import InputError
 from nanorlhf.progress import Progress
 from nanorlhf.rules.finding import Finding
@@ -157,7 +157,7 @@ def judge(case: Case, args: Args) -> Verdict:
                 runs.append(out)
             else:
                 crashed.append(stage)
-    of_runs = run.examine(runs) if runs else []
+    of_runs = diagnosis.examine(runs) if runs else []
     return Verdict(
         case.key, case.name, case.kind, case.level, names(findings),
         names(of_runs) + [f"{stage} fails" for stage in crashed], [*map(str, [*findings, *of_runs])],
@@ -187,7 +187,7 @@ def examine_below(directories: Sequence[Path]) -> dict[Path, list[Finding]]:
     """What is found in each run below the directories; one that has not logged anything yet is left out."""
     files = {path for directory in directories for path in directory.rglob("metrics.jsonl") if path.stat().st_size}
     runs = [path.parent for path in sorted(files) if path.with_name("args.json").exists()]
-    return {path: run.examine([path]) for path in runs}
+    return {path: diagnosis.examine([path]) for path in runs}
 
 
 def table_rows(verdicts: Sequence[Verdict]) -> list[tuple[str, str, int, str, str]]:

@@ -25,7 +25,7 @@ from nanorlhf.cli import run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object
-from nanorlhf.metrics.reward_accuracy import FEW
+from nanorlhf.metrics.pair_accuracy import FEW
 from nanorlhf.report.page import GREY, LINES, Lines, label_axes, number, series, smooth, write_gallery
 from nanorlhf.training.run_directory import Rows, read_metrics
 

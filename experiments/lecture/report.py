@@ -35,8 +35,8 @@ from nanorlhf.metrics.token_rewards import token_rewards
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks
+from nanorlhf.report.calibration_figures import draw_calibration
 from nanorlhf.report.page import BLUE, GREY, ORANGE, aligned, draw, label_axes, svg
-from nanorlhf.report.reward_figures import draw_calibration
 from nanorlhf.report.run_curves import draw_against_kl
 from nanorlhf.report.token_report import Tokens, numbers, token_lines
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
@@ -206,7 +206,7 @@ def overoptimisation_figure(runs: dict[str, Rows]) -> Figure:
 
 
 def calibrations_figure(models: dict[str, dict]) -> Figure:
-    """A panel per model; name -> what `calibration` of metrics/reward_accuracy.py measured."""
+    """A panel per model; name -> what `calibration` of metrics/pair_accuracy.py measured."""
     figure = Figure(figsize=(5.2 * len(models), 3.4), layout="constrained")
     for axes, (name, measured) in zip(figure.subplots(1, len(models), squeeze=False)[0], models.items(), strict=True):
         draw_calibration(axes, name, measured)

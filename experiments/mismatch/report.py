@@ -20,7 +20,7 @@ from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object
 from nanorlhf.metrics import t_interval
-from nanorlhf.metrics.reward_accuracy import mean_and_std
+from nanorlhf.metrics.pair_accuracy import mean_and_std
 from nanorlhf.report.page import GREY, LINES, Lines, label_axes, number, plus_minus, series, smooth, write_gallery
 from nanorlhf.report.verdict import Gain, comparison
 from nanorlhf.training.run_directory import Rows, read_metrics

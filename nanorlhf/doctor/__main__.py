@@ -47,10 +47,10 @@ class Run:
     def run(self) -> int:
         if not self.directories:
             raise InputError("nanorlhf.doctor run: name the directory of a run.")
-        from nanorlhf.doctor import run  # imports PyTorch, and code that the other form may find broken
+        from nanorlhf.doctor import diagnosis  # imports PyTorch, and code that the other form may find broken
 
-        status = report(run.examine(self.directories))
-        for sentence in run.unchecked(self.directories):
+        status = report(diagnosis.examine(self.directories))
+        for sentence in diagnosis.unchecked(self.directories):
             print(f"not checked: {sentence}")
         return status
 

@@ -100,7 +100,7 @@ def reference(cases: Cases) -> Iterator[Finding]:
                 seen=f"With --tune {tune} the reference's log-probabilities after two updates are up to {gap:.2g} "
                 "nats off those of the initial policy.",
                 means="The reference is not a frozen copy of the initial policy, so the KL means nothing.",
-                where="nanorlhf/peft.py (reference) and nanorlhf/training/models.py (prepare_policy)",
+                where="nanorlhf/peft.py (reference) and nanorlhf/training/loading.py (prepare_policy)",
                 page="docs/troubleshooting.md#kl",
             )
         elif moved < 1e-3:
@@ -391,7 +391,7 @@ def statistics(cases: Cases) -> Iterator[Finding]:
                     name="statistics",
                     seen=f"{name} is logged as {row[name]:.4g}, and the rollout gives {value:.4g}.",
                     means="A mean counts padding, divides by another number than it sums over, or has a wrong sign.",
-                    where="nanorlhf/training/statistics.py and kernels/kl.py",
+                    where="nanorlhf/training/update_metrics.py and kernels/kl.py",
                     page="docs/metrics.md",
                 )
         yield from explained_variance(tensors, row)

@@ -59,7 +59,7 @@ def first_ratio(cases: Cases) -> Iterator[Finding]:
                 name="first-ratio",
                 seen=f"{name} logs a first ratio error of {logged:.2g} where the ratios are 1.",
                 means="The statistic reads other tokens than the loss.",
-                where="nanorlhf/training/statistics.py",
+                where="nanorlhf/training/update_metrics.py",
                 page="docs/metrics.md",
             )
     one_epoch = cases.run("train_ppo", **PPO, reward=cases.world.rule("score"), kl_coef=0.0).metrics[0]
@@ -70,7 +70,7 @@ def first_ratio(cases: Cases) -> Iterator[Finding]:
                 seen=f"{name} is logged as {one_epoch[name]:.4g} over one epoch of one step, in which every ratio "
                 "is 1.",
                 means="The sum runs over padding, or is divided by another count.",
-                where="nanorlhf/training/statistics.py",
+                where="nanorlhf/training/update_metrics.py",
                 page="docs/metrics.md",
             )
 
@@ -369,7 +369,7 @@ def ratio_statistics(cases: Cases) -> Iterator[Finding]:
                     seen=f"The loss of {name} clips the ratios of {what}, and {metric} is logged as {logged:.3g} where "
                     f"it is {expected:.3g} of {what}.",
                     means="The statistic describes other ratios than those that the loss clips.",
-                    where=f"{name.partition(' ')[0]} and nanorlhf/training/statistics.py (UpdateStatistics)",
+                    where=f"{name.partition(' ')[0]} and nanorlhf/training/update_metrics.py (UpdateStatistics)",
                     page="docs/metrics.md",
                 )
                 break

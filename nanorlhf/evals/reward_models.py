@@ -24,7 +24,7 @@ from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_d
 from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
 from nanorlhf.evals import common
 from nanorlhf.metrics.agreement import load_labelled_pairs, pair_agreement
-from nanorlhf.metrics.reward_accuracy import (
+from nanorlhf.metrics.pair_accuracy import (
     accuracy_intervals,
     accuracy_table,
     calibration,
@@ -36,7 +36,7 @@ from nanorlhf.metrics.reward_accuracy import (
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.progress import Progress
-from nanorlhf.report import reward_report
+from nanorlhf.report import reward_model_report
 from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.supervised import autocast
@@ -103,7 +103,7 @@ def main(args: Args) -> dict:
         }
     result["agreement"] = pair_agreement(labelled) if labelled else None
     result["args"] = common.settings_of(args)
-    return common.write_evaluation(args, result, reward_report.page(result, models))
+    return common.write_evaluation(args, result, reward_model_report.page(result, models))
 
 
 def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:

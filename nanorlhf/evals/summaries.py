@@ -31,13 +31,13 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches, right_pad
 from nanorlhf.ppo import eos_masks
 from nanorlhf.progress import Progress
-from nanorlhf.report import reward_report, summary_report, token_report
+from nanorlhf.report import reward_model_report, summary_report, token_report
 from nanorlhf.report.length_figures import length_figures
 from nanorlhf.report.token_report import Tokens
 from nanorlhf.rewards.gold import Gold
 from nanorlhf.tokenizer import Tokenizer
-from nanorlhf.training.statistics import deviation
 from nanorlhf.training.supervised import autocast
+from nanorlhf.training.update_metrics import deviation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,7 +426,7 @@ def write(
     figures = do_longer_responses_win(inputs, measured, reference, verdicts)
     sections = [
         summary_report.length_section(figures).html(),
-        *(section.html() for section in (reward_report.sections(result["rewards"]) if result["rewards"] else ())),
+        *(section.html() for section in (reward_model_report.sections(result["rewards"]) if result["rewards"] else ())),
         token_report.section(inputs.queries[0], tokens),
     ]
     runs = [place for place in (*inputs.places.values(), args.reward_model) if place]

@@ -1,9 +1,9 @@
 """Tables and report.html of reward models on a benchmark: its scores, and what length has to do with them."""
 
 from nanorlhf.metrics.length_control import NEAR
+from nanorlhf.report.calibration_figures import calibration_figure
 from nanorlhf.report.page import Lines, Page, Section, markup, number, plus_minus
-from nanorlhf.report.reward_figures import calibration_figure
-from nanorlhf.report.reward_report import decider_lines, notes
+from nanorlhf.report.reward_model_report import decider_lines, notes
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Outcome, sign_of, verdict_section
 

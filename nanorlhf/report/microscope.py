@@ -98,7 +98,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "states": ("states", "there is a state here",
         "nanorlhf/batch.py", 'states=states if score_at == "after_eos" else actions'),
     "token_rewards": ("per token", "what --reward gives this token: a process reward, or a teacher's log-probability "
-        "minus the policy's", "nanorlhf/rewards/combined.py", "token_rewards += weight * found.token_rewards"),
+        "minus the policy's", "nanorlhf/rewards/weighted_sum.py", "token_rewards += weight * found.token_rewards"),
     "rewards": ("reward", ADD_SCORE, SCRIPT, "rewards[torch.arange(B), batch.score_index] += scores"),
     "values": ("value V", "what the value model expects of the response, before this token",
         LOGPROBS, "torch.where(states, values[:, :-1], 0.0)"),

@@ -35,11 +35,11 @@ from nanorlhf.rlcf.feedback import check_responses, training_compiler
 from nanorlhf.rlcf.localisation import truncate_at_error
 from nanorlhf.tokenizer import check_vocabulary, token_bytes
 from nanorlhf.training.checks import check_positions, number_of_updates
-from nanorlhf.training.models import load_policy, loading_device, new_value_model, prepare_policy
+from nanorlhf.training.loading import load_policy, loading_device, new_value_model, prepare_policy
 from nanorlhf.training.optimizer import adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.settings import AdamSettings, RolloutArgs
-from nanorlhf.training.statistics import UpdateStatistics, log_update, rollout_metrics
+from nanorlhf.training.update_metrics import UpdateStatistics, log_update, rollout_metrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ def kl_negative(record: Record) -> Finding | None:
         "below 0 by more than chance.",
         means="The mean of log policy - log reference over the policy's samples can't be negative: the samples come "
         "from another distribution, the two are swapped, or the masks count what was not sampled.",
-        where="Sampler.writer in nanorlhf/training/sampler.py, and response_kl in nanorlhf/training/statistics.py",
+        where="Sampler.writer in nanorlhf/training/sampler.py, and response_kl in nanorlhf/training/update_metrics.py",
         page="docs/metrics.md",
     )
 
@@ -97,7 +97,7 @@ def kl_estimators(record: Record) -> Finding | None:
             "k1 should average to the exact KL. A multiple of it is a mean where a sum belongs (over T columns with "
             "their padding), another sign, or a mask that leaves tokens out."
         )
-        where = "response_kl in nanorlhf/training/statistics.py"
+        where = "response_kl in nanorlhf/training/update_metrics.py"
     elif len(rows) >= limit("rows") / 2 and min(k3, median_k3) - 1 > limit("k3_excess") + chance:
         name, ratio = "objective/kl_k3", k3
         means = (

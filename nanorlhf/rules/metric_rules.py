@@ -2,7 +2,7 @@
 
 import math
 
-from nanorlhf.rules import kl_rules, ratio_rules, response_rules, reward_rules, supervised_rules
+from nanorlhf.rules import kl_rules, ratio_rules, response_rules, score_rules, supervised_rules
 from nanorlhf.rules.finding import Finding, nearest_first
 from nanorlhf.rules.record import Record
 
@@ -48,7 +48,7 @@ def examine_metrics(record: Record) -> list[Finding]:
         *ratio_rules.RULES,
         *kl_rules.RULES,
         *response_rules.RULES,
-        *reward_rules.RULES,
+        *score_rules.RULES,
         *supervised_rules.RULES,
     )
     return nearest_first([finding for rule in rules if (finding := rule(record)) is not None])

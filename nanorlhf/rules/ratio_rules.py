@@ -47,7 +47,7 @@ def mean_ratio(record: Record) -> Finding | None:
         "are like this.",
         means="The mean is not over the tokens that count: padding, where the ratio is 1, is summed but not counted, "
         "or the other way round.",
-        where="UpdateStatistics.add_tokens in nanorlhf/training/statistics.py",
+        where="UpdateStatistics.add_tokens in nanorlhf/training/update_metrics.py",
         page="docs/metrics.md",
     )
 

@@ -11,8 +11,8 @@ from nanorlhf.checkpoint import read_config
 from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import Demonstration, Rows
 from nanorlhf.errors import InputError
-from nanorlhf.rewards.combined import Weights, items, scoring_models
 from nanorlhf.rewards.function import is_function
+from nanorlhf.rewards.weighted_sum import Weights, items, scoring_models
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.settings import RewardArgs

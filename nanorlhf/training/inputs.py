@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from nanorlhf.pretrained.weight_files import files_of_model
-from nanorlhf.rewards.combined import items, parse
 from nanorlhf.rewards.function import OURS, file_of, is_function
+from nanorlhf.rewards.weighted_sum import items, parse
 from nanorlhf.tokenizer import files_of_tokenizer
 from nanorlhf.training.resume import Inputs, sha256
 from nanorlhf.training.settings import RunArgs

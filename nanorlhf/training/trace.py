@@ -43,7 +43,7 @@ from nanorlhf.model import GPT
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.run import Run
 from nanorlhf.training.settings import RewardArgs
-from nanorlhf.training.statistics import response_kl
+from nanorlhf.training.update_metrics import response_kl
 
 MOST_UPDATES = 10
 OF_BATCH = (

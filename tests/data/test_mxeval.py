@@ -9,7 +9,7 @@ from data import mxeval
 from nanorlhf.dataset import load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.recipes import recipes
-from nanorlhf.rlcf import evaluation
+from nanorlhf.rlcf import evaluate_programs
 from nanorlhf.sandbox.execution import program_of
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.data.rows import read
@@ -265,7 +265,7 @@ def test_real_mbjp_fits_what_reads_it(real_data, args):
     assert {name: len(rows) for name, rows in read(args.out).items()} == {
         "code.test": 113, "code.train": 399, "code.validation": 21
     }  # fmt: skip
-    limit = recipes("programs", evaluation.Args)["rlcf"][1].max_query_length
+    limit = recipes("programs", evaluate_programs.Args)["rlcf"][1].max_query_length
     load_programs(args.out / "code.test.jsonl", load_tokenizer(args.out), limit, None, needs_response=False)
     sft = recipes("sft", train_sft.Args)["rlcf-bench"][1]
     for name in ("train", "validation"):

@@ -13,19 +13,19 @@ from nanorlhf.cli import check_ranges, ranges
 from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import Comparison, Demonstration, response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.evals import reward_benchmark, reward_models, summaries
+from nanorlhf.evals import benchmarks, reward_models, summaries
 from nanorlhf.evals.common import gold_margins
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.recipes import recipes, tldr
 from nanorlhf.reward import response_scores
 from nanorlhf.rewards.gold import Gold
-from nanorlhf.rlcf import evaluation as programs
-from nanorlhf.selfrank import evaluation as replies
-from nanorlhf.stackoverflow import evaluation as answers
+from nanorlhf.rlcf import evaluate_programs as programs
+from nanorlhf.selfrank import evaluate_replies as replies
+from nanorlhf.stackoverflow import evaluate_answers as answers
 from nanorlhf.tokenizer import train_tokenizer
 
-MODULES = (summaries, reward_models, reward_benchmark, answers, programs, replies)
+MODULES = (summaries, reward_models, benchmarks, answers, programs, replies)
 CPU = torch.device("cpu")
 
 

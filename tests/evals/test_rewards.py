@@ -19,7 +19,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.evals import reward_models
 from nanorlhf.metrics import wilson_interval
 from nanorlhf.report.page import text
-from nanorlhf.report.reward_report import accuracy_lines, sections
+from nanorlhf.report.reward_model_report import accuracy_lines, sections
 from nanorlhf.tokenizer import load_tokenizer
 from tests.test_eval import Page
 

@@ -13,7 +13,7 @@ from experiments.lab import report as lab
 from experiments.lab.report import Args, dial_figure, main, read_settings, table_of
 from experiments.lab.runs import BASE, Lab, labels
 from nanorlhf.errors import InputError
-from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, deciders
+from nanorlhf.metrics.pair_accuracy import accuracy_table, calibration, deciders
 from tests.page_commands import Command, runs_of, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from experiments.lecture.report import Args, main, masks_figure, three_responses
 from kernels.gae import gae_loop
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.errors import InputError
-from nanorlhf.metrics.reward_accuracy import calibration
+from nanorlhf.metrics.pair_accuracy import calibration
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import read_metrics
 

@@ -15,7 +15,7 @@ from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.reward import before_skipped, pair_scores, response_scores
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from nanorlhf.training.models import new_value_model
+from nanorlhf.training.loading import new_value_model
 from tests.test_checkpoint import FAMILIES, VOCAB, change_config, change_tensors, theirs_of
 
 CPU = torch.device("cpu")

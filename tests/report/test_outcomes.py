@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from nanorlhf.report import benchmark_report, checked_report, reward_report
+from nanorlhf.report import benchmark_report, checked_report, reward_model_report
 from nanorlhf.report.page import text
 from nanorlhf.report.verdict import verdict
-from nanorlhf.rlcf import report as program_report
-from nanorlhf.selfrank import report as reply_report
-from nanorlhf.stackoverflow import report as answer_report
+from nanorlhf.rlcf import program_report
+from nanorlhf.selfrank import reply_report
+from nanorlhf.stackoverflow import answer_report
 
 UP, FLAT, DOWN = (0.02, 0.06), (-0.02, 0.02), (-0.06, -0.02)  # intervals of gains; their means are 0.04, 0 and -0.04
 
@@ -278,18 +278,18 @@ def reward_models(ends: tuple, gain: tuple | None = None, truth: float | None = 
 )
 def test_reward_models_are_judged_against_chance_and_the_first(ends, gain, kind, said) -> None:
     result = reward_models(ends, gain)
-    outcome = reward_report.outcome(result, "dpo")
+    outcome = reward_model_report.outcome(result, "dpo")
     found = verdict(outcome, None)
     assert found[0] == kind
     assert found[1].startswith(f"dpo ranks {round(100 * mean(ends))} of 100 validation pairs as people did {said}")
-    cells = " ".join(reward_report.interval_lines(result["sets"]["validation"])[2])
+    cells = " ".join(reward_model_report.interval_lines(result["sets"]["validation"])[2])
     assert said[1 : said.index("]") + 1] in cells
     assert gain is None or f"{mean(gain):+.3f} [{gain[0]:+.3f}, {gain[1]:+.3f}]" in cells
 
 
 def test_a_reward_model_is_said_to_agree_with_the_truth_where_it_is_known() -> None:
     said = "It agrees with the truth in 84 of 100, the labels in 75 of 100."
-    assert reward_report.outcome(reward_models((0.68, 0.72), truth=0.84), "rm").change == said
+    assert reward_model_report.outcome(reward_models((0.68, 0.72), truth=0.84), "rm").change == said
 
 
 # ------------------------------------------------------------------------------------------------------- 5. benchmarks

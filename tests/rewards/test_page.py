@@ -12,10 +12,10 @@ import train_grpo
 import train_ppo
 from nanorlhf import cli
 from nanorlhf.errors import InputError
-from nanorlhf.rewards.combined import Rewards
 from nanorlhf.rewards.function import Responses, RewardFunction
 from nanorlhf.rewards.judge import FIELDS, read_settings
 from nanorlhf.rewards.rule import Rule
+from nanorlhf.rewards.weighted_sum import Rewards
 from nanorlhf.rewards.workers import Workers
 from nanorlhf.training.checks import check_reward
 from tests.conftest import ROOT, read_metrics

@@ -102,7 +102,7 @@ def test_the_nearest_come_first_as_far_as_the_time_goes(tree):
         ("nanorlhf/ppo.py", "tests/test_ppo.py"),
         ("kernels/gae.py", "tests/kernels/test_gae.py"),
         ("data/hh.py", "tests/data/test_hh.py"),
-        ("nanorlhf/doctor/run.py", "tests/doctor/test_run.py"),
+        ("nanorlhf/doctor/diagnosis.py", "tests/doctor/test_diagnosis.py"),
         ("course/hunt.py", "tests/course/test_hunt.py"),
         ("tools/check.py", "tests/tools/test_check.py"),
         ("Makefile", "tests/tools/test_makefile.py"),

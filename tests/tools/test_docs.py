@@ -134,7 +134,7 @@ ELSEWHERE = {
     "course": "tests/course/test_commands.py",
     "data.reason": "tests/data/test_reason.py",
     "kernels.tune": "tests/kernels/test_tune.py",
-    "nanorlhf.doctor": "tests/doctor/test_run.py",
+    "nanorlhf.doctor": "tests/doctor/test_diagnosis.py",
     "nano.py": "tests/test_nano.py",
     "course.nano_page": "tests/course/test_nano_page.py",
     "tools.check": "tests/tools/test_check.py",

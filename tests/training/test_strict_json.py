@@ -14,14 +14,14 @@ import train_grpo
 import train_ppo
 import train_rlcf
 from nanorlhf.dataset import write_jsonl
-from nanorlhf.doctor.run import examine
+from nanorlhf.doctor.diagnosis import examine
 from nanorlhf.files import to_json
 from nanorlhf.report.run_curves import curves
 from nanorlhf.rlcf import train_baselines
 from nanorlhf.training.run import Run, write_json
 from nanorlhf.training.run_directory import read_metrics
-from nanorlhf.training.statistics import deviation
 from nanorlhf.training.trace import read_trace, read_traces, save_trace
+from nanorlhf.training.update_metrics import deviation
 from tests.test_train_grpo import KINDS, grpo_args
 from tests.training.test_resume import ResumableArgs
 

@@ -20,7 +20,7 @@ from nanorlhf.evals import common
 from nanorlhf.metrics import bootstrap_interval
 from nanorlhf.metrics.agreement import load_rankings
 from nanorlhf.progress import Progress
-from nanorlhf.selfrank import report
+from nanorlhf.selfrank import reply_report
 from nanorlhf.selfrank.self_ranking import (
     draw_answers,
     evaluate_first_answers,
@@ -179,7 +179,9 @@ def main(args: Args) -> dict:
     ]
     runs = [place for place in (*policies.values(), args.reward_model) if place]
     shown = samples[: args.num_report_samples]
-    return common.write_evaluation(args, result, report.page(result, figure, runs, shown), {"samples.jsonl": samples})
+    return common.write_evaluation(
+        args, result, reply_report.page(result, figure, runs, shown), {"samples.jsonl": samples}
+    )
 
 
 def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]], bool]:

@@ -23,8 +23,8 @@ from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.report.page import text
 from nanorlhf.report.verdict import outcomes_of
 from nanorlhf.rewards import gold
-from nanorlhf.selfrank import evaluation as replies
-from nanorlhf.selfrank import report as reply_report
+from nanorlhf.selfrank import evaluate_replies as replies
+from nanorlhf.selfrank import reply_report
 from nanorlhf.selfrank.self_ranking import share
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from tests.rows import read_jsonl

@@ -23,8 +23,8 @@ from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.generate import sample_answers
 from nanorlhf.report.page import text
-from nanorlhf.stackoverflow import evaluation as answers
-from nanorlhf.stackoverflow import report as answer_report
+from nanorlhf.stackoverflow import answer_report
+from nanorlhf.stackoverflow import evaluate_answers as answers
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import read_metrics
 from tests.rows import read_jsonl

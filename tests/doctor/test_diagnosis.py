@@ -11,7 +11,7 @@ import torch
 
 import train_ppo
 from nanorlhf.doctor.__main__ import Args, Run, main
-from nanorlhf.doctor.run import examine, repeated_order, unchecked
+from nanorlhf.doctor.diagnosis import examine, repeated_order, unchecked
 from nanorlhf.errors import InputError
 from nanorlhf.training.trace import PER_ROW, read_trace, save_trace
 from tests.rules.healthy import PPO_SETTINGS, RM_SETTINGS, ppo_rows, rm_rows, write_run

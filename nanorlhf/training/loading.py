@@ -18,7 +18,7 @@ from nanorlhf.checkpoint import (
 from nanorlhf.dataset import Demonstration
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import reference, tune
-from nanorlhf.rewards.combined import Rewards, load_rewards
+from nanorlhf.rewards.weighted_sum import Rewards, load_rewards
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 from nanorlhf.training.settings import RewardArgs, RolloutArgs, TrainingArgs
 

@@ -9,13 +9,13 @@ import train_grpo
 import train_ppo
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.dataset import load_demonstrations
-from nanorlhf.doctor.run import read_and_examine_traces
+from nanorlhf.doctor.diagnosis import read_and_examine_traces
 from nanorlhf.errors import InputError
 from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.reward import Scores
-from nanorlhf.rewards.combined import Rewards, items, load_rewards, parse, scoring_models
+from nanorlhf.rewards.weighted_sum import Rewards, items, load_rewards, parse, scoring_models
 from nanorlhf.tokenizer import load_tokenizer
-from nanorlhf.training import statistics
+from nanorlhf.training import update_metrics
 from nanorlhf.training.checks import check_reward
 from tests.conftest import read_metrics, weights
 from tests.miniature_rlcf import Spy
@@ -184,7 +184,7 @@ def test_a_bad_function_is_refused_before_training(miniature, functions, tmp_pat
 # ------------------------------------------------------------------------------------------------------------- in a run
 def test_three_rewards_at_once_in_ppo(miniature, functions, tmp_path, monkeypatch):
     """One reads a field of the row, one rewards tokens, one is a reward model: sum, GAE, metrics and value model."""
-    rollouts, gaes = Spy(monkeypatch, "rollout_metrics", statistics), Spy(monkeypatch, "gae", train_ppo)
+    rollouts, gaes = Spy(monkeypatch, "rollout_metrics", update_metrics), Spy(monkeypatch, "gae", train_ppo)
     model_path = str(miniature.root / "rm")
     args = replace(
         miniature.ppo, out=tmp_path / "ppo", total_episodes=8, num_ppo_epochs=1, lr=0.0, score_at="last_token"
@@ -225,7 +225,7 @@ def test_three_rewards_at_once_in_ppo(miniature, functions, tmp_path, monkeypatc
 
 def test_a_process_reward_in_reinforce_plus_plus(miniature, functions, tmp_path, monkeypatch):
     """A_t is what comes from t on: the rewards per token and, at the end, the score; then whitened over the batch."""
-    spy = Spy(monkeypatch, "rollout_metrics", statistics)
+    spy = Spy(monkeypatch, "rollout_metrics", update_metrics)
     args = grpo_args(miniature, tmp_path / "out", algorithm="reinforce++", kl_coef=0.1, gamma=0.9)
     args = replace(args, reward=(functions("seldom"), functions("dense")), missing_eos_score=None, trace=8)
     train_grpo.main(args)

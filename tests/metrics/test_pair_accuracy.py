@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from nanorlhf.dataset import Comparison
 from nanorlhf.errors import InputError
-from nanorlhf.metrics.reward_accuracy import (
+from nanorlhf.metrics.pair_accuracy import (
     accuracy_table,
     calibration,
     deciders,
@@ -18,7 +18,7 @@ from nanorlhf.metrics.reward_accuracy import (
     pair_groups,
     score_statistics,
 )
-from nanorlhf.report.reward_figures import calibration_figure
+from nanorlhf.report.calibration_figures import calibration_figure
 
 
 def pair(batch=None, confidence=None, split=None, policies=None) -> Comparison:

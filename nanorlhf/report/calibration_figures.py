@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nanorlhf.metrics.reward_accuracy import FEW
+from nanorlhf.metrics.pair_accuracy import FEW
 from nanorlhf.report.page import BLUE, GREY, label_axes, panel
 
 

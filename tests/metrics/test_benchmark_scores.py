@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nanorlhf.metrics import wilson_interval
-from nanorlhf.metrics.reward_benchmarks import (
+from nanorlhf.metrics.benchmark_scores import (
     SECTIONS,
     SUBSETS_2,
     Row,

@@ -23,7 +23,7 @@ from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.pretrained.encoder import Encoder, load_encoder
 from nanorlhf.progress import Progress
 from nanorlhf.rewards.gold import Gold
-from nanorlhf.stackoverflow import report
+from nanorlhf.stackoverflow import answer_report
 from nanorlhf.stackoverflow.labels import load_labels
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.supervised import autocast
@@ -121,7 +121,7 @@ def main(args: Args) -> dict:
     }
     runs = [place for place in (*inputs.policies.values(), *inputs.reward_places.values()) if place]
     shown = samples[: args.num_report_samples]
-    return common.write_evaluation(args, result, report.page(result, runs, shown), {"samples.jsonl": samples})
+    return common.write_evaluation(args, result, answer_report.page(result, runs, shown), {"samples.jsonl": samples})
 
 
 def load(args: Args) -> Inputs:

@@ -26,14 +26,14 @@ from nanorlhf.evals.reward_models import (
     needed_ref_policy,
     scorer,
 )
+from nanorlhf.metrics.benchmark_scores import SIZES, TIES, Row, benchmark_tables, unpaired_ties
 from nanorlhf.metrics.length_control import (
     label_weights,
     length_controlled_win_rate,
     near_length_accuracy,
     share_interval,
 )
-from nanorlhf.metrics.reward_accuracy import calibration, deciders
-from nanorlhf.metrics.reward_benchmarks import SIZES, TIES, Row, benchmark_tables, unpaired_ties
+from nanorlhf.metrics.pair_accuracy import calibration, deciders
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
 from nanorlhf.progress import Progress

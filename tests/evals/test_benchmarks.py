@@ -16,9 +16,9 @@ from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.dataset import iter_jsonl, load_comparisons, write_jsonl
 from nanorlhf.dpo import summed_logprobs
 from nanorlhf.errors import InputError
-from nanorlhf.evals import reward_benchmark
+from nanorlhf.evals import benchmarks
 from nanorlhf.metrics import wilson_interval
-from nanorlhf.metrics.reward_benchmarks import SECTIONS, SUBSETS_2
+from nanorlhf.metrics.benchmark_scores import SECTIONS, SUBSETS_2
 from nanorlhf.plan.evaluation import eval_plan
 from nanorlhf.tokenizer import load_tokenizer
 from tests.test_eval import Page
@@ -30,7 +30,7 @@ def texts(miniature) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def args(miniature, tmp_path_factory) -> reward_benchmark.Args:
+def args(miniature, tmp_path_factory) -> benchmarks.Args:
     """A reward model at two seeds, the second with other weights, and a policy of other weights than its reference."""
     out = tmp_path_factory.mktemp("rewards")
     tokenizer = load_tokenizer(str(miniature.root / "sft"))
@@ -73,7 +73,7 @@ def cell(result: dict, table: str, line: str, model: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def rewardbench_result(args, texts) -> tuple[reward_benchmark.Args, dict]:
+def rewardbench_result(args, texts) -> tuple[benchmarks.Args, dict]:
     """A record for each subset of RewardBench, more of some."""
     subsets = [subset for section in SECTIONS.values() for subset in section] + ["math-prm"] * 6
     records = [

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nanorlhf.metrics.length_control import share_interval
-from nanorlhf.metrics.reward_accuracy import mean_and_std
+from nanorlhf.metrics.pair_accuracy import mean_and_std
 
 NUM_RESAMPLES = 2000
 # chosen and rejected responses of a row; in Ties, a subset of RewardBench 2, any number of both

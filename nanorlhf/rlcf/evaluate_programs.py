@@ -31,7 +31,7 @@ from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import bootstrap_interval, pass_at_k
 from nanorlhf.padding import micro_batches
 from nanorlhf.progress import Progress
-from nanorlhf.rlcf import report
+from nanorlhf.rlcf import program_report
 from nanorlhf.rlcf.compilers import Diagnostic, first_error
 from nanorlhf.rlcf.discriminator import Discriminator, load_discriminator
 from nanorlhf.rlcf.error_profile import error_category, error_profile
@@ -285,7 +285,7 @@ def write(
     runs = {place: name for name, place in policies.items()}
     for place in args.curves:
         runs.setdefault(place, Path(place).name or place)
-    return write_evaluation(args, result, report.page(result, runs, cards), {"samples.jsonl": samples})
+    return write_evaluation(args, result, program_report.page(result, runs, cards), {"samples.jsonl": samples})
 
 
 def described(outcome: Outcome, length: int, language: str) -> dict:

@@ -22,7 +22,7 @@ from nanorlhf.pretrained.weight_files import load_pickle
 from nanorlhf.rules.finding import Finding, nearest_first
 from nanorlhf.rules.metric_rules import examine_metrics
 from nanorlhf.rules.record import Record, mean
-from nanorlhf.rules.reward_rules import start_score
+from nanorlhf.rules.score_rules import start_score
 from nanorlhf.rules.thresholds import limit
 from nanorlhf.rules.trace_rules import examine_traces, traced
 from nanorlhf.t5 import T5Config

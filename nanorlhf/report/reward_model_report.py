@@ -1,7 +1,7 @@
 """Tables and figures of reward models and implicit rewards: sections, and a page of their own."""
 
+from nanorlhf.report.calibration_figures import calibration_figure
 from nanorlhf.report.page import Lines, Page, Section, markup, number, plus_minus
-from nanorlhf.report.reward_figures import calibration_figure
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Outcome, of_100, sign_of, verdict_section, worse
 

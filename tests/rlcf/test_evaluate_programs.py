@@ -21,8 +21,8 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, Transformer
 from nanorlhf.padding import right_pad
 from nanorlhf.report.page import text
-from nanorlhf.rlcf import evaluation as programs
-from nanorlhf.rlcf import report as program_report
+from nanorlhf.rlcf import evaluate_programs as programs
+from nanorlhf.rlcf import program_report
 from nanorlhf.rlcf.discriminator import Discriminator, load_discriminator, save_discriminator
 from nanorlhf.rlcf.error_profile import CATEGORIES
 from nanorlhf.rlcf.figures import at_k_figures, error_figure, temperature_figures, training_figures
