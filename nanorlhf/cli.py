@@ -1,6 +1,7 @@
 """Command-line flags from `Args` dataclasses: each field has type, default, range and help text."""
 
 import fractions
+import inspect
 import io
 import itertools
 import math
@@ -147,9 +148,10 @@ def read_settings(program: str, words: list[str], recipes: dict[str, tuple[str, 
         (words[0], words[1:]) if words and not words[0].startswith("-") else (default, words)
     )
     if words[:1] in (["-h"], ["--help"]):
-        listed = "; ".join(f"{name} ({help_text})" for name, (help_text, _) in recipes.items())
-        print(f"recipes: {listed}")
-        print(f"the flags of a recipe: {program} RECIPE --help; below: `{default}`\n", flush=True)
+        width = max(map(len, recipes))
+        listed = (f"    {name:{width}}  {help_text}" for name, (help_text, _) in recipes.items())
+        print("recipes:", *listed, sep="\n")
+        print(f"\nflags of a recipe: {program} RECIPE --help; below: `{default}`\n", flush=True)
     if recipe not in recipes:
         known = ", ".join(recipes)
         raise InputError(f"{program}: unknown recipe {recipe!r}: choose one of {known}.")
@@ -199,6 +201,12 @@ def parse_flags(
     """Return the settings that flags give; raises InputError for unknown ones and bad values."""
     options: dict[str, Any] = {} if default is None else {"default": default}
     _check_flags(_flags(args_class), arguments, program)
+    # --help opens with data, models and algorithm: what the program declares, before what it inherits
+    fields = args_class.__dataclass_fields__
+    first = ("source", "data", "out", "policies", *inspect.get_annotations(args_class))
+    args_class.__dataclass_fields__ = {
+        name: fields[name] for name in first if name in fields
+    } | fields
     if 0 < shutil.get_terminal_size().columns < 40:  # tyro hangs in a column of a few characters
         os.environ["COLUMNS"] = "40"
     box = io.StringIO()

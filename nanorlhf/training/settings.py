@@ -105,7 +105,7 @@ class LoRAArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupervisedArgs(TrainingArgs, LoRAArgs):
+class SupervisedArgs(LoRAArgs, TrainingArgs):
     """Of the two supervised stages: SFT and reward model."""
 
     num_epochs: Epochs = 1.0
@@ -123,7 +123,7 @@ class SupervisedArgs(TrainingArgs, LoRAArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutArgs(TrainingArgs, LoRAArgs):
+class RolloutArgs(LoRAArgs, TrainingArgs):
     """Of the programs that train a policy on its own samples: PPO, GRPO, RLCF and its baselines."""
 
     sft: str
