@@ -508,6 +508,7 @@ def test_a_damaged_pickle_is_one_sentence_or_still_tensors(tmp_path, seed):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.slow
 def test_ctrl_c_while_weights_are_read_is_no_damaged_file(tmp_path, name):
     """Two in five came as a ValueError of PyTorch's, within the 4 ms that 300 tensors take."""
     path, tensors = tmp_path / name, {f"t{i}": torch.ones(8, 8) for i in range(300)}

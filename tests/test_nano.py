@@ -474,6 +474,7 @@ def test_a_response_is_taken_apart_up_to_the_finished_state(batch, capsys):
         assert numbers == [f"{batch[column][row, t]:.3f}" for column in columns]
 
 
+@pytest.mark.slow
 def test_the_page_runs(monkeypatch, capsys):
     used = []
     rollout = nano.rollout

@@ -513,6 +513,7 @@ def loss_on(miniature, split, model):
 
 
 @pytest.mark.parametrize("how", ["adapter", "lora"])
+@pytest.mark.slow
 def test_resuming_equals_the_uninterrupted_run(miniature, tmp_path, monkeypatch, how):
     args = replace(miniature.sft, model=str(miniature.root / "sft"), tune=how, save_every=2, lr=1e-2)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")

@@ -208,6 +208,7 @@ def test_the_value_model_starts_at_zero_or_from_a_smaller_policy(rlcf, one_updat
     assert saved.score.weight.any() and rollout.metrics["value/loss"] > 0
 
 
+@pytest.mark.slow
 def test_ppo_learns_to_write_programs_that_pass(rlcf, tmp_path):
     """The signs are right end to end: with the compiler alone, more programs pass after some updates."""
     args = replace(

@@ -311,6 +311,7 @@ def test_problems_without_a_text_are_told_of(args, capsys):
 
 
 @needs_jdk
+@pytest.mark.slow
 def test_a_row_that_error_prone_refuses_is_left_out(args, plugin, capsys):
     """Grounding takes every written program as one that passes."""
     write(args.source / "p00001" / "s1.java", "class A { int f(int n) { int wrong = n; return wrong; } }")

@@ -91,6 +91,7 @@ def test_what_is_compared_in_training_changes_nothing_else() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- each dial
+@pytest.mark.slow
 def test_at_a_higher_temperature_labels_are_right_as_often_as_bradley_terry_says() -> None:
     for temperature in (0.1, 1.6, 6.4):
         rows = [row for row in pairs_of(temperature=temperature) if gold_difference(row)]

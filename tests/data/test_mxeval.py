@@ -156,6 +156,7 @@ def test_training_rows_beyond_the_limits_are_left_out_and_a_test_is_never(args, 
     assert f"eval.py needs --max-query-length {max(tests)}." in printed
 
 
+@pytest.mark.slow
 def test_samples_that_pass_are_the_solutions_of_problems_to_train_on(args, tmp_path, capsys):
     problems = [UNSOLVED | {"task_id": f"MathQA/{i}"} for i in range(6)] + [PROBLEM]
     args = replace(args, test_share=0.5, seed=3)

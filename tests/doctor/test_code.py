@@ -116,6 +116,7 @@ def healthy(world) -> Cases:
 
 
 @pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.slow
 def test_our_own_code_has_no_finding(name, healthy):
     assert [*map(str, CHECKS[name](healthy))] == []
 
@@ -155,6 +156,7 @@ IN_PROCESS = [bug for bug in BUGS if FOUND_BY.get(bug.name) not in (None, "proce
 
 
 @pytest.mark.parametrize("bug", IN_PROCESS, ids=lambda bug: bug.name)
+@pytest.mark.slow
 def test_a_bug_of_the_course_is_found(bug, plant, world):
     plant(bug)
     assert [*CHECKS[FOUND_BY[bug.name]](Cases(world))]
@@ -217,6 +219,7 @@ def test_the_doctor_examines_a_changed_tree_in_processes_of_its_own(tmp_path, mo
     assert {finding.name for finding in findings} == {"processes"} and not unchecked
 
 
+@pytest.mark.slow
 def test_code_that_does_not_run_is_one_finding_that_names_the_line(tmp_path, monkeypatch):
     monkeypatch.setattr(code, "PARTS", (("family_checks",),))
     (tmp_path / "kernels").mkdir()

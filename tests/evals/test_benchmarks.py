@@ -156,6 +156,7 @@ def answers(texts) -> list[str]:
     return list(dict.fromkeys(row[side].strip() for row in texts for side in ("chosen", "rejected")))
 
 
+@pytest.mark.slow
 def test_rewardbench_2_and_its_ties(args, texts, answers):
     def record(i: int, subset: str, identity: str, num_chosen: int, num_rejected: int) -> dict:
         some = answers[i:] + answers[:i]

@@ -42,6 +42,7 @@ def token_vectors(directory: Path, text: str, layer: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layer", [6, 3])
+@pytest.mark.slow
 def test_bert_score_is_the_greedy_matching_of_a_double_loop(directory, layer):
     scores = bert_score(*zip(*PAIRS, strict=True), load_encoder(directory, layer))
     for (reference, response), score in zip(PAIRS, scores, strict=True):

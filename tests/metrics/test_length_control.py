@@ -81,6 +81,7 @@ def wins_of(probabilities: np.ndarray) -> np.ndarray:
     return (np.random.default_rng(2).random(probabilities.shape) < probabilities).astype(float)[..., None]
 
 
+@pytest.mark.slow
 def test_a_judge_that_likes_length_alone_prefers_nobody_at_equal_length() -> None:
     """Ours are longer in 84 of 100 pairs. The judge prefers the longer one, mostly or always."""
     d = differences(300, 100)
@@ -120,6 +121,7 @@ def test_where_all_differences_are_the_same_length_and_quality_can_not_be_told_a
     assert length_controlled_win_rate(np.ones((1, 1, 1)), np.array([[7]]), seed=1) is None
 
 
+@pytest.mark.slow
 def test_pairs_of_one_row_are_resampled_together() -> None:
     """A row of nine equal pairs says no more than one pair."""
     d = differences(150, 50)
@@ -130,6 +132,7 @@ def test_pairs_of_one_row_are_resampled_together() -> None:
     assert high_of_nine - low_of_nine == pytest.approx(high - low, rel=0.1)
 
 
+@pytest.mark.slow
 def test_of_several_seeds_the_mean_of_their_rates() -> None:
     d = differences(100, 10)
     one, two = wins_of(expit(d / 100)), 1 - wins_of(np.full(d.shape, 0.2))

@@ -85,6 +85,7 @@ def allocated(run) -> int:
 @pytest.mark.parametrize(
     ("size", "published"), [("1b", 1_011_781_632), ("2.8b", 2_775_208_960), ("6.9b", 6_857_302_016)]
 )
+@pytest.mark.slow
 def test_pythia_has_the_published_number_of_parameters(counts, size, published):
     config = PUBLISHED[f"EleutherAI/pythia-{size}"]
     C, V = config.d_model, config.vocab_size
@@ -101,6 +102,7 @@ def test_pythia_has_the_published_number_of_parameters(counts, size, published):
 @pytest.mark.parametrize(
     ("name", "published"), [("small", 60e6), ("base", 223e6), ("large", 738e6), ("large-ntp-py", 738e6)]
 )
+@pytest.mark.slow
 def test_codet5_has_the_published_number_of_parameters(counts, name, published):
     config = PUBLISHED[f"Salesforce/codet5-{name}"]
     C, H = config.d_model, config.n_head

@@ -94,6 +94,7 @@ def mean_kl(path, teacher, tokenizer, rows) -> float:
     return sum(kls) / len(kls)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_rewarded_by_a_teacher_comes_nearer_to_it(miniature, teacher_path, tmp_path):
     """--kl-coef 0, so that nothing else is maximised. The KL is measured by whole distributions on given texts."""
     args = replace(miniature.ppo, out=tmp_path / "ppo", reward=f"teacher:{teacher_path}", kl_coef=0.0, lr=3e-3)

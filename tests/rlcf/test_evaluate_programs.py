@@ -388,6 +388,7 @@ def test_temperature_0_says_the_same_every_time_and_the_others_do_not(unscripted
     assert "discriminator" not in text(program_report.page(unscripted.result, {}, []))
 
 
+@pytest.mark.slow
 def test_two_runs_write_the_same_and_the_curves_of_training_come_with_their_metrics(unscripted):
     """Whatever the batch size; runs that share a name go by their directories."""
     root = unscripted.args.out.parent

@@ -386,6 +386,7 @@ class Main {{
 
 
 @needs_jdk
+@pytest.mark.slow
 def test_java_programs_get_the_same_verdict_under_other_names():
     """Correct or not."""
     rng = random.Random(3)

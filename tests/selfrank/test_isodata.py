@@ -122,6 +122,7 @@ def test_every_answer_is_in_one_cluster_whose_representative_is_nearest_to_the_c
 
 @given(some_vectors(), st.integers(0, 5), st.sampled_from([0.125, 3.7, 1000.0]))
 @settings(deadline=None)
+@pytest.mark.slow
 def test_the_seed_fixes_the_result_and_lengths_do_not_matter(vectors, seed, scale):
     labels, representatives = isodata(vectors, seed)
     scales = scale ** np.arange(len(vectors))[:, None].clip(max=3)

@@ -64,6 +64,7 @@ def test_an_encoder_of_another_pooling_and_length_keeps_them(directory) -> None:
     check(directory, 16, lambda tokens: tokens[0])
 
 
+@pytest.mark.slow
 def test_a_plain_encoder_is_pooled_by_the_mean_of_all_it_can_read(directory) -> None:
     for name in ("modules.json", "sentence_bert_config.json"):
         (directory / name).unlink()
