@@ -50,7 +50,7 @@ from nanorlhf.pretrained.directories import (
     is_gguf,
     split_adapter,
 )
-from nanorlhf.pretrained.families import FAMILIES
+from nanorlhf.pretrained.families import family_of
 from nanorlhf.pretrained.layout import (
     check_fits,
     config_object,
@@ -63,7 +63,6 @@ from nanorlhf.pretrained.layout import (
     with_prefix,
 )
 from nanorlhf.pretrained.weight_files import read_settings, read_tensors, shards_of, unwrapped
-from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import REPLACED, Tokenizer
 
 M = TypeVar("M", GPT, ScalarModel)
@@ -325,7 +324,7 @@ def tie_head(tensors: dict[str, Tensor], config: GPTConfig, has_head: bool, file
         return
     names = ("transformer.embedding.weight", "lm_head.weight")
     embedding, head = (tensor_names(name, config)[0] for name in names)
-    if isinstance(config, T5Config) and embedding in tensors:
+    if config.num_decoder_blocks and embedding in tensors:
         # transformers 5 ties the heads of all T5s that have no other one
         tensors.setdefault(head, tensors[embedding])
     if config.tied_head and head in tensors:
@@ -396,14 +395,14 @@ def save(
     """
     config, directory = model.config, Path(directory)
     settings = config_object(config)
-    transformers_class = FAMILIES[config.architecture].transformers_class
+    transformers_class = family_of(config.architecture).transformers_class
     if isinstance(model, ScalarModel):
         transformers_class = "ScalarModel"
     settings["architectures"] = [transformers_class]
     dtype = model.transformer.embedding.weight.dtype
     settings["torch_dtype"] = str(dtype).removeprefix("torch.")
     # null without a tokenizer: transformers would fill in 50256, which may not be in the vocabulary
-    if not isinstance(config, T5Config):  # which has them
+    if not config.num_decoder_blocks:  # which has them
         settings["eos_token_id"] = tokenizer.eos_id if tokenizer else None
         bos = tokenizer.bos if tokenizer else None
         settings["bos_token_id"] = tokenizer.backend.token_to_id(bos) if tokenizer and bos else None

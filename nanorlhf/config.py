@@ -83,7 +83,12 @@ class GPTConfig:
     causal: bool = True
     """False: tokens attend in both directions, an encoder (RLCF's discriminator)"""
     architecture: str = "gpt_neox"
-    """names on disk, a key of pretrained.families.FAMILIES"""
+    """names on disk, a key of pretrained.families.FILES"""
+
+    @property
+    def num_decoder_blocks(self) -> int:
+        """Of an encoder-decoder (t5.py), after the encoder's n_layer; 0 of a GPT."""
+        return 0
 
     @property
     def kv_heads(self) -> int:

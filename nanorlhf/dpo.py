@@ -22,7 +22,6 @@ from nanorlhf.logprobs import response_logprobs, unpack
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.pairs import join_pairs
-from nanorlhf.t5 import T5Config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ def pair_logprobs(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tens
     In one forward pass, in which a GPT reads their query once.
     """
     responses = [row.chosen for row in rows] + [row.rejected for row in rows]
-    if isinstance(model.config, T5Config):
+    if model.config.num_decoder_blocks:
         sums = summed_logprobs(model, [row.query for row in rows] * 2, responses, pad_id)  # (2B,)
     else:
         with distributed.on_device(model):

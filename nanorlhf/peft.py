@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -31,10 +31,10 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import atomic, read_object, write_text
 from nanorlhf.model import GPT, AdaptedLinear, Linear, ScalarModel, param_like
 from nanorlhf.pretrained.directories import MERGE
-from nanorlhf.pretrained.families import FAMILIES, ConfigFile
+from nanorlhf.pretrained.families import family_of
+from nanorlhf.pretrained.families.family import ConfigFile
 from nanorlhf.pretrained.layout import GATED, tensor_names, to_family, with_prefix
 from nanorlhf.pretrained.weight_files import read_tensors, unwrapped
-from nanorlhf.t5 import DecoderBlock, T5Config
 
 M = TypeVar("M", bound=GPT | ScalarModel)
 ADAPTER_SHARE = 0.025  # of the model's parameters; the paper: 2 to 3%
@@ -171,10 +171,8 @@ def add_updates(model: GPT | ScalarModel, rank: int, targets: tuple[Target, ...]
 def linear_layers(model: GPT | ScalarModel) -> Iterator[tuple[nn.Module, str]]:
     """The linear layers of all blocks: the module that holds each, and its name there."""
     for block in model.transformer.blocks:
-        parents = [block.attention, block.mlp]
-        if isinstance(block, DecoderBlock):
-            parents.append(block.cross)
-        for parent in parents:
+        for part in ("attention", "mlp", "cross"):  # cross: of T5's decoder
+            parent: Any = getattr(block, part, None)
             for name in TARGETS:
                 if getattr(parent, name, None) is not None:
                     yield parent, name
@@ -222,7 +220,7 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
     same where it stores gate and up as one.
     """
     config: GPTConfig = model.config
-    family = FAMILIES[config.architecture]
+    family = family_of(config.architecture)
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
     for path, layer in model.named_modules():
@@ -262,7 +260,7 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": LORA_SCALE * rank,
-        "task_type": "SEQ_2_SEQ_LM" if isinstance(config, T5Config) else "CAUSAL_LM",
+        "task_type": "SEQ_2_SEQ_LM" if config.num_decoder_blocks else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "target_modules": sorted(ranks),
         "rank_pattern": others,
@@ -295,7 +293,7 @@ def with_saved_updates(
     if kind != "LORA" or settings.get("use_dora"):
         name = "DoRA" if kind == "LORA" else f"peft_type {kind!r:.40}"
         raise InputError(f"{config_file}: {name} isn't implemented, only LoRA: {MERGE}.")
-    family = FAMILIES[config.architecture]
+    family = family_of(config.architecture)
     use_rslora = ConfigFile(settings, config_file).get("use_rslora", bool, False)
     merged = dict(tensors)
     updates = with_prefix(unwrapped(read_tensors(file), file), config, file)

@@ -14,7 +14,6 @@ from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import first_true_index, left_pad, right_pad
 from nanorlhf.pairs import join_pairs
-from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer
 
 
@@ -62,7 +61,7 @@ def before_skipped(ids: Tensor, end: Tensor, skipped_id: int) -> Tensor:
 
 def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
     """Scores of chosen and rejected, (B,) each, in one pass; a GPT reads their query once."""
-    if isinstance(model.config, T5Config) or model.skipped_id is not None:
+    if model.config.num_decoder_blocks or model.skipped_id is not None:
         texts = [Demonstration(row.query, row.chosen, row.record) for row in rows]
         texts += [Demonstration(row.query, row.rejected, row.record) for row in rows]
         scores = response_scores(model, texts, pad_id, "right")  # (2B,)

@@ -24,7 +24,7 @@ from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling
 from nanorlhf.model import GPT
-from nanorlhf.pretrained.families import FAMILIES
+from nanorlhf.pretrained.families import family_of
 from nanorlhf.t5 import T5Config
 from nanorlhf.training.optimizer import FiniteSteps
 from nanorlhf.training.run import check_weights
@@ -158,7 +158,7 @@ def test_a_rank_reads_its_own_rows_and_no_others() -> None:
     directory = Path(tempfile.gettempdir()) / f"stored.{os.environ['MASTER_PORT']}"
     for architecture in ("gpt2", "gpt_neo", "gpt_neox", "codegen"):
         for tied_head in (False, True) if architecture == "gpt2" else (False,):
-            fixed = FAMILIES[architecture].fixed
+            fixed = family_of(architecture).fixed
             rotary_dim = 4 if "rotary" in fixed["positions"] else 0
             config = replace(TINY, architecture=architecture, tied_head=tied_head, rotary_dim=rotary_dim, **fixed)
             torch.manual_seed(0)

@@ -20,7 +20,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.pretrained.gguf_header import StoredTensor, open_gguf
 
 if TYPE_CHECKING:
-    from nanorlhf.pretrained.families import Family
+    from nanorlhf.pretrained.families.family import Family
 
 # general.architecture, and model_type in config.json; llama.cpp calls Mistral's models llama, too
 ARCHITECTURES = {
@@ -157,11 +157,11 @@ def llama3_scaling(divisors: np.ndarray, settings: dict, path: Path) -> dict:
 
 def gguf_tensors(path: Path) -> dict[str, Tensor]:
     """The weights in float32 under their names in the Hugging Face layout."""
-    from nanorlhf.pretrained.families import FAMILIES  # a tokenizer is read without the model
+    from nanorlhf.pretrained.families import family_of  # a tokenizer is read without the model
 
     settings = gguf_settings(path)
     n_head = settings["num_attention_heads"]
-    family = FAMILIES[settings["model_type"]]
+    family = family_of(settings["model_type"])
     found = {}
     for tensor in open_gguf(path).tensors.values():
         if tensor.name == DIVISORS:  # a setting, read above

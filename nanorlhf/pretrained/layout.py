@@ -1,4 +1,4 @@
-"""Between our model and its family's files (families.py): config.json, tensor names and layouts.
+"""Between our model and its family's files (families/): config.json, tensor names and layouts.
 
 Nothing is dropped silently: a setting that our model doesn't have is an error.
 """
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
-from nanorlhf.pretrained.families import FAMILIES, RANGES, ConfigFile
-from nanorlhf.t5 import T5Config
+from nanorlhf.pretrained.families import FILES, family_of
+from nanorlhf.pretrained.families.family import RANGES, ConfigFile
 
 # suffixes of model_type: transformers refuses them, instead of dropping adapters or reading the last token alone
 ADAPTER, POOLED = "_adapter", "_mean_pooled"
@@ -55,7 +55,7 @@ def check_fits(config: GPTConfig, where: str | Path, num_weights: int) -> None:
         size = getattr(config, name, None) or 0
         if size > most:
             raise InputError(f"{where}: {name} is {size}, more than {most}.")
-    num_decoder_blocks = config.num_decoder_blocks if isinstance(config, T5Config) else 0
+    num_decoder_blocks = config.num_decoder_blocks
     # rows of q, k, v, and columns of the output
     attention = 2 * (config.n_head + config.kv_heads) * config.head_width
     mlp = (3 if config.gated_mlp else 2) * config.d_mlp
@@ -70,13 +70,13 @@ def check_fits(config: GPTConfig, where: str | Path, num_weights: int) -> None:
 # ----------------------------------------------------------------------- tensors: names and layouts
 def tensor_names(name: str, config: GPTConfig) -> list[str]:
     """Our tensor name -> its names in a file: one, or several if q, k and v are separate."""
-    family = FAMILIES[config.architecture]
+    family = family_of(config.architecture)
     module, _, kind = name.rpartition(".")
     block = re.fullmatch(r"transformer\.blocks\.(\d+)\.(.+)", module)
     if block:
         number = int(block[1])
         theirs = f"{family.modules['transformer.blocks']}.#.{family.modules[block[2]]}"
-        if isinstance(config, T5Config):  # with us the decoder's blocks follow the encoder's
+        if config.num_decoder_blocks:  # with us the decoder's blocks follow the encoder's
             in_decoder = number >= config.n_layer
             number -= config.n_layer if in_decoder else 0
             theirs = theirs.format(
@@ -97,14 +97,14 @@ def tensor_names(name: str, config: GPTConfig) -> list[str]:
 
 def qkv_layout(config: GPTConfig) -> tuple[int, list[int]]:
     """Number of groups of a fused q, k, v in the file, and where q, k and v stand in a group."""
-    family = FAMILIES[config.architecture]
+    family = family_of(config.architecture)
     groups = config.n_head if family.qkv_groups is None else family.qkv_groups
     return groups, ["qkv".index(letter) for letter in family.qkv_order]
 
 
 def is_transposed(name: str, config: GPTConfig) -> bool:
     is_linear = re.search(r"(qkv|out|up|down)\.weight$", name) is not None
-    return FAMILIES[config.architecture].transposed and is_linear
+    return family_of(config.architecture).transposed and is_linear
 
 
 def to_family(name: str, tensor: Tensor, config: GPTConfig) -> list[Tensor]:
@@ -147,7 +147,7 @@ def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> di
     T5's embedding may be there once more for each stack. Raises InputError if a tensor appears
     under two names.
     """
-    if isinstance(config, T5Config):
+    if config.num_decoder_blocks:
         copies = [f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")]
         found = [tensors[name] for name in ("shared.weight", *copies) if name in tensors]
         if not all(torch.equal(embedding, found[0]) for embedding in found):
@@ -155,7 +155,7 @@ def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> di
         tensors = {name: tensor for name, tensor in tensors.items() if name not in copies}
         if found:
             tensors["shared.weight"] = found[0]
-    family = FAMILIES[config.architecture]
+    family = family_of(config.architecture)
     # the file may hold only the trunk, as OpenAI's GPT-2 does
     is_bare = not any(name.startswith(family.prefix) for name in tensors)
     renamed = {}
@@ -174,7 +174,7 @@ def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> di
 
 def split_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """The names and tensors of a file, with the MLP's gate and up as two where the family has one."""
-    family = FAMILIES[config.architecture]
+    family = family_of(config.architecture)
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if family.fused_gate is not None and family.fused_gate in name and tensor.ndim == 2:
@@ -187,7 +187,7 @@ def split_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tens
 
 def fuse_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """The inverse of `split_gates`."""
-    family, found = FAMILIES[config.architecture], dict(tensors)
+    family, found = family_of(config.architecture), dict(tensors)
     if family.fused_gate is not None:
         gate, up = (family.modules[ours] for ours in GATED)
         for name in [name for name in tensors if gate in name]:
@@ -207,9 +207,9 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
     model_type = settings.get("model_type")
     known = model_type.removesuffix(POOLED) if isinstance(model_type, str) else ""
     name = known.removesuffix(ADAPTER)
-    if name not in FAMILIES:
-        raise file.error(f"model_type {model_type!r} isn't one of {', '.join(FAMILIES)}.")
-    family = FAMILIES[name]
+    if name not in FILES:
+        raise file.error(f"model_type {model_type!r} isn't one of {', '.join(FILES)}.")
+    family = family_of(name)
     for quantised in ("quantization_config", "quantization"):  # of transformers, and of MLX
         if settings.get(quantised) is not None:
             raise file.error(
@@ -264,7 +264,7 @@ def canonical(config: GPTConfig) -> GPTConfig:
         none["n_kv_head"] = None
     if config.d_head and config.d_head * config.n_head == config.d_model:
         none["d_head"] = None
-    if isinstance(config, T5Config) and config.n_decoder_layer == config.n_layer:
+    if getattr(config, "n_decoder_layer", None) == config.n_layer:
         none["n_decoder_layer"] = None
     return replace(config, **none)
 
@@ -275,7 +275,7 @@ def config_object(config: GPTConfig) -> dict[str, Any]:
     Raises InputError for a setting that the family's config.json can't express.
     """
     name = config.architecture
-    family = FAMILIES[name]
+    family = family_of(name)
     settings: dict[str, Any] = {"model_type": name}
     for ours, spec in family.settings.items():
         theirs = spec[0] if isinstance(spec, tuple) else spec

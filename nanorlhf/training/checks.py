@@ -13,7 +13,6 @@ from nanorlhf.dataset import Demonstration, Rows
 from nanorlhf.errors import InputError
 from nanorlhf.rewards.function import is_function
 from nanorlhf.rewards.weighted_sum import Weights, items, scoring_models
-from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.settings import RewardArgs
 
@@ -26,7 +25,7 @@ def check_sft(query_length: int, response_length: int, loss_on: str, model: str,
             f"--max-query-length plus --max-response-length is {longest}, more than the {config.n_ctx} positions "
             f"of {model}: lower one of them."
         )
-    if isinstance(config, T5Config) and loss_on == "all":
+    if config.num_decoder_blocks and loss_on == "all":
         raise InputError("--loss-on all: an encoder-decoder predicts no token of the query: pass --loss-on response.")
 
 

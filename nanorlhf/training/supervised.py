@@ -16,7 +16,6 @@ from nanorlhf.dataset import Rows
 from nanorlhf.errors import InputError
 from nanorlhf.padding import micro_batches
 from nanorlhf.pretrained.layout import check_fits
-from nanorlhf.t5 import T5Config
 
 # sums(model, rows) -> the loss summed over the rows, and any other statistics, scalars
 Sums = Callable[[Any, list], tuple[Tensor, ...]]
@@ -98,6 +97,8 @@ def new_config(
         "d_mlp": 4 * d_model,
     }
     if architecture == "t5":
+        from nanorlhf.t5 import T5Config  # optional: most models are GPTs
+
         sizes |= {"n_decoder_layer": n_layer, "n_layer": math.ceil(n_layer / 2)}
         config: GPTConfig = T5Config(**sizes, start_id=eos_id, query_end_id=eos_id)
     else:

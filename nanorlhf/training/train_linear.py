@@ -27,7 +27,6 @@ from nanorlhf.padding import micro_batches
 from nanorlhf.pairs import join_pairs
 from nanorlhf.progress import Progress
 from nanorlhf.reward import response_scores
-from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.supervised import check_length
 
@@ -70,7 +69,7 @@ def load_lower_blocks(
     config = policy.config
     check_vocabulary(tokenizer, config.vocab_size, model)
     check_length(sets, config, f"comparisons in {data}", model)
-    if isinstance(config, T5Config):
+    if config.num_decoder_blocks:
         raise InputError(f"--model {model} is an encoder-decoder: name a decoder alone.")
     num_blocks = max(1, round(depth * config.n_layer))
     windows = config.attention_windows and config.attention_windows[:num_blocks]

@@ -20,7 +20,7 @@ from nanorlhf.doctor.__main__ import Args, Code, main
 from nanorlhf.doctor.cases import CannotCheckError, Cases, rereading
 from nanorlhf.doctor.world import World, make_world
 from nanorlhf.errors import InputError
-from nanorlhf.pretrained.families import FAMILIES
+from nanorlhf.pretrained.families import neox
 from nanorlhf.rules.finding import ORDER, Finding, nearest_first, report
 from tests.doctor.planted import PLANTED, Planted
 from tools.changes import CHANGES
@@ -182,8 +182,8 @@ def test_a_change_that_was_made_wrong_is_found_and_one_made_right_is_not(change,
 
 
 def test_a_family_that_rotates_other_pairs_is_found(world, monkeypatch):
-    fixed = FAMILIES["gpt_neox"].fixed | {"positions": "rotary_interleaved"}
-    monkeypatch.setitem(FAMILIES, "gpt_neox", replace(FAMILIES["gpt_neox"], fixed=fixed))
+    fixed = neox.GPT_NEOX.fixed | {"positions": "rotary_interleaved"}
+    monkeypatch.setitem(neox.FAMILIES, "gpt_neox", replace(neox.GPT_NEOX, fixed=fixed))
     (finding,) = family_checks.families(Cases(world))
     assert finding.seen.startswith("The logits of a gpt_neox model are up to ")
 
