@@ -129,7 +129,7 @@ def test_advantages_without_a_value_model_are_not_of_the_samplers_kl(ppo, monkey
 
     usual = ALGORITHMS[algorithm]
     monkeypatch.setitem(ALGORITHMS, algorithm, replace(usual, advantages=advantages, policy_loss=policy_loss))
-    rollouts = Spy(monkeypatch, "rollout_metrics", train_grpo.statistics)
+    rollouts = Spy(monkeypatch, "rollout_metrics", train_grpo.update_metrics)
     args = grpo_args(ppo, algorithm=algorithm, samples_per_query=2, num_epochs=1, total_episodes=8)
     train_grpo.main(replace(args, sampler=SamplerSettings(top_p=0.7, correction=correction)))
     ((batch, *_), _), (row,) = rollouts.calls[0], read_metrics(ppo.out)

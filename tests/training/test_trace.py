@@ -137,7 +137,7 @@ def test_tracing_changes_no_weight(ppo, traced, tmp_path):
 def test_a_resumed_run_has_the_trace_of_an_uninterrupted_one(ppo, traced, tmp_path, monkeypatch):
     args = replace(ppo, out=tmp_path / "run", save_every=1)
     with monkeypatch.context() as patch:
-        interrupt_at(3, patch, train_ppo.statistics, "log_update")  # after the trace of update 2, before its state
+        interrupt_at(3, patch, train_ppo.update_metrics, "log_update")  # after the trace of update 2, before its state
         with pytest.raises(KeyboardInterrupt):
             train_ppo.main(args)
     assert trace_path(args.out, 2).exists()
