@@ -32,7 +32,6 @@ from nanorlhf.training.optimizer import adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import RewardArgs
-from nanorlhf.training.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +118,10 @@ def main(args: Args) -> dict[str, float]:
     run = Run(args, args.algorithm, write, [rows.path])
     run.track(policy=policy, steps=steps, generator=generator, **sampler.state())
     run.print(f"{args.algorithm}: {num_updates} updates of {B} responses; {len(rows):,} queries")
-    trace = Trace(args, run, num_updates, policy, tokenizer, k)  # --trace: nothing without
+    if args.trace:  # the tensors of some responses, for the microscope
+        from nanorlhf.training.trace import Trace
+
+        trace = Trace(args, run, num_updates, policy, tokenizer, k)
 
     def rollout(
         asked: list[Demonstration], uniforms: Tensor, update: int
@@ -162,7 +164,8 @@ def main(args: Args) -> dict[str, float]:
         kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)  # k1
         judged = Judged(scores, kl, batch.token_rewards, batch.actions, k, args.kl_coef, args.gamma)
         batch.advantages = algorithm.advantages(judged) * importance_weights
-        trace.rollout(update, batch, scores, args.kl_coef)
+        if args.trace:
+            trace.rollout(update, batch, scores, args.kl_coef)
 
         # 2.4 epochs of clipped steps over the frozen rollout
         lr = args.lr * lr_factor(args.schedule, update, num_updates)
@@ -199,7 +202,8 @@ def main(args: Args) -> dict[str, float]:
         # 2.5 log; every mean is over what counts
         metrics |= stats.metrics() | sampler_metrics
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
-        trace.write(batch)
+        if args.trace:
+            trace.write(batch)
         update_metrics.log_update(run, update, batch, scores, metrics, tokenizer, k)
     return run.finish(run.metrics)  # of the last update
 

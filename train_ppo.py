@@ -29,7 +29,6 @@ from nanorlhf.training.optimizer import adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import RewardArgs
-from nanorlhf.training.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +117,10 @@ def main(args: Args) -> dict[str, float]:
     run.track(policy=policy, value_model=value_model, **sampler.state())
     run.track(steps=steps, generator=generator, beta=vars(beta))
     run.print(f"PPO: {num_updates} updates of {B} responses; {len(rows):,} queries")
-    trace = Trace(args, run, num_updates, policy, tokenizer)  # --trace: nothing without
+    if args.trace:  # the tensors of some responses, for the microscope
+        from nanorlhf.training.trace import Trace
+
+        trace = Trace(args, run, num_updates, policy, tokenizer)
 
     # -------------------------------------------------------------------------------- 2. the loop
     for update in run.steps(num_updates):
@@ -152,7 +154,8 @@ def main(args: Args) -> dict[str, float]:
 
         # 2.5 delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1};  R = A + V
         advantages, batch.returns = gae(rewards, batch.values, args.gamma, args.lam, batch.states)
-        trace.rollout(update, batch, scores, beta.value, rewards, advantages)
+        if args.trace:
+            trace.rollout(update, batch, scores, beta.value, rewards, advantages)
         if args.whiten_advantages:  # [N+ 25] over the whole rollout
             advantages = whiten(advantages, batch.actions)
         batch.advantages = advantages * importance_weights
@@ -196,7 +199,8 @@ def main(args: Args) -> dict[str, float]:
         metrics = update_metrics.rollout_metrics(batch, scores, exact_kl, gold_scores, beta.value)
         metrics |= stats.metrics() | sampler_metrics | reward.metrics()
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
-        trace.write(batch)
+        if args.trace:
+            trace.write(batch)
         update_metrics.log_update(run, update, batch, scores, metrics, tokenizer)
         beta.update(metrics["objective/kl"], B)
     return run.finish(run.metrics)  # of the last update

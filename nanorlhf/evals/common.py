@@ -27,8 +27,8 @@ from nanorlhf.ppo import eos_masks
 from nanorlhf.report.page import Page, text, write_page
 from nanorlhf.report.run_curves import stage_of
 from nanorlhf.reward import end_scores, response_scores
-from nanorlhf.rewards.function import is_function
 from nanorlhf.rewards.gold import Gold
+from nanorlhf.rewards.weighted_sum import is_function
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.run import write_json
 from nanorlhf.training.run_directory import read_metrics, read_settings

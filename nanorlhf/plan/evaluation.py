@@ -9,7 +9,7 @@ from nanorlhf.evals import reward_models, summaries
 from nanorlhf.evals.common import EvalArgs, PolicyArgs, best_of, named_policies
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.plan.memory import Flags, Model, Phase, Rows, Work, memory_plan, shape_of, sized
-from nanorlhf.rewards.function import is_function
+from nanorlhf.rewards.weighted_sum import is_function
 
 MACHINES = ((1, 80), (1, 141))  # an evaluation is one process
 REWARD_FLAGS = ("reward_model", "regression_model", "contrastive_model", "gold")

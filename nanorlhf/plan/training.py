@@ -5,8 +5,7 @@ from pathlib import Path
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.plan.memory import Flags, Model, Phase, Rows, Work, memory_plan, shape_of, sized
-from nanorlhf.rewards.function import is_function
-from nanorlhf.rewards.weighted_sum import scoring_models
+from nanorlhf.rewards.weighted_sum import is_function, scoring_models
 from nanorlhf.training.settings import READ_FACTOR, RewardArgs, RolloutArgs, SupervisedArgs
 
 

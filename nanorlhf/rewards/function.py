@@ -255,11 +255,6 @@ def kept_alive() -> Iterator[None]:
         yield
 
 
-def is_function(where: str) -> bool:
-    """Whether a setting has the form FILE.py:FUNCTION, or was meant to."""
-    return ".py:" in where or where.endswith(".py")
-
-
 def load_function(flag: str, where: str) -> Callable:
     """The function that `FILE.py:FUNCTION` names; raises InputError, naming the flag."""
     return getattr(load_module(flag, where), where.rpartition(":")[2])

@@ -12,8 +12,6 @@ from nanorlhf.dataset import Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import Ensemble, RewardModel, Scores
-from nanorlhf.rewards.function import is_function
-from nanorlhf.rewards.rule import Rule
 from nanorlhf.tokenizer import Tokenizer
 
 Kind = Literal["function", "teacher", "judge", "model"]
@@ -41,6 +39,11 @@ class Reward(Protocol):
 def items(setting: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The items of --reward or the paths of --reward-model: none, one or several."""
     return (setting,) if isinstance(setting, str) else tuple(setting or ())
+
+
+def is_function(where: str) -> bool:
+    """Whether a setting has the form FILE.py:FUNCTION, or was meant to."""
+    return ".py:" in where or where.endswith(".py")
 
 
 def parse(item: str) -> tuple[Kind, str]:
@@ -96,12 +99,6 @@ class Rewards:
         """All models that read responses."""
         return [model for reward in self.rewards for model in reward.models]
 
-    def try_out(self, rows: Sequence[Demonstration]) -> None:
-        """Call functions on the references of a few rows: what they get wrong is said before training."""
-        for reward in self.rewards:
-            if isinstance(reward, Rule) and rows:
-                self.check_tokens(reward, reward.try_out(rows[:NUM_TRIED]))
-
     def score(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Scores (B,) of whole responses, and rewards per token (B, T), 0 where there are none."""
         scores = torch.zeros(len(batch), device=batch.response.device)
@@ -154,10 +151,14 @@ def load_rewards(
         return Rewards([RewardModel("--reward-model", paths, tokenizer, device, size, weights or "mean")], [1.0])
     flag, given = ("--reward-model", paths) if reward is None else ("--reward", items(reward))
     rewards: list[Reward] = []
+    rules = []
     for item in given:
         kind, path = parse(item)
         if kind == "function":
-            rewards.append(Rule(path, tokenizer, size, (row.record for row in rows), workers))
+            from nanorlhf.rewards.rule import Rule  # the user's code, with all that may go wrong in it
+
+            rules.append(Rule(path, tokenizer, size, (row.record for row in rows), workers))
+            rewards.append(rules[-1])
         elif kind == "teacher":
             from nanorlhf.rewards.teacher import Teacher
 
@@ -169,5 +170,7 @@ def load_rewards(
         else:
             rewards.append(RewardModel(flag, (path,), tokenizer, device, size))
     combined = Rewards(rewards, weights if isinstance(weights, tuple) else [1.0] * len(rewards), whole_only)
-    combined.try_out(rows)
+    if rows:  # what a function gets wrong is said before training
+        for rule in rules:
+            combined.check_tokens(rule, rule.try_out(rows[:NUM_TRIED]))
     return combined

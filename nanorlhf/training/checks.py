@@ -11,8 +11,7 @@ from nanorlhf.checkpoint import read_config
 from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import Demonstration, Rows
 from nanorlhf.errors import InputError
-from nanorlhf.rewards.function import is_function
-from nanorlhf.rewards.weighted_sum import Weights, items, scoring_models
+from nanorlhf.rewards.weighted_sum import Weights, is_function, items, scoring_models
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.settings import RewardArgs
 

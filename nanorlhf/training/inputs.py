@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nanorlhf.pretrained.weight_files import files_of_model
-from nanorlhf.rewards.function import OURS, file_of, is_function
-from nanorlhf.rewards.weighted_sum import items, parse
+from nanorlhf.rewards.weighted_sum import is_function, items, parse
 from nanorlhf.tokenizer import files_of_tokenizer
 from nanorlhf.training.resume import Inputs, sha256
 from nanorlhf.training.settings import RunArgs
@@ -79,6 +78,8 @@ def named(setting: str, prefix: str, where: str | Path, files: Sequence[Path]) -
 
 def function(setting: str, prefix: str, where: str) -> Iterator[Part]:
     """Yield the file of FILE.py:FUNCTION; ours change with the version, which may go on."""
+    from nanorlhf.rewards.function import OURS, file_of
+
     file = file_of(where.rpartition(":")[0])
     if file.resolve().parent not in [folder / "data" for folder in OURS]:
         yield setting, f"{prefix}function {where.rpartition(':')[2]}", file

@@ -61,7 +61,7 @@ Tensors = dict[str, Tensor]
 
 
 class Trace:
-    """Records a few responses of a few updates; with --trace 0 every call returns at once.
+    """Records a few responses of a few updates.
 
     samples_per_query: rows of a rollout that belong to one query; groups are traced whole.
 
@@ -86,10 +86,10 @@ class Trace:
         self.args, self.run, self.policy, self.tokenizer = args, run, policy, tokenizer
         self.group_size = samples_per_query
         self.num_rows = -(-args.trace // samples_per_query) * samples_per_query
-        self.updates = traced_updates(num_updates) if args.trace else []
+        self.updates = traced_updates(num_updates)
         self.of_update: dict[str, Any] = {}  # what `rollout` was given
         self.fixed: Tensors = {}  # query, response, actions of the first traced update's responses
-        if self.updates and run.first_step > self.updates[0]:  # resumed
+        if run.first_step > self.updates[0]:  # resumed
             tensors, _ = distributed.from_first(lambda: read_trace(trace_path(args.out, self.updates[0])))
             self.fix(tensors)
 

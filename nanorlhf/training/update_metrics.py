@@ -10,7 +10,6 @@ from torch import Tensor
 from kernels import k2, k3
 from nanorlhf import distributed
 from nanorlhf.batch import Batch
-from nanorlhf.grpo import all_alike
 from nanorlhf.ppo import response_mean
 from nanorlhf.rules.kl_rules import is_below_zero
 from nanorlhf.rules.record import Record
@@ -116,6 +115,8 @@ def rollout_metrics(
     score = scores.mean().item()
     gold = {} if gold_scores is None else {"gold_score": gold_scores.mean().item()}
     if samples_per_query > 1:
+        from nanorlhf.grpo import all_alike
+
         gold["groups/alike"] = all_alike(scores, samples_per_query).float().mean().item()
     return gold | {
         "objective/kl": kl,
