@@ -40,7 +40,6 @@ from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic_files, read_object
 from nanorlhf.model import GPT, Linear, ScalarModel
-from nanorlhf.peft import with_saved_updates
 from nanorlhf.pretrained.directories import (
     ADAPTER_CONFIG,
     MERGE,
@@ -172,6 +171,8 @@ def load(
     tensors = with_prefix(unwrapped(tensors, file), config, file)
     base, adapter = split_adapter(where)
     if adapter is not None:
+        from nanorlhf.pretrained.adapters import with_saved_updates
+
         note(f"{where} is a PEFT adapter: it is merged into its base model {base}")
         tensors = with_saved_updates(tensors, config, adapter / ADAPTER_CONFIG, find_updates(where))
     if model_class is ScalarModel:

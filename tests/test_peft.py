@@ -22,7 +22,8 @@ from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import GPT
-from nanorlhf.peft import LoRALinear, merge, reference, save_updates, tune
+from nanorlhf.peft import LoRALinear, merge, reference, tune
+from nanorlhf.pretrained.adapters import save_updates
 from tests.conftest import interrupt_at, read_metrics
 
 WAYS = ("full", "adapter", "bitfit", "lora")

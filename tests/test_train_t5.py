@@ -24,7 +24,8 @@ from nanorlhf.generate import sample_answers
 from nanorlhf.metrics.token_shift import token_ranks
 from nanorlhf.model import GPT
 from nanorlhf.padding import right_pad
-from nanorlhf.peft import LoRALinear, merge, save_updates, tune
+from nanorlhf.peft import LoRALinear, merge, tune
+from nanorlhf.pretrained.adapters import save_updates
 from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.rlcf import train_baselines, train_discriminator
 from nanorlhf.t5 import DecoderBlock, EncoderDecoder, T5Config

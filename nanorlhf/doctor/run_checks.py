@@ -398,7 +398,7 @@ def updates_alone(cases: Cases) -> Iterator[Finding]:
             seen=f"LoRA's updates in adapter/, added to the checkpoint of --model as peft does, are up to {gap:.2g} "
             "off the merged weights.",
             means="They are saved with another scale, rank or layout than they are trained with.",
-            where="nanorlhf/peft.py (save_updates)",
+            where="nanorlhf/pretrained/adapters.py (save_updates)",
             page="docs/troubleshooting.md#a-run-as-a-whole",
         )
 

@@ -36,7 +36,7 @@ from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, delete, to_disk, to_json, write_text
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.peft import has_updates, merge, save_updates
+from nanorlhf.peft import has_updates, merge
 from nanorlhf.progress import Progress
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.inputs import digest_inputs
@@ -340,6 +340,8 @@ def write_checkpoint(model: GPT | ScalarModel, directory: Path, tokenizer: Token
     if distributed.rank() == 0:
         save(merge(full), directory, tokenizer)
         if isinstance(full, GPT) and base is not None and has_updates(full):
+            from nanorlhf.pretrained.adapters import save_updates
+
             save_updates(full, directory / "adapter", base)
         else:  # left by a run that this one replaces
             delete(directory / "adapter")

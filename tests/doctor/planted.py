@@ -33,7 +33,8 @@ PLANTED = (
             "tune(model, args.tune, args.lora_rank, args.lora_targets)",
             "tune(model, args.tune, args.lora_rank, args.lora_targets)\nfrom nanorlhf.peft import merge\n"
             "model = merge(model)"),
-    Planted("no-scale-in-the-adapter", "checkpoints", "nanorlhf.peft:save_updates", "LORA_SCALE * number", "number"),
+    Planted("no-scale-in-the-adapter", "checkpoints", "nanorlhf.pretrained.adapters:save_updates",
+            "LORA_SCALE * number", "number"),
     Planted("another-value-model-is-saved", "checkpoints", "train_ppo:main.write",
             'write_checkpoint(value_model, args.out / "value_model", tokenizer)',
             'write_checkpoint(reward.models[0], args.out / "value_model", tokenizer)'),
