@@ -33,7 +33,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanorlhf import distributed
 from nanorlhf.config import GPTConfig
@@ -155,7 +154,8 @@ def load(
     else:
         most = sum(shard.stat().st_size for shard in shards) // 2
     check_fits(config, config_file, max(2**24, most))
-    with torch.device("meta"), NoDraws():  # shapes only: allocates no memory
+    # shapes only: allocates no memory, and to draw on the meta device PyTorch imports its compiler
+    with torch.device("meta"), MetaDraws(keep_last=False):
         model = model_class(config)
     cast_linear_weights(model, dtype)
     tensors: dict[str, Tensor] = {}
@@ -210,7 +210,7 @@ def load(
             raise InputError(f"{file} holds updates that are not merged, {name}{more}: {MERGE}.")
         raise InputError(f"{file} holds {name}{more}, unknown to {config_file}.")
 
-    def read_stored(name: str, rows: slice = slice(None)) -> Tensor:
+    def read(name: str, rows: slice = slice(None)) -> Tensor:
         """Some rows of one of our tensors; may be a view into the file, which is mapped."""
         values = from_family(name, stored[name], config, rows)
         check_values(values, f"{file}: {tensor_names(name, config)[0]}")
@@ -219,18 +219,16 @@ def load(
     if isinstance(model, ScalarModel) and architecture_of(settings).endswith(SEQUENCE):
         pad_id = settings.get("pad_token_id")
         model.skipped_id = pad_id if type(pad_id) is int else None
-    # copies of a model that has not been read share the function: they are read from the same files
-    model.__dict__["read_stored"] = read_stored
     on_meta = torch.device(device).type == "meta"
     for name, buffer in model.named_buffers():  # reward_bias
-        value = read_stored(name).to("cpu" if on_meta else device, buffer.dtype, copy=True)
+        value = read(name).to("cpu" if on_meta else device, buffer.dtype, copy=True)
         model.register_buffer(name, value)
-    check = partial(check_output, model, where)
+    weights = distributed.OnDisk(read, partial(check_output, where))
     if on_meta:
-        model.__dict__["check_output"] = check  # by `distributed.shard`
+        model.elsewhere = weights
     else:
-        distributed.read_weights(model, device)
-        check(torch.device(device), dtype)
+        weights.load(model, device)
+        weights.check(model, torch.device(device), dtype)
     return model
 
 
@@ -239,12 +237,26 @@ def note(sentence: str) -> None:
         print(f"note: {sentence}.", file=sys.stderr)
 
 
-class NoDraws(TorchFunctionMode):
-    """Weights on the meta device stay as they are: to draw them, PyTorch imports its compiler."""
+class MetaDraws(TorchFunctionMode):
+    """What is drawn for new weights on the meta device, which keeps no numbers: nothing.
+
+    keep_last: as much as for weights in memory, tensor by tensor; `last` are the last one's.
+    """
+
+    last: Tensor
+
+    def __init__(self, keep_last: bool):
+        super().__init__()
+        self.keep_last = keep_last
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        return kwargs["tensor"] if function is nn.init.normal_ else function(*args, **kwargs)
+        if function not in (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_):
+            return function(*args, **kwargs)
+        if self.keep_last:
+            in_memory = torch.empty_like(kwargs["tensor"], device="cpu")
+            self.last = function(**kwargs | {"tensor": in_memory})
+        return kwargs["tensor"]
 
 
 def check_values(values: Tensor, where: str) -> None:
@@ -264,7 +276,7 @@ def check_values(values: Tensor, where: str) -> None:
 
 @torch.no_grad()
 def check_output(
-    model: GPT | ScalarModel, where: str | Path, device: torch.device, dtype: torch.dtype
+    where: str | Path, model: GPT | ScalarModel, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Refuse a model whose output for a few tokens is not finite, before anyone trains it."""
     length = min(PROBED, model.config.n_ctx)
@@ -359,7 +371,7 @@ def scalar_from_gpt(gpt: GPT, share_trunk: bool = False) -> ScalarModel:
         model.transformer.load_state_dict(gpt.transformer.state_dict())
         return model
     # the same head as where the trunk is in memory
-    with torch.device("meta"), OnlyLastDraw() as draws:
+    with torch.device("meta"), MetaDraws(keep_last=True) as draws:
         model = ScalarModel(gpt.config)
     model.score.weight = nn.Parameter(draws.last)
     model.score.bias = nn.Parameter(torch.zeros(1))
@@ -368,20 +380,8 @@ def scalar_from_gpt(gpt: GPT, share_trunk: bool = False) -> ScalarModel:
         shared = {id(weight): weight for weight in gpt.parameters()}
         model.transformer = copy.deepcopy(gpt.transformer, shared)
         return model.to(gpt.lm_head.weight)  # the head; the trunk is there
-    model.__dict__["read_stored"] = gpt.__dict__["read_stored"]
+    model.elsewhere = gpt.elsewhere
     return model
-
-
-class OnlyLastDraw(TorchDispatchMode):
-    """Draw random numbers for tensors on the meta device one by one, and keep the last ones."""
-
-    last: Tensor
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function not in (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default):
-            return function(*args, **(kwargs or {}))
-        self.last = function(torch.empty_like(args[0], device="cpu"), *args[1:], **(kwargs or {}))
-        return args[0]
 
 
 # --------------------------------------------------------------------------------------------- save

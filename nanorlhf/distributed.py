@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
@@ -113,6 +114,42 @@ def largest(number: N) -> N:
     return type(number)(box.item())
 
 
+# ---------------------------------------------------- weights that are elsewhere: `model.elsewhere`
+@dataclass(frozen=True)
+class OnDisk:
+    """In mapped files; the model is on the meta device, and its copies are read from there too."""
+
+    read: Callable[[str, slice], Tensor]  # some rows of a tensor, by name
+    check: Callable[[Any, torch.device, torch.dtype], None]  # of the model, once it is read
+
+    def load(self, model: nn.Module, device: str | torch.device) -> None:
+        """Read all weights; of a sharded model, only this rank's rows."""
+        read: dict[nn.Parameter, nn.Parameter] = {}  # a tied head is the embedding, read once
+        for path, module in model.named_modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if parameter not in read and local_tensor(parameter).is_meta:
+                    rows = self.read(f"{path}.{name}".lstrip("."), local_rows(parameter))
+                    value = torch.empty(rows.shape, dtype=parameter.dtype, device=device)
+                    value = as_shard(value.copy_(rows), parameter)
+                    read[parameter] = nn.Parameter(value, parameter.requires_grad)
+                if parameter in read:
+                    setattr(module, name, read[parameter])
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """On all ranks, by FSDP2."""
+
+    skeleton: Any  # the same modules without weights, for `unshard`
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """In CPU memory, from which `on_device` copies them."""
+
+    device: torch.device
+
+
 # ---------------------------------------------------------------------------------- sharded weights
 def shard(
     model: GPT | ScalarModel,
@@ -124,7 +161,7 @@ def shard(
     """Shard the model's weights across the ranks' devices, block by block (FSDP2).
 
     A single process keeps the full model. A model that was loaded on the meta device is read here:
-    each rank reads only its own rows of the files, by `model.__dict__["read_stored"]`.
+    each rank reads only its own rows of the files.
 
     ranks_per_copy: consecutive ranks, those of a node, that share one copy of the weights; summed
     gradients keep the nodes' copies equal (HSDP). None: all ranks share one copy.
@@ -134,14 +171,15 @@ def shard(
     memory.
     """
     shard_device = torch.device("cpu") if offload else device
-    check_output = model.__dict__.pop("check_output", None)  # of a model that was not read yet
+    stored: OnDisk | None = model.elsewhere
+    model.elsewhere = None
     dtype = torch.bfloat16 if bfloat16 else torch.float32
     if not dist.is_initialized():
-        if "read_stored" in model.__dict__:
-            read_weights(model, shard_device)
+        if stored is not None:
+            stored.load(model, shard_device)
         model.to(shard_device)
-        if check_output is not None:
-            check_output(shard_device, dtype)
+        if stored is not None:
+            stored.check(model, shard_device, dtype)
         return
     # imported here: FSDP2 takes more than a second, and only sharded runs need it
     from torch.distributed.device_mesh import init_device_mesh
@@ -152,13 +190,11 @@ def shard(
         fully_shard,
     )
 
-    read_stored = model.__dict__.pop("read_stored", None)
-    # for `unshard`: the same modules without weights; in __dict__, so that it is no submodule
     empty = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
         for p in model.parameters()
     }
-    model.__dict__["skeleton"] = copy.deepcopy(model, empty)
+    model.elsewhere = Sharded(copy.deepcopy(model, empty))
     if ranks_per_copy is None:
         mesh = init_device_mesh(device.type, (world_size(),))
     else:
@@ -176,33 +212,16 @@ def shard(
     for unit in units:  # sum, not mean, over ranks: losses are divided by the global count
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
-    if read_stored is not None:
-        model.__dict__["read_stored"] = read_stored
+    if stored is not None:
         problems = []
         try:
-            read_weights(model, shard_device)
+            stored.load(model, shard_device)
         except InputError as error:  # in this rank's rows
             problems = [str(error)]
         for problem in all_gather_objects(problems):
             raise InputError(problem)
-    if check_output is not None:
-        check_output(device, dtype)
+        stored.check(model, device, dtype)
         units[-1].reshard()  # the root keeps its weights after a pass
-
-
-def read_weights(model: nn.Module, device: str | torch.device) -> None:
-    """Read the weights of a model on the meta device; of a sharded model, only this rank's rows."""
-    read_stored = model.__dict__.pop("read_stored")
-    read: dict[nn.Parameter, nn.Parameter] = {}  # a tied head is the embedding, read once
-    for path, module in model.named_modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter not in read and local_tensor(parameter).is_meta:
-                rows = read_stored(f"{path}.{name}".lstrip("."), local_rows(parameter))
-                value = torch.empty(rows.shape, dtype=parameter.dtype, device=device).copy_(rows)
-                value = as_shard(value, parameter)
-                read[parameter] = nn.Parameter(value, parameter.requires_grad)
-            if parameter in read:
-                setattr(module, name, read[parameter])
 
 
 def local_rows(tensor: Tensor) -> slice:
@@ -228,14 +247,15 @@ def as_shard(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    return "skeleton" in model.__dict__
+    return isinstance(getattr(model, "elsewhere", None), Sharded)
 
 
 def unshard(model: M) -> M:
     """Gather a sharded model's weights into a full copy, for inference; other models unchanged."""
-    if not is_sharded(model):
+    sharded = getattr(model, "elsewhere", None)
+    if not isinstance(sharded, Sharded):
         return model
-    full: M = copy.deepcopy(model.__dict__["skeleton"])
+    full: M = copy.deepcopy(sharded.skeleton)
     gathered: dict[int, Tensor] = {}  # by id: a tied head is the embedding, gathered once
     state = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -327,33 +347,33 @@ def sum_gradients(*models: nn.Module) -> None:
         gradient.copy_(summed.view_as(gradient))
 
 
-def offload(model: nn.Module, device: torch.device) -> None:
+def offload(model: GPT | ScalarModel, device: torch.device) -> None:
     """Keep a frozen model in CPU memory; `on_device` copies it to the device. Not for FSDP."""
     model.to("cpu")
     if device.type == "cuda":
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = tensor.data.pin_memory()  # halves the time of a copy to the GPU
-    model.__dict__["compute_device"] = device
+    model.elsewhere = Offloaded(device)
 
 
 @contextmanager
-def on_device(model: nn.Module | None) -> Iterator[None]:
+def on_device(model: GPT | ScalarModel | None) -> Iterator[None]:
     """Copy an offloaded model to its device for the block, then drop the copy; others unchanged."""
-    # popped, so that a nested call does nothing
-    device = None if model is None else model.__dict__.pop("compute_device", None)
-    if model is None or device is None:
+    offloaded = None if model is None else model.elsewhere
+    if model is None or not isinstance(offloaded, Offloaded):
         yield
         return
+    model.elsewhere = None  # a nested call does nothing
     tensors = [*model.parameters(), *model.buffers()]
     in_cpu_memory = [tensor.data for tensor in tensors]
     try:
         for tensor, values in zip(tensors, in_cpu_memory, strict=True):
-            tensor.data = values.to(device, copy=True, non_blocking=True)
+            tensor.data = values.to(offloaded.device, copy=True, non_blocking=True)
         yield
     finally:
         for tensor, values in zip(tensors, in_cpu_memory, strict=True):
             tensor.data = values
-        model.__dict__["compute_device"] = device
+        model.elsewhere = offloaded
 
 
 def barrier() -> None:

@@ -304,6 +304,9 @@ def trunk(config: GPTConfig) -> Transformer:
 class GPT(nn.Module):
     """The language model. Returns hidden states: logits are computed only where they are needed."""
 
+    # distributed.py: where the weights are, if they aren't all here
+    elsewhere: Any = None
+
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
@@ -360,6 +363,8 @@ class GPT(nn.Module):
 
 class ScalarModel(nn.Module):
     """The trunk with one number per token: reward model, or value model, its copy. [N+ 22]"""
+
+    elsewhere: Any = None
 
     def __init__(self, config: GPTConfig):
         super().__init__()

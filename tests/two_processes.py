@@ -168,8 +168,10 @@ def test_a_rank_reads_its_own_rows_and_no_others() -> None:
             model = load_gpt(where, "meta").forbid(3, 36)
             reference = copy.deepcopy(model).requires_grad_(False)
             scalar = scalar_from_gpt(model)
-            plain, read = model.__dict__["read_stored"], []
-            model.__dict__["read_stored"] = lambda *a, plain=plain, read=read: read.append(plain(*a)) or read[-1]
+            plain, read = model.elsewhere.read, []
+            model.elsewhere = replace(
+                model.elsewhere, read=lambda *a, plain=plain, read=read: read.append(plain(*a)) or read[-1]
+            )
             distributed.shard(model, torch.device("cpu"), bfloat16=False)
             here = sum(distributed.local_tensor(p).numel() for p in model.parameters())
             assert sum(rows.numel() for rows in read) == here <= 0.6 * sum(p.numel() for p in one.parameters())
