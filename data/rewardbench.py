@@ -38,7 +38,7 @@ class Args(SourceArgs):
     out: Path = Path("runs/rewardbench/data")
     """directory for the JSON Lines and the tokenizer; existing files are replaced"""
     tokenizer: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
-    """directory, GGUF file or Hub id, the reward models'; the limits below count its tokens"""
+    """directory or Hub id, the reward models'; the limits below count its tokens"""
     template: Path | None = None
     """file with a chat template in Jinja, which replaces the tokenizer's own"""
     max_query_length: PositiveInt = 2048

@@ -1,9 +1,9 @@
 """Checkpoints in the Hugging Face layout: config.json and model.safetensors, by a family's names.
 
-`load_gpt` and `load_scalar` read a directory, a Hub id or a GGUF file; `save` writes a directory
-that `transformers` loads. pretrained/ knows the files and the families. Nothing is dropped
-silently: a missing or unexpected tensor, or one of another shape, is an error. So are weights that
-are not finite or larger than LARGEST, and a model whose output for a few tokens is not finite.
+`load_gpt` and `load_scalar` read a directory or a Hub id; `save` writes a directory that
+`transformers` loads. pretrained/ knows the files and the families. Nothing is dropped silently: a
+missing or unexpected tensor, or one of another shape, is an error. So are weights that are not
+finite or larger than LARGEST, and a model whose output for a few tokens is not finite.
 Half-precision weights become float32.
 
 A reward or value model is such a directory with "architectures": ["ScalarModel"] in config.json,
@@ -45,7 +45,6 @@ from nanorlhf.pretrained.directories import (
     find_config,
     find_updates,
     find_weights,
-    is_gguf,
     split_adapter,
 )
 from nanorlhf.pretrained.families import family_of
@@ -60,7 +59,7 @@ from nanorlhf.pretrained.layout import (
     to_family,
     with_prefix,
 )
-from nanorlhf.pretrained.weight_files import read_settings, read_tensors, shards_of, unwrapped
+from nanorlhf.pretrained.weight_files import read_tensors, shards_of, unwrapped
 from nanorlhf.tokenizer import REPLACED, Tokenizer
 
 M = TypeVar("M", GPT, ScalarModel)
@@ -110,19 +109,15 @@ def architecture_of(settings: dict) -> str:
 
 def has_value_head(where: str | Path) -> bool:
     """Whether the weights of a policy include TRL's value head."""
-    file = find_weights(where)
-    if is_gguf(file):
-        return False
-    names = {
-        name for shard, named in shards_of(file).items() for name in named or read_tensors(shard)
-    }
+    shards = shards_of(find_weights(where))
+    names = {name for shard, named in shards.items() for name in named or read_tensors(shard)}
     return any(VALUE_HEAD in name for name in names)
 
 
 def model_settings(where: str | Path) -> tuple[dict, Path]:
     """config.json and its path; of a PEFT adapter its base's, with the class it was trained as."""
     config_file = find_config(where)
-    settings = read_settings(config_file)
+    settings = read_object(config_file)
     _, adapter = split_adapter(where)
     if adapter is not None and not is_scalar(settings):
         task = read_object(adapter / ADAPTER_CONFIG).get("task_type")
@@ -145,14 +140,8 @@ def load(
         raise InputError(f"{where} holds a reward or value model, not a language model.")
     file = find_weights(where)
     shards = shards_of(file)
-    # before anything of these sizes is made: a weight takes two bytes at least, a quarter in GGUF;
-    # 2^24 are no burden
-    if is_gguf(file):
-        from nanorlhf.pretrained.gguf_header import open_gguf
-
-        most = 4 * sum(tensor.data.nbytes for tensor in open_gguf(file).tensors.values())
-    else:
-        most = sum(shard.stat().st_size for shard in shards) // 2
+    # before anything of these sizes is made: a weight takes two bytes at least; 2^24 are no burden
+    most = sum(shard.stat().st_size for shard in shards) // 2
     check_fits(config, config_file, max(2**24, most))
     # shapes only: allocates no memory, and to draw on the meta device PyTorch imports its compiler
     with torch.device("meta"), MetaDraws(keep_last=False):

@@ -20,7 +20,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from nanorlhf.errors import InputError
 from nanorlhf.files import hub_directory, read_bytes, read_object, read_text, write_text
-from nanorlhf.pretrained.directories import ADAPTER_CONFIG, is_gguf, other_layout, split_adapter
+from nanorlhf.pretrained.directories import ADAPTER_CONFIG, other_layout, refuse_gguf, split_adapter
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
 PAD = "[PAD]"
@@ -190,7 +190,7 @@ def panics_refused() -> Iterator[None]:
 
 
 def load_tokenizer(where: str | Path) -> Tokenizer:
-    """Load a tokenizer from a directory, a tokenizer.json, a GGUF file, or a Hub id.
+    """Load a tokenizer from a directory, a tokenizer.json, or a Hub id.
 
     EOS is the `eos_token` of tokenizer_config.json or special_tokens_map.json, else the one id in
     `eos_token_id` of generation_config.json or config.json, else `<|endoftext|>`. The chat template
@@ -199,11 +199,7 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
     EOS, or several ids are the EOS.
     """
     path = Path(where)
-    if is_gguf(path):
-        from nanorlhf.pretrained.gguf import gguf_tokenizer  # optional: few models come in it
-
-        backend, settings = gguf_tokenizer(path)
-        return _finish(backend, path, *_settings(settings, path))
+    refuse_gguf(path)
     if not path.exists():
         path = hub_directory(str(where), list(FILES))
     if path.is_file():

@@ -71,7 +71,7 @@ DATA = {"data"}  # a directory, of which each stage reads other files
 NO_PATHS = {
     "device",
     *("files", "revision", "tag", "drop_markup", "split_date", "annotator", "implicit_rewards", "shift_base"),
-    *("hub_id", "summarisers", "against", "by"),
+    *("hub_id", "summarisers", "against", "by", "file"),
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
     *("exercises", "names", "student"),  # of the course
     "directory",  # of the course: some commands write it and some read it

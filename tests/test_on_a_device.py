@@ -43,7 +43,7 @@ COMMANDS = {
     "SFT of an encoder-decoder": ("train_sft", "--architecture t5 --n-layer 2"),
     "SFT of programs": ("train_sft of programs", ""),
     **{f"SFT, {tune}": ("train_sft from a model", f"--tune {tune}") for tune in ("adapter", "bitfit", "lora")},
-    "SFT from GGUF": ("train_sft from GGUF", "--dtype bfloat16"),
+    "SFT of a Llama": ("train_sft of a Llama", "--dtype bfloat16"),
     "reward model": ("train_rm", ""),
     "reward model by scores": ("train_rm by scores", "--dtype bfloat16"),
     "reward model, linear": ("train_rm", "--trainable linear"),

@@ -80,6 +80,7 @@ from nanorlhf.checkpoint import save
 from nanorlhf.cli import PositiveInt, check_ranges, command_line, run_module
 from nanorlhf.dataset import iter_jsonl, write_jsonl
 from nanorlhf.model import GPT
+from nanorlhf.pretrained import gguf
 from nanorlhf.report import compare_runs
 from nanorlhf.rlcf import train_baselines, train_discriminator
 from tests.pretrained import test_gguf
@@ -143,9 +144,10 @@ ENTRIES = {
     "train_sft": script(train_sft, f"{SFT} --warmup-steps 0", "data"),
     "train_sft from a model": script(train_sft, f"{SFT} --warmup-steps 0 --model sft", "data sft"),
     "train_sft from pickles": script(train_sft, f"{SFT} --warmup-steps 0 --model bin", "data bin"),
-    "train_sft from GGUF": script(
-        train_sft, f"{SFT} --warmup-steps 0 --model llama.gguf".replace("600", "900"), "data llama.gguf"
+    "train_sft of a Llama": script(
+        train_sft, f"{SFT} --warmup-steps 0 --model llama".replace("600", "900"), "data llama"
     ),
+    "gguf": module(gguf, "llama.gguf --out out/llama", "llama.gguf"),
     "train_sft of programs": script(
         train_sft,
         f"{SFT.replace('data data', 'data code').replace('0.5', '2')} --rows code --warmup-steps 0 "
@@ -275,10 +277,10 @@ ENTRIES = {
     ),
     "subset": module(subset, "--data data --out out/data --half first --num-validation 2", "data"),
     "tokenizer": module(tokenizer, "--data data/sft.train.jsonl --vocab-size 320 --out out/data", "data"),
-    "chat by GGUF": module(
+    "chat by a Llama": module(
         chat,
-        "--source chats.jsonl --out out/data --tokenizer llama.gguf --turns all --template chatty/chat_template.jinja",
-        "chats.jsonl llama.gguf chatty",
+        "--source chats.jsonl --out out/data --tokenizer llama --turns all --template chatty/chat_template.jinja",
+        "chats.jsonl llama chatty",
     ),
     "label": module(label, "--samples samples.jsonl --out labels.jsonl", "samples.jsonl labels.jsonl"),
     "rank": module(
@@ -331,6 +333,7 @@ def make_models() -> None:
     write_shards(Path("sft/model.safetensors"), Path("bin"))
     write_encoder(Path("encoder"))
     write_gguf(Path("llama.gguf"))
+    gguf.convert(Path("llama.gguf"), Path("llama"))
 
     programs.main(programs.Args(out=Path("made"), language="python", num_problems=4, num_bench=(4, 2, 2)))
     os.rename("made/bench", "code")

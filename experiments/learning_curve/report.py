@@ -38,7 +38,7 @@ class Args:
     data: Path
     """directory with comparisons.train.jsonl; comparisons.validation.jsonl is added where it exists"""
     model: str
-    """pretrained policy: checkpoint directory, GGUF file or Hub id"""
+    """pretrained policy: checkpoint directory or Hub id"""
     out: Path | None = None
     """directory of learning_curve.png; None: the table alone"""
     depth: Fraction = 0.6

@@ -1,4 +1,4 @@
-"""Find the files of a model: in a directory, on the Hub, or one file in GGUF.
+"""Find the files of a model: in a directory or on the Hub.
 
 A PEFT adapter (adapter_config.json) has no config.json and no weights of its own: both are its base
 model's. Other layouts are refused with a sentence that names them.
@@ -17,8 +17,9 @@ WEIGHT_FILES = (  # in order of preference: safetensors before pickles, one file
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 MERGE = "merge it with peft's merge_and_unload() and name the merged checkpoint"
+CONVERT = "with `python -m nanorlhf.pretrained.gguf {} --out DIR`"
 OTHER_LAYOUTS = (  # file names, and what they are
-    (("*.gguf",), "GGUF files: name the file itself"),
+    (("*.gguf",), f"GGUF files: convert one {CONVERT.format('FILE')}"),
     (
         ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin"),
         "shards without their index: download model.safetensors.index.json or pytorch_model.bin.index.json too",
@@ -39,15 +40,17 @@ OTHER_LAYOUTS = (  # file names, and what they are
 )
 
 
-def is_gguf(where: str | Path) -> bool:
-    return Path(where).suffix == ".gguf"
+def refuse_gguf(where: str | Path) -> None:
+    if Path(where).suffix == ".gguf":
+        raise InputError(f"{where} is a GGUF file: convert it once {CONVERT.format(where)}, and name DIR.")
 
 
 def local_directory(where: str | Path, patterns: tuple[str, ...]) -> Path:
     """The directory itself, or of a Hub id the one with the files that match `patterns`."""
     path = Path(where)
+    refuse_gguf(path)
     if path.is_file():
-        raise InputError(f"{where} is a file: name a directory with config.json, or a .gguf file.")
+        raise InputError(f"{where} is a file: name a directory with config.json.")
     return path if path.is_dir() else hub_directory(str(where), list(patterns))
 
 
@@ -56,8 +59,6 @@ def split_adapter(where: str | Path) -> tuple[str | Path, Path | None]:
 
     Raises InputError if the base model isn't there.
     """
-    if is_gguf(where):
-        return where, None
     directory = local_directory(where, ("config.json", ADAPTER_CONFIG))
     file = directory / ADAPTER_CONFIG
     may_be_whole = (directory / "config.json").is_file() and (directory != Path(where) or has_weights(directory))
@@ -67,7 +68,7 @@ def split_adapter(where: str | Path) -> tuple[str | Path, Path | None]:
     if not isinstance(base, str) or not base:
         raise InputError(f"{file}: base_model_name_or_path must name the adapter's base model, not {base!r:.80}.")
     try:
-        if not is_gguf(base) and not (local_directory(base, ("config.json",)) / "config.json").is_file():
+        if not (local_directory(base, ("config.json",)) / "config.json").is_file():
             raise InputError(f"{base} has no config.json.")
     except InputError as error:
         reason = str(error).rstrip(".")
@@ -79,10 +80,8 @@ def split_adapter(where: str | Path) -> tuple[str | Path, Path | None]:
 
 
 def find_config(where: str | Path) -> Path:
-    """The config.json of a model, of an adapter its base's; a GGUF file itself."""
+    """The config.json of a model, of an adapter its base's."""
     base, _ = split_adapter(where)
-    if is_gguf(base):
-        return Path(base)
     directory = local_directory(base, ("config.json",))
     if not (directory / "config.json").is_file():
         instead = other_layout(directory) or "name a checkpoint directory or a Hub id"
@@ -93,8 +92,6 @@ def find_config(where: str | Path) -> Path:
 def find_weights(where: str | Path) -> Path:
     """The file of the weights, or the index of its shards; of an adapter its base's."""
     base, _ = split_adapter(where)
-    if is_gguf(base):
-        return Path(base)
     for patterns in WEIGHT_FILES:  # of a Hub repository with both kinds the first is downloaded
         directory = local_directory(base, patterns)
         for name in patterns[:2]:

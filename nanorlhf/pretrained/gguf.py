@@ -1,26 +1,32 @@
-"""GGUF, llama.cpp's format: weights, settings and tokenizer in one file.
+"""Convert a GGUF file, llama.cpp's format, to a checkpoint that the scripts and transformers read.
 
-    --model SmolLM2-135M-Instruct.Q4_1.gguf
+    python -m nanorlhf.pretrained.gguf SmolLM2-135M-Instruct.Q4_1.gguf --out runs/smollm2
+    python train_sft.py real --model runs/smollm2
 
-gguf_header.py opens the file; the `gguf` library turns quantised weights into float32. Names and
-shapes become the Hugging Face layout's, so all checks of a checkpoint hold here too. Models are
-saved in that layout only.
+gguf_header.py opens the file; the `gguf` library turns quantised weights into float32. What doesn't
+fit together is refused as the checkpoint is read.
 """
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tokenizers
 import torch
+import tyro
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
+from nanorlhf.checkpoint import note, write_tensors
+from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
+from nanorlhf.files import atomic_files, check_out
+from nanorlhf.pretrained.families import family_of
+from nanorlhf.pretrained.families.family import Family
 from nanorlhf.pretrained.gguf_header import StoredTensor, open_gguf
-
-if TYPE_CHECKING:
-    from nanorlhf.pretrained.families.family import Family
+from nanorlhf.pretrained.layout import config_object, parse_config
 
 # general.architecture, and model_type in config.json; llama.cpp calls Mistral's models llama, too
 ARCHITECTURES = {
@@ -69,6 +75,44 @@ SPLITS = {  # tokenizer.ggml.pre: how texts are split before byte-pair encoding;
     "llama-bpe": f"{CONTRACTIONS}|{LETTERS}|\\p{{N}}{{1,3}}|{OTHERS}",
     "qwen2": f"{CONTRACTIONS}|{LETTERS}|\\p{{N}}|{OTHERS}",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    file: tyro.conf.Positional[Path]
+    """of a model in several files the first, NAME-00001-of-0000N.gguf"""
+    out: Path
+    """directory of the checkpoint"""
+
+
+def main(args: Args) -> None:
+    check_out(args.out)
+    if (args.out / "config.json").exists():
+        raise InputError(f"--out {args.out} holds a model: choose another directory.")
+    convert(args.file, args.out)
+    print(f"written: {args.out}")
+
+
+def convert(file: Path, out: Path) -> None:
+    """Write the model in the Hugging Face layout, in float32, with its tokenizer if that is of a known kind."""
+    config = parse_config(gguf_settings(file), file)
+    settings = config_object(config) | {
+        "architectures": [family_of(config.architecture).transformers_class],
+        "torch_dtype": "float32",
+        "eos_token_id": metadata(file, "tokenizer.ggml.eos_token_id", int),
+        "bos_token_id": metadata(file, "tokenizer.ggml.bos_token_id", int),
+        "pad_token_id": None,  # transformers' own may not be in the vocabulary
+    }
+    backend, tokenizer_settings = gguf_tokenizer(file)
+    with atomic_files(out, last="config.json") as partial:
+        write_tensors(gguf_tensors(file), partial / "model.safetensors")
+        contents = {"config.json": settings}
+        if backend is not None:
+            (partial / "tokenizer.json").write_text(backend.to_str(), "utf-8")
+            contents["tokenizer_config.json"] = tokenizer_settings
+        for name, content in contents.items():
+            (partial / name).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)
 
 
 def metadata(path: Path, name: str, *kinds: type) -> Any:
@@ -157,8 +201,6 @@ def llama3_scaling(divisors: np.ndarray, settings: dict, path: Path) -> dict:
 
 def gguf_tensors(path: Path) -> dict[str, Tensor]:
     """The weights in float32 under their names in the Hugging Face layout."""
-    from nanorlhf.pretrained.families import family_of  # a tokenizer is read without the model
-
     settings = gguf_settings(path)
     n_head = settings["num_attention_heads"]
     family = family_of(settings["model_type"])
@@ -190,7 +232,7 @@ def dequantised(tensor: StoredTensor, path: Path) -> np.ndarray:
     return np.array(values, dtype=np.float32)
 
 
-def hugging_face_name(name: str, family: "Family") -> str:
+def hugging_face_name(name: str, family: Family) -> str:
     """blk.0.attn_q.weight -> model.layers.0.self_attn.q_proj.weight; an unknown name stays."""
     module, _, kind = name.rpartition(".")
     if module.startswith("blk."):
@@ -213,19 +255,20 @@ def in_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict]:
+def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer | None, dict]:
     """The tokenizer, and the metadata as tokenizer_config.json would say it.
 
-    Raises InputError unless it is byte-level BPE of a known kind.
+    None for another kind than byte-level BPE of those above, with a note; InputError for a damaged one.
     """
     kind = metadata(path, "tokenizer.ggml.model", str)
     split = metadata(path, "tokenizer.ggml.pre", str)
     split = "default" if split is None else split
     if kind != "gpt2" or split not in SPLITS:
-        raise InputError(
+        note(
             f"{path}: a tokenizer of kind {kind!r:.40}, {split!r:.40} isn't implemented: "
-            "name the model's Hub id with --tokenizer."
+            "name the model's Hub id with --tokenizer"
         )
+        return None, {}
     names = ("tokens", "token_type", "merges")
     tokens, types, merges = (metadata(path, f"tokenizer.ggml.{name}", list) for name in names)
     try:
@@ -246,8 +289,16 @@ def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict]:
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.normalizer = normalizers.NFC() if split == "qwen2" else None
     backend.decoder = decoders.ByteLevel()
-    settings = {"chat_template": metadata(path, "tokenizer.chat_template", str)}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,  # transformers would decode "a ." as "a."
+        "chat_template": metadata(path, "tokenizer.chat_template", str),
+    }
     for name in ("eos_token", "bos_token"):
         i = metadata(path, f"tokenizer.ggml.{name}_id", int)
         settings[name] = tokens[i] if i is not None and 0 <= i < len(tokens) else None
     return backend, settings
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

@@ -214,7 +214,7 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
         if settings.get(quantised) is not None:
             raise file.error(
                 f"the weights are quantised ({quantised} {settings[quantised]!r:.80}): name the checkpoint that they "
-                "were made from, or a GGUF file."
+                "were made from."
             )
     for theirs, unused in UNSUPPORTED.items():
         if settings.get(theirs) not in (None, family.constants.get(theirs, unused)):

@@ -1,6 +1,5 @@
-"""Read the settings and tensors of a model: safetensors, pickles, shards of them, GGUF."""
+"""Read the settings and tensors of a model: safetensors, pickles, shards of them."""
 
-import glob
 import re
 import zipfile
 from pathlib import Path
@@ -18,7 +17,6 @@ from nanorlhf.pretrained.directories import (
     find_config,
     find_updates,
     find_weights,
-    is_gguf,
     split_adapter,
 )
 
@@ -31,15 +29,6 @@ WRAPPERS = re.compile(
 TRAINED_COPY, ORIGINAL = re.compile(r"\.modules_to_save\.[^.]+\."), ".original_module."
 # what the readers raise for damaged bytes, besides errors of their own
 WRONG_BYTES = (RuntimeError, ValueError, KeyError, TypeError, AttributeError)
-
-
-def read_settings(config_file: Path) -> dict:
-    """config.json, or GGUF's metadata as config.json would say it."""
-    if is_gguf(config_file):
-        from nanorlhf.pretrained.gguf import gguf_settings  # optional: few models come in it
-
-        return gguf_settings(config_file)
-    return read_object(config_file)
 
 
 def shards_of(path: Path) -> dict[Path, set[str]]:
@@ -66,8 +55,6 @@ def files_of_model(where: str | Path) -> list[Path]:
     """Return the files that `load_gpt` and `load_scalar` read: configuration, weights, shards, an adapter."""
     weights = find_weights(where)
     files = [find_config(where), weights, *shards_of(weights)]
-    if is_gguf(weights):  # maybe in several files
-        files += sorted(weights.parent.glob(glob.escape(weights.name).replace("-00001-of-", "-*-of-")))
     _, adapter = split_adapter(where)
     if adapter is not None:
         files += [adapter / ADAPTER_CONFIG, find_updates(where)]
@@ -90,10 +77,6 @@ def unwrapped(tensors: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of one file, by name; InputError for a damaged file or one that holds more."""
     open_regular(path).close()
-    if is_gguf(path):
-        from nanorlhf.pretrained.gguf import gguf_tensors
-
-        return gguf_tensors(path)
     if path.suffix == ".safetensors":
         try:
             with interrupts_wait():

@@ -40,7 +40,7 @@ class Args:
     data: Path
     """directory with comparisons.{train,validation}.jsonl and sft.train.jsonl"""
     model: str
-    """pretrained policy: checkpoint directory, GGUF file or Hub id"""
+    """pretrained policy: checkpoint directory or Hub id"""
     out: Path | None = None
     """directory of the reward model; None: beside --data, named rm"""
     depth: Fraction = 0.6

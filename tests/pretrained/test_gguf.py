@@ -1,8 +1,10 @@
-"""GGUF files: the weights, settings and tokens of the checkpoint they were written from; damage is one sentence."""
+"""GGUF files become the checkpoint that they were written from: weights, settings, tokens; damage is one sentence."""
 
 import dataclasses
 import importlib.util
 import os
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +16,24 @@ from safetensors.torch import load_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kernels.attention import RotaryScaling
-from nanorlhf.checkpoint import load_gpt, read_config, save
+from nanorlhf.checkpoint import load_gpt, load_scalar, read_config, save
+from nanorlhf.cli import run_module
 from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
-from nanorlhf.pretrained.gguf import ARCHITECTURES, MORE_SETTINGS, SETTINGS, gguf_tokenizer, in_halves
+from nanorlhf.pretrained.gguf import (
+    ARCHITECTURES,
+    MORE_SETTINGS,
+    SETTINGS,
+    Args,
+    convert,
+    gguf_tokenizer,
+    in_halves,
+    main,
+)
 from nanorlhf.pretrained.gguf_header import open_gguf
 from nanorlhf.pretrained.layout import config_object
+from nanorlhf.pretrained.weight_files import files_of_model
 from nanorlhf.tokenizer import load_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="no GGUF without its library: pip install gguf")
@@ -127,6 +140,12 @@ def split_name(name: str, family: str) -> tuple[str, ...]:
     return names.get(name, name), suffix
 
 
+def converted(path: Path) -> Path:
+    """The checkpoint, beside the file and made again each time."""
+    convert(path, Path(f"{path}.hf"))
+    return Path(f"{path}.hf")
+
+
 @pytest.fixture(params=CONFIGS)
 def written(request, tmp_path) -> tuple[str, GPT, Path, dict]:
     """A random model in the Hugging Face layout, its tensors' names and its settings."""
@@ -143,7 +162,7 @@ def written(request, tmp_path) -> tuple[str, GPT, Path, dict]:
 def test_a_file_has_the_weights_and_settings_that_were_written(written, kind) -> None:
     family, model, root, tensors = written
     path = write(root / "model.gguf", family, tensors, config_object(model.config), kind)
-    ours = load_gpt(path)
+    ours = load_gpt(converted(path))
     assert ours.config.architecture == ARCHITECTURES[family]
     own = ("n_ctx", "rotary_base", "norm_eps", "local_rotary_base")  # of float32 precision, and qwen's windows
     for field in dataclasses.fields(GPTConfig):
@@ -153,7 +172,7 @@ def test_a_file_has_the_weights_and_settings_that_were_written(written, kind) ->
     for (name, a), b in zip(model.state_dict().items(), ours.state_dict().values(), strict=True):
         rounding = 2**-24 if "gemma" in family and "norm" in name else 0  # of 1 + weight, which the file has
         assert (a - b).abs().max() <= precision * a.abs().max() + rounding, name
-    assert read_config(path) == ours.config
+    assert read_config(converted(path)) == ours.config
 
 
 def test_a_model_in_several_files_is_read_by_the_name_of_the_first(tmp_path) -> None:
@@ -164,21 +183,21 @@ def test_a_model_in_several_files_is_read_by_the_name_of_the_first(tmp_path) -> 
     write(tmp_path / "m.gguf", "llama", tensors, config_object(model.config), tensors_per_file=8)
     first, second, third = sorted(tmp_path.glob("*.gguf"))
     assert first.name == "m-00001-of-00003.gguf"
-    for name, tensor in load_gpt(first).state_dict().items():
+    for name, tensor in load_gpt(converted(first)).state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
-    load_tokenizer(first)
+    load_tokenizer(converted(first))
     with pytest.raises(InputError, match="m-00002-of-00003.gguf is part 2 of 3: name the first, m-00001-of-00003.gguf"):
-        load_gpt(second)
+        converted(second)
     third.rename(tmp_path / "gone")
     open_gguf.cache_clear()
     with pytest.raises(InputError, match="the first of 3 files, and m-00003-of-00003.gguf isn't there: download it"):
-        load_gpt(first)
+        load_gpt(converted(first))
     third.write_bytes(second.read_bytes())
     with pytest.raises(InputError, match="m-00003-of-00003.gguf: tensor .* is in another part too: download it again"):
-        load_gpt(first)
+        load_gpt(converted(first))
     first.rename(tmp_path / "renamed.gguf")
     with pytest.raises(InputError, match="is one of 3 files: its name must end in -00001-of-0000N.gguf, N = 3"):
-        load_gpt(tmp_path / "renamed.gguf")
+        converted(tmp_path / "renamed.gguf")
 
 
 def test_logits_are_those_of_transformers_from_the_directory(written) -> None:
@@ -188,7 +207,7 @@ def test_logits_are_those_of_transformers_from_the_directory(written) -> None:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(root / "hf", attn_implementation="eager").eval()
     ids = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        ours = load_gpt(path)
+        ours = load_gpt(converted(path))
         assert (ours.logits(ours(ids)) - theirs(ids).logits).abs().max() < 1e-5
 
 
@@ -210,7 +229,7 @@ def test_logits_are_those_of_transformers_from_the_file(family, tmp_path) -> Non
         tmp_path, gguf_file="m.gguf", config=transformers.AutoConfig.from_pretrained(tmp_path / "hf"),
         attn_implementation="eager", dtype=torch.float32,
     )  # fmt: skip
-    ours = load_gpt(tmp_path / "m.gguf")
+    ours = load_gpt(converted(tmp_path / "m.gguf"))
     assert (ours.logits(ours(ids)) - theirs.eval()(ids).logits).abs().max() < 1e-4
 
 
@@ -222,14 +241,14 @@ def test_the_largest_gemmas_divide_attention_logits_by_another_number(family, la
     for num_layers, divisor in ((2, 32), (layers, 64 // 4)):
         path = tmp_path / f"{num_layers}.gguf"
         write(path, family, tensors, config_object(config), num_hidden_layers=num_layers)
-        assert read_config(path).attention_divisor == divisor
+        assert read_config(converted(path)).attention_divisor == divisor
 
 
 def test_long_rotary_factors_are_refused(tmp_path) -> None:
     tensors = {"model.embed_tokens.weight": torch.zeros(300, 64), "rope_factors_long.weight": torch.ones(6)}
     path = write(tmp_path / "m.gguf", "phi3", tensors, config_object(CONFIGS["phi3"]))
     with pytest.raises(InputError, match="rope_factors isn't implemented: only Phi-3 models without long context"):
-        read_config(path)
+        converted(path)
 
 
 def test_the_divisors_of_a_llama_3_are_its_rope_scaling(tmp_path) -> None:
@@ -246,14 +265,14 @@ def test_the_divisors_of_a_llama_3_are_its_rope_scaling(tmp_path) -> None:
         tmp_path / "m.gguf", "llama", tensors | {"rope_freqs.weight": divisors}, config_object(model.config),
         rope_theta=500000.0,
     )  # fmt: skip
-    assert load_gpt(path).config.rotary_scaling == scaling
+    assert load_gpt(converted(path)).config.rotary_scaling == scaling
     for wrong in (divisors.flip(0), divisors[1:], torch.ones(8) * 3):
         path = write(
             tmp_path / f"{wrong.sum()}.gguf", "llama", tensors | {"rope_freqs.weight": wrong},
             config_object(model.config),
         )  # fmt: skip
         with pytest.raises(InputError, match="rope_freqs.weight isn't Llama 3's"):
-            load_gpt(path)
+            load_gpt(converted(path))
 
 
 def test_the_order_of_channels_is_undone() -> None:
@@ -263,8 +282,9 @@ def test_the_order_of_channels_is_undone() -> None:
 
 def test_the_tokenizer_knows_its_symbols_and_eos(tmp_path) -> None:
     config = CONFIGS["llama"]
-    path = write(tmp_path / "model.gguf", "llama", {}, config_object(config))
-    tokenizer = load_tokenizer(path)
+    tensors = {"model.embed_tokens.weight": torch.zeros(300, 64)}
+    path = write(tmp_path / "model.gguf", "llama", tensors, config_object(config))
+    tokenizer = load_tokenizer(converted(path))
     assert tokenizer.backend.id_to_token(tokenizer.eos_id) == "<|im_end|>" and tokenizer.pad_id == 300
     assert tokenizer.decode(tokenizer.encode("he said 42")) == "he said 42"
     pieces = [tokenizer.backend.id_to_token(i) for i in tokenizer.encode("he he 42")]
@@ -308,15 +328,44 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, change, sentence) -> None:
     tensors["model.layers.1.mlp.down_proj.weight"][7, 7] = change.pop("weight", 0.0)
     path = write(tmp_path / "m.gguf", change.pop("family", "llama"), tensors, config_object(config), **change)
     with pytest.raises(InputError, match=sentence) as error:
-        load_gpt(path)
+        load_gpt(converted(path))
     assert "\n" not in str(error.value) and str(path) in str(error.value)
 
 
 @pytest.mark.parametrize("change", [{"tokenizer": "llama"}, {"pre": "made-up"}])
-def test_a_tokenizer_of_another_kind_asks_for_the_hub_id(tmp_path, change) -> None:
-    path = write(tmp_path / "m.gguf", "llama", {}, config_object(CONFIGS["llama"]), **change)
-    with pytest.raises(InputError, match="isn't implemented: name the model's Hub id with --tokenizer"):
-        load_tokenizer(path)
+def test_a_tokenizer_of_another_kind_asks_for_the_hub_id(tmp_path, change, capsys) -> None:
+    tensors = {"model.embed_tokens.weight": torch.zeros(300, 64)}
+    path = write(tmp_path / "m.gguf", "llama", tensors, config_object(CONFIGS["llama"]), **change)
+    written = converted(path)
+    assert "isn't implemented: name the model's Hub id with --tokenizer" in capsys.readouterr().err
+    assert sorted(file.name for file in written.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_checkpoint_is_written_once_and_transformers_reads_it(written, monkeypatch, capsys) -> None:
+    family, model, root, tensors = written
+    path = write(root / "model.gguf", family, tensors, config_object(model.config))
+    monkeypatch.setattr(sys, "argv", ["gguf", str(path), "--out", str(root / "out")])
+    run_module(main, Args)
+    assert capsys.readouterr().out == f"written: {root / 'out'}\n"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(root / "out", attn_implementation="eager").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(root / "out")
+    assert tokenizer.eos_token == "<|im_end|>" and theirs.config.eos_token_id == tokenizer.eos_token_id == 1
+    assert tokenizer.encode("he said 42") == load_tokenizer(root / "out").encode("he said 42")
+    ids = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert (model.logits(model(ids)) - theirs(ids).logits).abs().max() < 1e-4
+    with pytest.raises(SystemExit):
+        run_module(main, Args)
+    assert f"--out {root / 'out'} holds a model: choose another directory." in capsys.readouterr().err
+
+
+def test_the_scripts_refuse_a_file_by_the_command_that_converts_it(tmp_path) -> None:
+    file = tmp_path / "m.gguf"
+    file.touch()
+    command = re.escape(f"`python -m nanorlhf.pretrained.gguf {file} --out DIR`")
+    for read in (load_gpt, load_scalar, load_tokenizer, read_config, files_of_model):
+        with pytest.raises(InputError, match=f"m.gguf is a GGUF file: convert it once with {command}, and name DIR"):
+            read(file)
 
 
 def test_damage_is_one_sentence(tmp_path) -> None:
@@ -333,15 +382,15 @@ def test_damage_is_one_sentence(tmp_path) -> None:
         path.write_bytes(content)
         for load in (load_gpt, load_tokenizer):
             try:
-                load(path)
+                load(converted(path))
                 assert number >= 5
             except InputError as error:
                 assert "\n" not in str(error) and f"{number}.gguf" in str(error)
     with pytest.raises(InputError, match="does not exist"):
-        load_gpt(tmp_path / "none.gguf")
+        converted(tmp_path / "none.gguf")
     os.mkfifo(tmp_path / "pipe.gguf")
     with pytest.raises(InputError, match="is a pipe"):
-        load_gpt(tmp_path / "pipe.gguf")
+        converted(tmp_path / "pipe.gguf")
 
 
 @pytest.fixture(scope="module")
@@ -355,11 +404,12 @@ def smollm2() -> Path:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_smollm2_is_that_of_transformers(smollm2) -> None:
+def test_smollm2_is_that_of_transformers(smollm2, tmp_path) -> None:
     """Logits within a hundred-thousandth of the largest, and the same greedy text: at each of its tokens."""
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("transformers reads GGUF with accelerate only: pip install accelerate")
-    ours, tokenizer = load_gpt(smollm2), load_tokenizer(smollm2)
+    convert(smollm2, tmp_path)
+    ours, tokenizer = load_gpt(tmp_path), load_tokenizer(tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32
     )

@@ -286,7 +286,7 @@ def test_an_update_of_another_shape_or_layer_is_refused(tmp_path) -> None:
     ("file", "sentence"),
     [
         ("checkpoint-500/config.json", "it holds 1 checkpoints: name one of them, such as .*checkpoint-500"),
-        ("model.gguf", "it holds GGUF files: name the file itself"),
+        ("model.gguf", "it holds GGUF files: convert one with `python -m nanorlhf.pretrained.gguf FILE --out DIR`"),
         ("model-00001-of-00002.safetensors", "shards without their index: download model.safetensors.index.json"),
         ("zero_to_fp32.py", "a DeepSpeed checkpoint: convert it with its zero_to_fp32.py"),
         ("global_step5/zero_pp_rank_0_mp_rank_00_model_states.pt", "a DeepSpeed checkpoint"),

@@ -58,8 +58,7 @@ def args(tmp_path) -> Args:
 
     (tmp_path / "rule.py").write_text(RULE)
     (tmp_path / "judge.toml").write_text(JUDGE)
-    for name in ("gold.gguf", "checker.jar"):
-        (tmp_path / name).write_text(name)
+    (tmp_path / "checker.jar").write_text("checker.jar")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "sft.train.jsonl").write_text("a row\n")
     (tmp_path / "discriminator").mkdir()
@@ -68,7 +67,7 @@ def args(tmp_path) -> Args:
     rewards = (f"{tmp_path}/rule.py:score", model("rm"), f"teacher:{model('teacher')}", f"judge:{tmp_path}/judge.toml")
     return Args(
         out=tmp_path / "out", data=tmp_path / "data", sft=model("sft"), value_model=model("value"),
-        reward=rewards, gold=str(tmp_path / "gold.gguf"), encoder=model("encoder"),
+        reward=rewards, gold=model("gold"), encoder=model("encoder"),
         discriminator=str(tmp_path / "discriminator"), error_prone_jar=f"{tmp_path}/checker.jar{os.pathsep}other",
     )  # fmt: skip
 
@@ -85,7 +84,7 @@ def resumed(args, now=None):
 
 READ = (
     "data/sft.train.jsonl sft/config.json sft/tokenizer.json sft/model-2.safetensors sft/model.safetensors.index.json "
-    "value/model-1.safetensors rule.py rm/model-1.safetensors teacher/model-2.safetensors judge.toml gold.gguf "
+    "value/model-1.safetensors rule.py rm/model-1.safetensors teacher/model-2.safetensors judge.toml gold/config.json "
     "encoder/model-1.safetensors encoder/tokenizer.json discriminator/model.safetensors checker.jar"
 ).split()
 
