@@ -104,7 +104,6 @@ def broken(errors: str) -> Finding:
         seen=f"The code can't be run: {lines[-1]:.300}",
         means="It ends with an error before anything can be checked.",
         where=places[-1].removeprefix("File ") if places else "the changed files",
-        page="docs/troubleshooting.md#a-run-as-a-whole",
     )
 
 
@@ -146,7 +145,6 @@ def crash(name: str, error: Exception) -> Finding:
         seen=f"The check {name!r} ended with {type(error).__name__}: {' '.join(str(error).split()):.200}",
         means="The changed code fails on settings that ours runs with, or a function has other arguments now.",
         where=f"{file}:{place.lineno} ({place.name})",
-        page="docs/troubleshooting.md#a-run-as-a-whole",
     )
 
 

@@ -120,7 +120,6 @@ def long_samples(run: Path, record: Record, tokenizer: Tokenizer) -> Finding | N
         f"{counted:.3g}.",
         means="Text goes on after EOS: masks cut there, but the reward model reads what follows.",
         where="generate in nanorlhf/generate.py: a row that has ended gets [PAD]",
-        page="docs/details.md",
     )
 
 
@@ -153,7 +152,6 @@ def repeated_order(queries: dict[int, dict[int, str]]) -> Finding | None:
                 f"ones, of {num_queries} in the trace.",
                 means="All epochs have one order, or one batch comes again and again.",
                 where="nanorlhf/dataset.py (batch_indices) and the call of it in the training script",
-                page="docs/troubleshooting.md#a-run-as-a-whole",
             )
     return None
 
@@ -190,7 +188,6 @@ def adam_steps(record: Record, state: dict[str, Any]) -> Finding | None:
         means="The optimizer was made anew within the loop, or --resume did not restore it: its moments and their bias "
         "correction began again.",
         where="the optimizer in the training script, and its `run.track`",
-        page="docs/troubleshooting.md#the-update",
     )
 
 
@@ -205,7 +202,6 @@ def generator_rests(kept: Sequence[dict[str, Any]]) -> Finding | None:
                 means="It is seeded again in every update, or is not the one that is drawn from: rollouts are no new "
                 "samples of the policy.",
                 where="the generator and the uniforms in the training script",
-                page="docs/troubleshooting.md#ratio-and-sampling",
             )
     return None
 
@@ -244,5 +240,4 @@ def saved_otherwise(run: Path, record: Record, state: dict[str, Any]) -> Finding
         "to the largest.",
         means="Updates are merged with another scale or twice, or something that is trained is not saved.",
         where="nanorlhf/peft.py (merge) and nanorlhf/training/run.py (write_checkpoint)",
-        page="docs/troubleshooting.md#a-run-as-a-whole",
     )

@@ -58,7 +58,6 @@ def families(cases: Cases) -> Iterator[Finding]:
                 means="A weight has another's name or layout, or a setting is read wrongly: rotary pairs, norms, "
                 "the order of attention and MLP, a bias.",
                 where="nanorlhf/pretrained/families/",
-                page="docs/troubleshooting.md#other-stages",
             )
 
 

@@ -57,7 +57,6 @@ def padding(cases: Cases) -> Iterator[Finding]:
                     f"up to {gap:.2g} nats.",
                     means="Positions count the padding, tokens attend to it, or labels are shifted by one.",
                     where="nanorlhf/masks.py (position_ids, attention_mask) and nanorlhf/logprobs.py (response_hidden)",
-                    page="docs/troubleshooting.md#ratio-and-sampling",
                 )
                 break
 
@@ -100,7 +99,6 @@ def model_slopes(cases: Cases) -> Iterator[Finding]:
                 f"{len(parameters)} parameters are like this.",
                 means="Something between this parameter and the output is detached, or a backward pass is wrong.",
                 where="nanorlhf/model.py, nanorlhf/logprobs.py and kernels/",
-                page="docs/troubleshooting.md#the-update",
             )
 
 
@@ -121,7 +119,6 @@ def determinism(cases: Cases) -> Iterator[Finding]:
                 seen=f"Two passes of a {name} model over the same text differ.",
                 means="Dropout is on: the policy that sampled and the policy that is updated are different functions.",
                 where="nanorlhf/model.py",
-                page="docs/troubleshooting.md#ratio-and-sampling",
             )
             return
 
@@ -147,7 +144,6 @@ def sampling(cases: Cases) -> Iterator[Finding]:
                     seen=f"A {name} model went on writing after EOS.",
                     means="The sampler does not stop at EOS; what follows is scored or costs time.",
                     where="nanorlhf/generate.py (generate)",
-                    page="docs/troubleshooting.md#ratio-and-sampling",
                 )
                 return
             alone = logprobs_alone(policy, queries[row], ids[:end], TEMPERATURE)
@@ -165,7 +161,6 @@ def sampling(cases: Cases) -> Iterator[Finding]:
                 means="The KV cache, a position or the temperature differs between sampling and training, or logits "
                 "are rounded.",
                 where="nanorlhf/generate.py (generate) and nanorlhf/cache.py (KVCache)",
-                page="docs/troubleshooting.md#ratio-and-sampling",
             )
             return
         if num_strange:
@@ -175,7 +170,6 @@ def sampling(cases: Cases) -> Iterator[Finding]:
                 "random numbers give.",
                 means="Something filters or reshapes the distribution, so the ratio is taken against another one.",
                 where="nanorlhf/generate.py (draw, generate)",
-                page="docs/troubleshooting.md#ratio-and-sampling",
             )
             return
 
@@ -203,7 +197,6 @@ def pad_token(cases: Cases) -> Iterator[Finding]:
             means="The head has rows that no token may come from and they are not forbidden: a response is cut where "
             "[PAD] is drawn.",
             where="nanorlhf/model.py (GPT.forbid)",
-            page="docs/troubleshooting.md#ratio-and-sampling",
         )
 
 
@@ -219,7 +212,6 @@ def reward_bias(cases: Cases) -> Iterator[Finding]:
             seen="A reward model's scores do not change when its normalisation does.",
             means="The bias that makes demonstrations score 0 is kept and never subtracted.",
             where="nanorlhf/model.py (ScalarModel.forward)",
-            page="docs/troubleshooting.md#rewards-and-scores",
         )
 
 
@@ -246,7 +238,6 @@ def masks(cases: Cases) -> Iterator[Finding]:
             seen=f"Of five responses written by hand {found}.",
             means="An index is off by one: EOS gets no gradient, or padding gets one.",
             where="nanorlhf/ppo.py (eos_masks) and nanorlhf/batch.py (Batch.of)",
-            page="docs/troubleshooting.md#masks-and-endings",
         )
 
 
@@ -266,7 +257,6 @@ def nan_after_the_end(cases: Cases) -> Iterator[Finding]:
             seen="A NaN after the end of a response reaches the loss.",
             means="Masked positions are multiplied by 0, and NaN * 0 is NaN: use torch.where.",
             where="nanorlhf/ppo.py (policy_loss, value_loss)",
-            page="docs/troubleshooting.md#masks-and-endings",
         )
 
 
@@ -281,7 +271,6 @@ def seam(cases: Cases) -> Iterator[Finding]:
                 seen=f"The ids of {query + ' ' + response!r} are not those of its query, its response and EOS.",
                 means="The blank between query and response is missing, or a token spans the two.",
                 where="nanorlhf/dataset.py (with_blank, response_ids)",
-                page="docs/troubleshooting.md#other-stages",
             )
             return
 

@@ -77,7 +77,6 @@ def readings(cases: Cases) -> Iterator[Finding]:
                 seen=f"In the first rollout {said[name]} are up to {gap:.2g} off those of the same texts alone.",
                 means=means[name],
                 where=where.get(name, "nanorlhf/logprobs.py, nanorlhf/training/sampler.py, --temperature"),
-                page="docs/troubleshooting.md#ratio-and-sampling",
             )
 
 
@@ -101,7 +100,6 @@ def reference(cases: Cases) -> Iterator[Finding]:
                 "nats off those of the initial policy.",
                 means="The reference is not a frozen copy of the initial policy, so the KL means nothing.",
                 where="nanorlhf/peft.py (reference) and nanorlhf/training/loading.py (prepare_policy)",
-                page="docs/troubleshooting.md#kl",
             )
         elif moved < 1e-3:
             yield Finding(
@@ -109,7 +107,6 @@ def reference(cases: Cases) -> Iterator[Finding]:
                 seen=f"With --tune {tune} two updates did not change the policy.",
                 means="Its parameters are not those of the optimizer, or no gradient reaches them.",
                 where="the script's optimizer, and nanorlhf/peft.py (tune)",
-                page="docs/troubleshooting.md#the-update",
             )
 
 
@@ -134,7 +131,6 @@ def kept_masks(cases: Cases) -> Iterator[Finding]:
                     seen=f"A response of update {about['update']} {found}.",
                     means="Tokens after EOS must have no KL, no reward and no gradient, and EOS must have all three.",
                     where="nanorlhf/ppo.py (eos_masks), nanorlhf/batch.py (Batch.of) and nanorlhf/generate.py",
-                    page="docs/troubleshooting.md#masks-and-endings",
                 )
                 return
 
@@ -177,7 +173,6 @@ def rule_inputs(cases: Cases) -> Iterator[Finding]:
                     f"{expected:.3g}.",
                     means=means[name],
                     where=where[name],
-                    page="docs/troubleshooting.md#rewards-and-scores",
                 )
                 break
 
@@ -197,7 +192,6 @@ def token_rewards(cases: Cases) -> Iterator[Finding]:
             means="The reward of a token belongs to the state in which the token was chosen. Added one position later "
             "it counts as the consequence of the next token; after the end it is lost.",
             where=f"{SCRIPT} and nanorlhf/rewards/rule.py (as_scores)",
-            page="docs/troubleshooting.md#rewards-and-scores",
         )
 
 
@@ -233,7 +227,6 @@ def score_placement(cases: Cases) -> Iterator[Finding]:
                     means="A score counts once, at the last state of its response; a response without EOS has the "
                     "penalty instead of its score, and nothing of both.",
                     where=f"{SCRIPT} and nanorlhf/batch.py (score_index)",
-                    page="docs/troubleshooting.md#masks-and-endings",
                 )
                 break
 
@@ -260,7 +253,6 @@ def kl_penalty(cases: Cases) -> Iterator[Finding]:
             means="The reward of a token is -beta * (log policy - log reference): a wrong sign rewards leaving the "
             "reference, a wrong mask counts padding.",
             where=SCRIPT,
-            page="docs/troubleshooting.md#kl",
         )
 
 
@@ -281,7 +273,6 @@ def returns(cases: Cases) -> Iterator[Finding]:
             "rewards.",
             means="The targets are not returns, the discount is missing, or a value counts after the end.",
             where="train_ppo.py (2.5) and kernels/gae.py",
-            page="docs/troubleshooting.md#values-and-advantages",
         )
     excess = (tensors["returns"] - evaluate(GAE["returns"][0], tensors))[states].abs().max().item()
     if not excess < 1e-3:
@@ -290,7 +281,6 @@ def returns(cases: Cases) -> Iterator[Finding]:
             seen=f"Advantages plus values are up to {excess:.2g} off the value model's targets.",
             means="Advantage and target come from different rewards or values.",
             where="train_ppo.py (2.5)",
-            page="docs/troubleshooting.md#values-and-advantages",
         )
     yield from gae_by_hand()
 
@@ -317,7 +307,6 @@ def gae_by_hand() -> Iterator[Finding]:
                 seen=f"GAE at gamma {gamma} and lambda {lam} is up to {gap:.2g} off {what}.",
                 means="The recursion is delta_t + gamma * lambda * A_(t+1); after the last state both are 0.",
                 where="kernels/gae.py",
-                page="docs/troubleshooting.md#values-and-advantages",
             )
             return
 
@@ -334,7 +323,6 @@ def whitening(cases: Cases) -> Iterator[Finding]:
             means="Mean and variance count padding, or states instead of tokens: the step's size then depends on "
             "--response-length.",
             where="train_ppo.py (2.5) and nanorlhf/ppo.py (whiten)",
-            page="docs/troubleshooting.md#values-and-advantages",
         )
     plain, whitened = by_rule(cases), by_rule(cases, whiten_rewards=True)
     states = plain["states"]
@@ -347,7 +335,6 @@ def whitening(cases: Cases) -> Iterator[Finding]:
             f"{variance:.3g}.",
             means="Rewards are divided by their standard deviation over the states and keep their mean.",
             where="nanorlhf/ppo.py (whiten)",
-            page="docs/troubleshooting.md#values-and-advantages",
         )
 
 
@@ -365,7 +352,6 @@ def controller(cases: Cases) -> Iterator[Finding]:
             f"{before:.6g} to {after:.6g}.",
             means="The error has the wrong sign, or the controller is given another KL than that of a response.",
             where="nanorlhf/ppo.py (KLCoefficient) and the last line of the script's loop",
-            page="docs/troubleshooting.md#kl",
         )
 
 
@@ -392,7 +378,6 @@ def statistics(cases: Cases) -> Iterator[Finding]:
                     seen=f"{name} is logged as {row[name]:.4g}, and the rollout gives {value:.4g}.",
                     means="A mean counts padding, divides by another number than it sums over, or has a wrong sign.",
                     where="nanorlhf/training/update_metrics.py and kernels/kl.py",
-                    page="docs/metrics.md",
                 )
         yield from explained_variance(tensors, row)
         return
@@ -412,7 +397,6 @@ def explained_variance(tensors: dict[str, Tensor], row: dict[str, float]) -> Ite
                 seen=f"{name} is logged as {logged:.4g}, and returns and values of the states give {expected[0]:.4g}.",
                 means="A variance counts padding, or the two variances change places.",
                 where="the script's metrics",
-                page="docs/metrics.md",
             )
 
 

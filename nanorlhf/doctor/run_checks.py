@@ -45,7 +45,6 @@ def seeds(cases: Cases) -> Iterator[Finding]:
             seen="The same settings and seed give other parameters after three updates.",
             means="Something draws random numbers outside the seed, or depends on time or on the order of a set.",
             where="the script's generators",
-            page="docs/troubleshooting.md#a-run-as-a-whole",
         )
     other = cases.run("train_ppo", seed=2)
     if first.traces()[0][1]["queries"] == other.traces()[0][1]["queries"]:
@@ -54,7 +53,6 @@ def seeds(cases: Cases) -> Iterator[Finding]:
             seen="Two seeds answer the same queries in the same order.",
             means="The order of the data does not depend on --seed, so a band over seeds is too narrow.",
             where="nanorlhf/dataset.py (batch_indices)",
-            page="docs/troubleshooting.md#a-run-as-a-whole",
         )
 
 
@@ -74,7 +72,6 @@ def resuming(cases: Cases) -> Iterator[Finding]:
                 means="Something is saved and not loaded, or not saved: the optimizer's moments, a generator, a "
                 "coefficient.",
                 where=f"`run.track` in {name}.py, nanorlhf/training/run.py and nanorlhf/training/resume.py",
-                page="docs/troubleshooting.md#a-run-as-a-whole",
             )
 
 
@@ -108,7 +105,6 @@ def processes(cases: Cases) -> Iterator[Finding]:
             seen=f"With --processes 2 train_ppo.py ends with: {(result.stderr.strip().splitlines() or ['?'])[-1]:.200}",
             means="Something waits for, or writes over, another process.",
             where="train_ppo.py and nanorlhf/distributed.py",
-            page="docs/troubleshooting.md#a-run-as-a-whole",
         )
         return
     a, b = one.metrics[0], Watched(out).metrics[0]
@@ -125,7 +121,6 @@ def processes(cases: Cases) -> Iterator[Finding]:
             seen=f"In two processes {what}, for the same responses.",
             means="Ranks read the same rows, or each divides by its own count instead of that of all.",
             where="nanorlhf/distributed.py (rank_slice, all_sum, sum_gradients) and the script's counts",
-            page="docs/troubleshooting.md#a-run-as-a-whole",
         )
 
 
@@ -154,7 +149,6 @@ def orders(cases: Cases) -> Iterator[Finding]:
                 means="The order of an epoch depends on the seed and on the number of the epoch, and every row comes "
                 "once in each.",
                 where=f"nanorlhf/dataset.py (batch_indices) and the call of it in {name}.py",
-                page="docs/troubleshooting.md#a-run-as-a-whole",
             )
 
 
@@ -196,7 +190,6 @@ def random_numbers(cases: Cases) -> Iterator[Finding]:
                 means="Random numbers are used twice: drawn once for all updates, from a generator that is seeded "
                 "again, or for several rows. Rollouts then are no new samples of the policy.",
                 where=f"the generator and the uniforms in {name}.py",
-                page="docs/troubleshooting.md#ratio-and-sampling",
             )
 
 
@@ -216,7 +209,6 @@ def optimizer(cases: Cases) -> Iterator[Finding]:
                 means="The optimizer is made anew or reset, so its moments and their bias correction begin again; it "
                 "has other settings than the flags say; or its step is another one.",
                 where=f"the optimizer in {name}.py, and nanorlhf/training/optimizer.py",
-                page="docs/troubleshooting.md#the-update",
             )
         rates = [group[0]["lr"] for _, group in run.optimizers]
         expected = expected_rates(settings, len(rates), sum("lr" in row for row in run.metrics))
@@ -231,7 +223,6 @@ def optimizer(cases: Cases) -> Iterator[Finding]:
                 means="The schedule counts other steps than the optimizer takes: twice as many, those of an epoch, or "
                 "from another number on.",
                 where=f"nanorlhf/training/optimizer.py (lr_factor) and the call of it in {name}.py",
-                page="docs/troubleshooting.md#the-update",
             )
 
 
@@ -326,7 +317,6 @@ def checkpoints(cases: Cases) -> Iterator[Finding]:
                     means="Updates are merged with another scale, twice or into the live weights, or something that is "
                     "trained is not saved.",
                     where="nanorlhf/peft.py (merge) and nanorlhf/training/run.py (write_checkpoint)",
-                    page="docs/troubleshooting.md#a-run-as-a-whole",
                 )
                 return
 
@@ -367,7 +357,6 @@ def frozen_weights(cases: Cases) -> Iterator[Finding]:
             means="The updates were merged before training, so that whole matrices are trained; or what should be "
             "frozen has a gradient.",
             where="nanorlhf/peft.py (tune, add_updates)",
-            page="docs/troubleshooting.md#the-update",
         )
 
 
@@ -399,7 +388,6 @@ def updates_alone(cases: Cases) -> Iterator[Finding]:
             "off the merged weights.",
             means="They are saved with another scale, rank or layout than they are trained with.",
             where="nanorlhf/pretrained/adapters.py (save_updates)",
-            page="docs/troubleshooting.md#a-run-as-a-whole",
         )
 
 

@@ -39,7 +39,6 @@ def imitation(cases: Cases) -> Iterator[Finding]:
                 f"surprise at its labels, EOS included, is {expected:.4f}.",
                 means="A label is missing or counted twice: without EOS among them the policy never learns to stop.",
                 where="train_sft.py (demonstration_loss, num_labels)",
-                page="docs/troubleshooting.md#masks-and-endings",
             )
 
 
@@ -92,7 +91,6 @@ def supervised_gradients(cases: Cases) -> Iterator[Finding]:
                 means="A term of the loss is detached, missing or counted twice, has another sign or scale, or the "
                 "reference is not the initial policy.",
                 where=f"{name}.py, the loss",
-                page="docs/troubleshooting.md#other-stages",
             )
 
 
@@ -109,7 +107,6 @@ def reward_model(cases: Cases) -> Iterator[Finding]:
             seen=f"After the normalisation the demonstrations score {mean:.3g} on average, and not 0.",
             means="The bias is not saved, not subtracted, or measured on other responses or positions.",
             where="train_rm.py (normalise)",
-            page="docs/troubleshooting.md#rewards-and-scores",
         )
     with torch.no_grad():
         model.score.weight.zero_()
@@ -122,7 +119,6 @@ def reward_model(cases: Cases) -> Iterator[Finding]:
             "the pairs right.",
             means="A tie counts as an agreement with the labeller.",
             where="train_rm.py (contrastive_loss)",
-            page="docs/troubleshooting.md#rewards-and-scores",
         )
 
 
@@ -143,7 +139,6 @@ def pair_sums(cases: Cases) -> Iterator[Finding]:
             "the sums over their tokens.",
             means="They are averaged over tokens, count the query, or one response of a pair sees the other.",
             where="nanorlhf/dpo.py (pair_logprobs)",
-            page="docs/troubleshooting.md#other-stages",
         )
 
 
@@ -170,7 +165,6 @@ def reference_point(cases: Cases) -> Iterator[Finding]:
             means="The reference point is estimated from the rows of a micro-batch or of a rank: estimate it from the "
             "whole batch, before the split.",
             where="train_dpo.py (reference_point, and the loop)",
-            page="docs/troubleshooting.md#other-stages",
         )
 
 
@@ -202,7 +196,6 @@ def cut_programs(cases: Cases) -> Iterator[Finding]:
             f"trained on {trained.tolist()}.",
             means="The response that was cut is dropped and the whole one is used.",
             where="train_rlcf.py (2.4)",
-            page="docs/troubleshooting.md#masks-and-endings",
         )
 
 
@@ -221,7 +214,6 @@ def held_out(cases: Cases) -> Iterator[Finding]:
             seen="PPO sampled from a query that is not in the training file.",
             means="Rows that the evaluation needs are trained on.",
             where="train_ppo.py (1)",
-            page="docs/troubleshooting.md#other-stages",
         )
     module, out = script("eval"), root / "runs" / "eval"
     settings = replace(
@@ -241,7 +233,6 @@ def held_out(cases: Cases) -> Iterator[Finding]:
             "validation file.",
             means="The evaluation measures what was memorised.",
             where="nanorlhf/evals/summaries.py",
-            page="docs/troubleshooting.md#other-stages",
         )
 
 

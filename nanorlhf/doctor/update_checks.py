@@ -51,7 +51,6 @@ def first_ratio(cases: Cases) -> Iterator[Finding]:
                 means="Rollout and update read the policy differently: temperature, dropout, padding or masks. Every "
                 "ratio is wrong.",
                 where=f"{name}, the two calls that read the policy",
-                page="docs/troubleshooting.md#ratio-and-sampling",
             )
         logged = run.metrics[0].get("policy/first_ratio_error", 0.0)
         if gap < 1e-3 < logged:
@@ -60,7 +59,6 @@ def first_ratio(cases: Cases) -> Iterator[Finding]:
                 seen=f"{name} logs a first ratio error of {logged:.2g} where the ratios are 1.",
                 means="The statistic reads other tokens than the loss.",
                 where="nanorlhf/training/update_metrics.py",
-                page="docs/metrics.md",
             )
     one_epoch = cases.run("train_ppo", **PPO, reward=cases.world.rule("score"), kl_coef=0.0).metrics[0]
     for name, expected in (("policy/ratio", 1.0), ("policy/approx_kl", 0.0)):
@@ -71,7 +69,6 @@ def first_ratio(cases: Cases) -> Iterator[Finding]:
                 "is 1.",
                 means="The sum runs over padding, or is divided by another count.",
                 where="nanorlhf/training/update_metrics.py",
-                page="docs/metrics.md",
             )
 
 
@@ -107,7 +104,6 @@ def slopes(cases: Cases) -> Iterator[Finding]:
                 seen=f"With {name} the loss has a slope in log-probabilities after the end of a response.",
                 means="Tokens after EOS must not be trained on: the mask of the loss is wrong.",
                 where=f"{name.partition(' ')[0]}, the losses",
-                page="docs/troubleshooting.md#masks-and-endings",
             )
             continue
         rows = slopes_of_rows(run, cases.world.tokenizer.pad_id)
@@ -122,7 +118,6 @@ def slopes(cases: Cases) -> Iterator[Finding]:
                 means="A token that was better than expected must become likelier. EOS may be masked, or the loss has "
                 "a wrong sign.",
                 where=f"{name.partition(' ')[0]}, the losses, and nanorlhf/ppo.py (eos_masks)",
-                page="docs/troubleshooting.md#the-update",
             )
         elif any(far(w, w[:1].expand_as(w)) for w in weights if len(w)):
             yield Finding(
@@ -131,7 +126,6 @@ def slopes(cases: Cases) -> Iterator[Finding]:
                 "advantage.",
                 means="Every token of a response has the same weight: its loss is a mean or a sum.",
                 where=f"{name.partition(' ')[0]}, the losses",
-                page="docs/troubleshooting.md#the-update",
             )
 
 
@@ -176,7 +170,6 @@ def gradients(cases: Cases) -> Iterator[Finding]:
                         "before is still in it; it is scaled, or clipped before all micro-batches are in; or a "
                         "backward pass is wrong.",
                         where=f"{name}, from `zero_grad` to the step, nanorlhf/logprobs.py and kernels/",
-                        page="docs/troubleshooting.md#the-update",
                     )
                     return
 
@@ -227,7 +220,6 @@ def micro_batches(cases: Cases) -> Iterator[Finding]:
                 means="A micro-batch is divided by its own number of tokens, or looks at its own rows for a "
                 "statistic: divide by the count of the whole minibatch, and take statistics before the split.",
                 where=f"{name.partition(' ')[0]}, what each loss is divided by",
-                page="docs/troubleshooting.md#the-update",
             )
 
 
@@ -259,7 +251,6 @@ def two_models(cases: Cases) -> Iterator[Finding]:
             seen="The policy's gradient changes with --value-coef.",
             means="The value loss reaches the policy, or the policy's loss is scaled by it.",
             where="train_ppo.py (2.6)",
-            page="docs/troubleshooting.md#the-update",
         )
     if any(gradient is not None and gradient.abs().max() > 0 for gradient in b[num_policy:]):
         yield Finding(
@@ -267,7 +258,6 @@ def two_models(cases: Cases) -> Iterator[Finding]:
             seen="With --value-coef 0 the value model still has a gradient.",
             means="The policy loss reaches the value model: the advantages are not detached.",
             where="train_ppo.py (2.5 and 2.6)",
-            page="docs/troubleshooting.md#the-update",
         )
     moved = any(gradient is not None and gradient.abs().max() > 0 for gradient in a[num_policy:])
     if not moved:
@@ -276,7 +266,6 @@ def two_models(cases: Cases) -> Iterator[Finding]:
             seen="The value model has no gradient.",
             means="Its parameters are not in the optimizer, or its loss is detached.",
             where="train_ppo.py (2.6)",
-            page="docs/troubleshooting.md#the-update",
         )
 
 
@@ -319,7 +308,6 @@ def clipping(cases: Cases) -> Iterator[Finding]:
                     "the rollout's own log-probabilities, and no token is left out for being far. Of two numbers of "
                     "the clip range the first is how far the ratio may fall below 1.",
                     where=f"nanorlhf/ppo.py (policy_loss, ratio_bounds) and the call of it in {name}.py",
-                    page="docs/troubleshooting.md#the-update",
                 )
                 break
 
@@ -370,7 +358,6 @@ def ratio_statistics(cases: Cases) -> Iterator[Finding]:
                     f"it is {expected:.3g} of {what}.",
                     means="The statistic describes other ratios than those that the loss clips.",
                     where=f"{name.partition(' ')[0]} and nanorlhf/training/update_metrics.py (UpdateStatistics)",
-                    page="docs/metrics.md",
                 )
                 break
 
@@ -395,7 +382,6 @@ def baselines(cases: Cases) -> Iterator[Finding]:
                 means="The baseline is not that of the response's own query, or something else than the score is "
                 "rewarded.",
                 where="nanorlhf/grpo.py (1, advantages)",
-                page="docs/troubleshooting.md#rewards-and-scores",
             )
         once, twice = (
             cases.run("train_grpo", reward=cases.world.rule(rule), **settings).traces()[0][0]
@@ -411,7 +397,6 @@ def baselines(cases: Cases) -> Iterator[Finding]:
                 "twice as large.",
                 means="An advantage is linear in the scores, or divided by their standard deviation.",
                 where="nanorlhf/grpo.py (1, advantages)",
-                page="docs/troubleshooting.md#rewards-and-scores",
             )
 
 
@@ -500,7 +485,6 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
                 f"{name} has the cosine {cosine:.3f} with that of the expected score.",
                 means="The estimate is biased: a token, a score or a baseline is counted wrongly.",
                 where=f"{name.partition(' ')[0]}, from the scores to the loss",
-                page="docs/troubleshooting.md#the-update",
             )
 
 

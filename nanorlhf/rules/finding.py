@@ -17,11 +17,9 @@ class Finding:
     """what it usually means"""
     where: str
     """where to look: a file and a function, or a setting"""
-    page: str
-    """which page explains it: docs/metrics.md"""
 
     def __str__(self) -> str:
-        text = f"{self.name}: {self.seen} {self.means} Look at {self.where}. See {self.page}."
+        text = f"{self.name}: {self.seen} {self.means} Look at {self.where}. See docs/troubleshooting.md."
         return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False, subsequent_indent="  ")
 
 

@@ -23,7 +23,6 @@ def first_kl(record: Record) -> Finding | None:
                 means="Policy and reference are still the same model, so they are read in two ways: at two "
                 "temperatures, with two masks or positions, with dropout, or from two checkpoints.",
                 where="read_logprobs in nanorlhf/logprobs.py, and reference in nanorlhf/peft.py",
-                page="docs/metrics.md",
             )
     return None
 
@@ -42,7 +41,6 @@ def kl_stays_zero(record: Record) -> Finding | None:
         means="The reference moves along: it is the policy itself, not a frozen copy of it, or it keeps LoRA's "
         "updates. No --kl-coef holds such a policy.",
         where="reference in nanorlhf/peft.py",
-        page="docs/metrics.md",
     )
 
 
@@ -58,7 +56,6 @@ def kl_negative(record: Record) -> Finding | None:
         means="The mean of log policy - log reference over the policy's samples can't be negative: the samples come "
         "from another distribution, the two are swapped, or the masks count what was not sampled.",
         where="Sampler.writer in nanorlhf/training/sampler.py, and response_kl in nanorlhf/training/update_metrics.py",
-        page="docs/metrics.md",
     )
 
 
@@ -112,7 +109,6 @@ def kl_estimators(record: Record) -> Finding | None:
         seen=f"Over {len(rows)} updates {name} sums to {ratio:.3g} of objective/kl_exact, {exact:.3g} nats.",
         means=means,
         where=where,
-        page="docs/metrics.md",
     )
 
 
@@ -128,7 +124,6 @@ def kl_exploding(record: Record) -> Finding | None:
         means="The penalty does not hold the policy: it is too small, of the wrong sign, or the learning rate is far "
         "too high.",
         where="the rewards in train_ppo.py (or the loss in train_grpo.py), --kl-coef and --lr",
-        page="docs/metrics.md",
     )
 
 
@@ -153,7 +148,6 @@ def kl_controller(record: Record) -> Finding | None:
         means="The error has the wrong sign, or the controller is fed another KL than the one of a response that is "
         "logged.",
         where="KLCoefficient.update in nanorlhf/ppo.py, and beta.update in train_ppo.py",
-        page="docs/stackoverflow.md",
     )
 
 

@@ -19,7 +19,6 @@ def not_finite(record: Record) -> Finding | None:
         seen=f"{name} is not a finite number at step {step:g}, the first of {len(bad)} such values.",
         means="A logarithm of 0, a division by a count of 0, or steps so large that the weights overflow.",
         where="--lr and --dtype, and what was logged in the steps before",
-        page="docs/metrics.md",
     )
 
 
@@ -34,7 +33,6 @@ def skipped_steps(record: Record) -> Finding | None:
         means="NaN or infinity in a masked position that is multiplied by 0, an overflow of bfloat16, or a learning "
         "rate that is too high.",
         where="--lr and --dtype, and the losses in nanorlhf/ppo.py",
-        page="docs/metrics.md",
     )
 
 

@@ -25,7 +25,6 @@ def first_ratio(record: Record) -> Finding | None:
         means="The update computes other log-probabilities than the rollout for the same tokens and the same weights: "
         "another temperature, mask or position, dropout, or labels that are shifted.",
         where="response_logprobs in nanorlhf/logprobs.py and its two callers, read_logprobs and the training script",
-        page="docs/metrics.md",
     )
 
 
@@ -48,7 +47,6 @@ def mean_ratio(record: Record) -> Finding | None:
         means="The mean is not over the tokens that count: padding, where the ratio is 1, is summed but not counted, "
         "or the other way round.",
         where="UpdateStatistics.add_tokens in nanorlhf/training/update_metrics.py",
-        page="docs/metrics.md",
     )
 
 
@@ -69,7 +67,6 @@ def sampler_gap(record: Record) -> Finding | None:
         means="Sampling and training disagree about the same tokens: the temperature, a filter, or the positions and "
         "masks of cached decoding.",
         where="generate in nanorlhf/generate.py, and KVCache in nanorlhf/cache.py",
-        page="docs/mismatch.md",
     )
 
 
@@ -97,7 +94,6 @@ def sampled_entropy(record: Record) -> Finding | None:
         else "Samples are less likely than the update's policy makes them: they are drawn at a higher temperature, or "
         "their labels are shifted.",
         where="Sampler.writer in nanorlhf/training/sampler.py, and generate in nanorlhf/generate.py",
-        page="docs/mismatch.md",
     )
 
 
@@ -130,7 +126,6 @@ def clip_never(record: Record) -> Finding | None:
         means="The ratio in the loss is taken to log-probabilities that move along with the policy, so it is always 1 "
         "and nothing holds the policy near its rollout.",
         where="the arguments of policy_loss in the training script: the rollout's log-probabilities, without change",
-        page="docs/metrics.md",
     )
 
 
@@ -148,7 +143,6 @@ def clip_often(record: Record) -> Finding | None:
         means="The steps are too large for the rollout, or the ratio is not 1 before the first one."
         + " GSPO's clip range, 3e-4 and 4e-4, is made for small learning rates." * is_gspo,
         where="--lr, --clip-range, the number of epochs and --num-minibatches; first policy/first_ratio_error",
-        page="docs/metrics.md",
     )
 
 
@@ -165,7 +159,6 @@ def policy_rests(record: Record) -> Finding | None:
         means="The learning rate is too small, advantages are 0, or no gradient reaches the parameters. Where the "
         "old log-probabilities are read anew at each step, this number is 0 as well.",
         where="--lr, and the loop over epochs in the training script",
-        page="docs/metrics.md",
     )
 
 

@@ -33,7 +33,6 @@ def eos_rate(record: Record) -> Finding | None:
         means="The policy is not taught to stop: EOS is masked, the score of an unfinished response is not replaced, "
         "or --response-length is too short. From the start on: the policy of stage 1 has never learned it.",
         where="eos_masks in nanorlhf/ppo.py, the EOS trick in the training script, demonstration_loss in train_sft.py",
-        page="docs/details.md",
     )
 
 
@@ -48,7 +47,6 @@ def length_collapse(record: Record) -> Finding | None:
         means="The reward is highest for saying nothing: each token's KL costs more than the score gives, or the score "
         "does not read the response.",
         where="--kl-coef, and the scores in samples.jsonl",
-        page="docs/metrics.md",
     )
 
 
@@ -65,7 +63,6 @@ def length_limit(record: Record) -> Finding | None:
         seen=f"Responses grow from {before:.3g} to {after:.3g} tokens, the limit being {longest:g}.",
         means="Nothing makes the policy stop: the score favours length, or a response without EOS keeps its score.",
         where="--missing-eos-score, and the scores in samples.jsonl",
-        page="docs/details.md",
     )
 
 
@@ -80,7 +77,6 @@ def entropy_gone(record: Record) -> Finding | None:
         means="The policy says one thing only: the learning rate is too high, the KL's weight too low, or the "
         "advantages are of one sign.",
         where="--lr, --kl-coef, and whiten in nanorlhf/ppo.py",
-        page="docs/metrics.md",
     )
 
 

@@ -34,7 +34,6 @@ def scores_alike(record: Record) -> Finding | None:
         means="The reward says nothing: it does not read the response, it is saturated, or no response has an EOS and "
         "each gets --missing-eos-score. Advantages are then noise, or 0.",
         where="the reward (--reward or --reward-model), and samples.jsonl",
-        page="docs/algorithms.md",
     )
 
 
@@ -51,7 +50,6 @@ def refills_in_vain(record: Record) -> Finding | None:
         means="New responses keep the scores of the old ones or are drawn from the same random numbers; or the policy "
         "has one answer left to each query.",
         where="refill in nanorlhf/grpo.py",
-        page="docs/algorithms.md",
     )
 
 
@@ -71,7 +69,6 @@ def score_flat(record: Record) -> Finding | None:
         "or that is read before the response, or a KL penalty that pays. Or the steps are too large, above all without "
         "a KL penalty; or the start is right too seldom for a reward of 0 or 1 to say much.",
         where="the rewards in train_ppo.py, end_scores in nanorlhf/reward.py, score_index in nanorlhf/batch.py",
-        page="docs/metrics.md",
     )
 
 
@@ -95,7 +92,6 @@ def reward_falls(record: Record) -> Finding | None:
         means="The gradient goes the wrong way for the score or for the KL, or steps are so large that the policy "
         "falls apart.",
         where="the rewards in train_ppo.py, policy_loss in nanorlhf/ppo.py, --lr",
-        page="docs/metrics.md",
     )
 
 
@@ -120,7 +116,6 @@ def overoptimised(record: Record) -> Finding | None:
         f"{', '.join(f'{x:.3g}' for x in score)}.",
         means="The policy exploits the reward model's errors: the score still rises, and what it stands for falls.",
         where="--kl-coef (larger), --lr (smaller), --total-episodes (fewer), or a better reward model",
-        page="docs/metrics.md",
     )
 
 
@@ -143,7 +138,6 @@ def value_explains_nothing(record: Record) -> Finding | None:
         f"{variance:.2g} (first quarter: {start:.2g}): the scores' mean would do better.",
         means="The value model learns no return: its targets, mask or position are wrong, or its steps are too small.",
         where="value_loss in nanorlhf/ppo.py, response_values in nanorlhf/logprobs.py, --value-coef and --lr",
-        page="docs/metrics.md",
     )
 
 
@@ -164,7 +158,6 @@ def value_vanishes(record: Record) -> Finding | None:
         means="Returns can't be foreseen so well so soon. The targets are something else: a token's reward, or the "
         "values.",
         where="returns, the second result of gae in kernels/gae.py, and value_loss's arguments in the script",
-        page="docs/metrics.md",
     )
 
 
@@ -189,7 +182,6 @@ def start_score(record: Record, reward_model: Record) -> Finding | None:
         means="The scores are not those that the reward model was trained for: its normalisation is lost (the bias is "
         "saved and never subtracted), or they are read at another token, padding side or template.",
         where="ScalarModel.forward in nanorlhf/model.py, normalise in train_rm.py, end_scores in nanorlhf/reward.py",
-        page="docs/details.md",
     )
 
 

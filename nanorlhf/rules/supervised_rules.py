@@ -23,7 +23,6 @@ def loss_flat(record: Record) -> Finding | None:
         means="The model learns nothing: the learning rate is too small or far too large, the labels are masked, or "
         "chosen and rejected are mixed up.",
         where="--lr and --warmup-steps, and the loss in the training script",
-        page="docs/data.md",
     )
 
 
@@ -38,7 +37,6 @@ def overfit(record: Record) -> Finding | None:
         seen=f"The validation loss rises: {min(losses):.4g} at its lowest, {losses[-1]:.4g} at the end.",
         means="The model learns its training rows by heart, or the learning rate is too high.",
         where="--num-epochs and --lr; OUT/best holds the checkpoint of the lowest validation loss",
-        page="docs/data.md",
     )
 
 
@@ -55,7 +53,6 @@ def sft_eos(record: Record) -> Finding | None:
         "[PAD] that is EOS, or the data's responses are longer than --max-response-length. A few steps may also be too "
         "few.",
         where="demonstration_loss in train_sft.py, and --num-epochs",
-        page="docs/details.md",
     )
 
 
@@ -74,7 +71,6 @@ def at_chance(record: Record) -> Finding | None:
         means="The model can't tell chosen from rejected: their scores are read at the wrong token, the pairs are "
         "mixed up, or the learning rate does not fit.",
         where="the loss in the training script, end_scores in nanorlhf/reward.py, and --lr",
-        page="docs/data.md",
     )
 
 
@@ -89,7 +85,6 @@ def padding_difference(record: Record) -> Finding | None:
         f"padded on the right (standard deviation {rows[-1]['reward_std']:.2g}).",
         means="Scores depend on padding: the mask, the position ids, or the token at which the score is read.",
         where="end_index in nanorlhf/reward.py, attention_mask and position_ids in nanorlhf/masks.py",
-        page="docs/details.md",
     )
 
 
@@ -113,7 +108,6 @@ def dpo_start(record: Record) -> Finding | None:
         f"{row['chosen_reward']:.3g}.",
         means="Policy and reference are still the same model, so both must be 0: the two read the pairs in two ways.",
         where="pair_logprobs in nanorlhf/dpo.py, and the reference in train_dpo.py",
-        page="docs/details.md",
     )
 
 
@@ -132,7 +126,6 @@ def chosen_falls(record: Record) -> Finding | None:
         means="DPO lowers both responses of a pair, and the chosen ones here far more than it sets them apart: the "
         "policy forgets how to write them.",
         where="--lr (smaller), --beta (larger) and --num-epochs of train_dpo.py",
-        page="docs/details.md",
     )
 
 

@@ -16,8 +16,6 @@ from nanorlhf.rules.record import Record
 from nanorlhf.rules.thresholds import limit
 from nanorlhf.tokenizer import Tokenizer
 
-PAGE = "docs/microscope.md"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
@@ -98,7 +96,6 @@ def text_after_eos(trace: Traced) -> Finding | None:
         seen=f"{rows} of {len(trace['response'])} kept responses go on after their end, where only [PAD] may stand.",
         means="The sampler does not notice EOS. Masks cut there, but the reward model reads what follows.",
         where="generate in nanorlhf/generate.py: a row that has ended gets [PAD]",
-        page="docs/details.md",
     )
 
 
@@ -128,7 +125,6 @@ def masks(trace: Traced) -> Finding | None:
         means="EOS is the last action: masked out, nobody learns when to stop. Beyond it there are only pads, which no "
         "loss may count.",
         where="eos_masks in nanorlhf/ppo.py, and Batch.of in nanorlhf/batch.py",
-        page="docs/lecture.md",
     )
 
 
@@ -147,7 +143,6 @@ def first_epoch(trace: Traced) -> Finding | None:
         means="The update computes other log-probabilities than the rollout for the same tokens and the same weights: "
         "another temperature, mask or position, or dropout.",
         where="response_logprobs in nanorlhf/logprobs.py and its two callers, read_logprobs and the training script",
-        page=PAGE,
     )
 
 
@@ -164,7 +159,6 @@ def first_reference(trace: Traced) -> Finding | None:
         means="They are still the same model, so they are read in two ways: at two temperatures, with two masks or "
         "positions, or from two checkpoints.",
         where="read_logprobs in nanorlhf/logprobs.py, and reference in nanorlhf/peft.py",
-        page=PAGE,
     )
 
 
@@ -181,7 +175,6 @@ def missing_eos(trace: Traced) -> Finding | None:
         means="The reward model never saw such an ending, so its score means nothing: it has to be replaced, not "
         "lowered.",
         where="the EOS trick in the training script",
-        page="docs/details.md",
     )
 
 
@@ -206,7 +199,6 @@ def score_at_the_end(trace: Traced) -> Finding | None:
         means="The value model is still a copy of the reward model, so both are the same number, read at the same "
         "token. One of them is read elsewhere: in the query, before EOS, over all tokens, or one column off.",
         where="end_scores and end_index in nanorlhf/reward.py, response_values in nanorlhf/logprobs.py",
-        page=PAGE,
     )
 
 
@@ -237,7 +229,6 @@ def reward_sum(trace: Traced) -> Finding | None:
         means="The KL has the wrong sign, a token's KL or the score counts twice or never, or the score lies where it "
         "is masked away. Rewards of your own belong in batch.token_rewards, which the trace keeps.",
         where="the rewards in train_ppo.py, and score_index in nanorlhf/batch.py",
-        page=PAGE,
     )
 
 
@@ -254,7 +245,6 @@ def reward_places(trace: Traced) -> Finding | None:
         "off their KL penalty and their own reward.",
         means="The reward of a token is added at another token, such as the next one.",
         where="the rewards in train_ppo.py, and as_scores in nanorlhf/rewards/rule.py",
-        page=PAGE,
     )
 
 
@@ -276,7 +266,6 @@ def gae_recursion(trace: Traced) -> Finding | None:
         f"{gamma:g} and lambda {lam:g}.",
         means="What comes after the end enters the sum, a discount is missing, or the next value is not the next.",
         where="gae in kernels/gae.py",
-        page=PAGE,
     )
 
 
@@ -292,7 +281,6 @@ def returns(trace: Traced) -> Finding | None:
         seen=f"The value model's targets are up to {difference:.2g} off advantage plus value.",
         means="It learns something else than returns: rewards, whitened advantages, or another column.",
         where="gae in kernels/gae.py, and what becomes of its two results in the training script",
-        page=PAGE,
     )
 
 
@@ -310,7 +298,6 @@ def whitened_advantages(trace: Traced) -> Finding | None:
         "actions give.",
         means="The statistics count padding, are those of a minibatch or a rank, or --whiten-advantages is ignored.",
         where="whiten in nanorlhf/ppo.py, and its mask in the training script",
-        page=PAGE,
     )
 
 
@@ -340,7 +327,6 @@ def group_advantages(trace: Traced) -> Finding | None:
         seen=f"Advantages are up to {difference:.2g} off those that {trace.algorithm} gives the kept groups' scores.",
         means="Groups are not the k responses to one query, or mean, deviation or KL are another algorithm's.",
         where="the advantages in nanorlhf/grpo.py",
-        page="docs/algorithms.md",
     )
 
 
@@ -361,7 +347,6 @@ def groups_alike(traces: Sequence[Traced]) -> Finding | None:
         means="Such a group has no advantages, so nothing is learned: the reward is 0 or 1 for all, the temperature is "
         "too low, or the responses of a query are copies.",
         where="--temperature and --samples-per-query, and the uniforms of the sampler",
-        page="docs/algorithms.md",
     )
 
 

@@ -101,7 +101,7 @@ CHANGE_FOUND_BY = {
     "gpt-j": "families",
     "explained-variance": "statistics",
 }
-FINDING = Finding(name="x", seen="A y.", means="B.", where="z", page="docs/doctor.md")
+FINDING = Finding(name="x", seen="A y.", means="B.", where="z")
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +273,7 @@ def test_the_exit_status_says_whether_something_was_found(findings, monkeypatch,
         main(Args(command=Code()))
     out = " ".join(capsys.readouterr().out.split())
     assert stopped.value.code == len(findings)
-    said = "x: A y. B. Look at z. See docs/doctor.md." if findings else "nothing found"
+    said = "x: A y. B. Look at z. See docs/troubleshooting.md." if findings else "nothing found"
     assert out == f"not checked: processes: --processes needs Linux {said}"
 
 

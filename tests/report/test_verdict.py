@@ -8,12 +8,8 @@ from nanorlhf.report.summary_report import outcome
 from nanorlhf.report.verdict import findings_of, outcomes_of, verdict, verdict_section
 from nanorlhf.rules.finding import Finding
 
-FINDING = Finding(
-    name="kl-grows", seen="The KL doubled.", means="Beta is too small.", where="--kl-coef", page="docs/x.md"
-)
-OVER = Finding(
-    name="over-optimised", seen="Gold fell.", means="It exploits errors.", where="--kl-coef", page="docs/x.md"
-)
+FINDING = Finding(name="kl-grows", seen="The KL doubled.", means="Beta is too small.", where="--kl-coef")
+OVER = Finding(name="over-optimised", seen="Gold fell.", means="It exploits errors.", where="--kl-coef")
 
 
 def of(gold: tuple | None, rm: tuple | None, wins: float | None = 0.96, eos_rate: float = 1.0) -> dict:
