@@ -38,12 +38,8 @@ The path of a file names its split; test becomes validation, and meta tells them
 import json
 import math
 import re
-import resource
-import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -53,7 +49,6 @@ from typing import Any, Literal, TypeVar
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from data import prepare
@@ -61,7 +56,7 @@ from data.prepare import LeftOut
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.files import MAX_LINE, parse_json, read_text
+from nanorlhf.files import parse_json, read_text
 from nanorlhf.tokenizer import PAD, Tokenizer, load_tokenizer
 
 LAYOUT = ("messages", "prompt", "completion", "chosen", "rejected", "conversations")
@@ -78,15 +73,6 @@ THINK = re.compile(r"</?think(?:ing)?>")
 T = TypeVar("T")
 Render = Callable[..., str]  # of a `Template` with the settings of a record
 PROBE = "\ue000\ue001"  # a placeholder for a reply, to see what the template writes around it
-# A template is a stranger's program. Published ones have at most 30,000 characters, and need a millisecond and a
-# megabyte per conversation.
-MAX_TEMPLATE = 2**18  # characters
-RENDER_SECONDS = 1.0  # of processor time, per rendering
-MEAN_SECONDS = 0.05  # per rendering, once all of them have taken WARM_UP seconds
-WARM_UP = 10.0
-RENDER_BYTES = 2**30  # of memory
-MAX_RENDERED = 4 * MAX_LINE  # characters
-MAX_BITS = 2**16  # of an integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,46 +250,10 @@ def to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
 
-@contextmanager
-def bounded() -> Iterator[None]:
-    """Limit the processor time and memory of a block, by TimeoutError and MemoryError."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"it takes more than {RENDER_SECONDS:g} seconds of processor time")
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    usage = Path("/proc/self/statm")
-    before = signal.signal(signal.SIGVTALRM, stop)
-    if usage.exists():  # on Linux; elsewhere only the time is limited
-        limit = int(usage.read_text().split()[0]) * resource.getpagesize() + RENDER_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit if soft < 0 else min(soft, limit), hard))
-    try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_SECONDS)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with integers of bounded size: no timer interrupts the product of two large ones."""
-
-    intercepted_binops = frozenset(["*", "**"])
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if isinstance(left, int) and isinstance(right, int):
-            num_bits = left.bit_length()
-            num_bits = num_bits * right if operator == "**" else num_bits + right.bit_length()
-            if num_bits > MAX_BITS:
-                raise OverflowError(f"it computes an integer of more than {MAX_BITS:,} bits")
-        return super().call_binop(context, operator, left, right)
-
-
 class Template:
     """A tokenizer's chat template, compiled in Jinja's sandbox with the functions that transformers gives templates.
 
-    Raises InputError for a template that is missing or broken, too long, or takes too long.
+    Raises InputError for a template that is missing or broken.
     """
 
     def __init__(self, tokenizer: Tokenizer, where: str):
@@ -313,19 +263,17 @@ class Template:
                 "tokenizer_config.json): pass one with --template."
             )
         self.where = where
-        self.num_renderings, self.seconds = 0, 0.0  # of processor time
-        if len(tokenizer.chat_template) > MAX_TEMPLATE:
-            raise self.broken(ValueError(f"it has more than {MAX_TEMPLATE:,} characters"))
         self.tokens = {"bos_token": tokenizer.bos or "", "eos_token": tokenizer.eos, "pad_token": PAD}
-        environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        )
         environment.filters["tojson"] = to_json
         environment.globals |= {
             "raise_exception": refuse,
             "strftime_now": lambda layout: datetime.now().strftime(str(layout)),
         }
         try:
-            with bounded():
-                self.template = environment.from_string(tokenizer.chat_template)
+            self.template = environment.from_string(tokenizer.chat_template)
         except Exception as error:  # a stranger's program can raise anything
             raise self.broken(error) from error
 
@@ -334,32 +282,16 @@ class Template:
 
         settings: tools, documents, and what a template of this kind may ask for
         """
-        pieces, size = [], 0
-        start = time.process_time()
+        given = {"tools": None, "documents": None} | self.tokens | settings
         try:
-            with bounded():
-                given = {"tools": None, "documents": None} | self.tokens | settings
-                given |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
-                for piece in self.template.generate(**given):
-                    pieces.append(piece)
-                    size += len(piece)
-                    if size > MAX_RENDERED:
-                        raise MemoryError(f"it writes more than {MAX_RENDERED:,} characters")
-            text = "".join(pieces)
-            text.encode()  # half a surrogate pair is no text
-            self.num_renderings += 1
-            self.seconds += time.process_time() - start
-            mean = self.seconds / self.num_renderings
-            if self.seconds > WARM_UP and mean > MEAN_SECONDS:
-                raise TimeoutError(f"it takes {mean:.2g} seconds of processor time each time")
+            return self.template.render(**given, messages=messages, add_generation_prompt=add_generation_prompt)
         except LeftOut:
             raise
         except Exception as error:  # as above
             raise self.broken(error) from error
-        return text
 
     def broken(self, error: Exception) -> InputError:
-        reason = " ".join(str(error).split()) or "it takes too much memory"
+        reason = " ".join(str(error).split())
         return InputError(f"--tokenizer {self.where}: its chat template fails ({reason:.200}).")
 
 

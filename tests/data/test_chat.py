@@ -96,56 +96,14 @@ def test_a_rendering_is_that_of_transformers(family, messages, tmp_path):
         ("{{ cycler.__init__.__globals__.os }}", "unsafe"),
         ("{% include 'x' %}", "no loader"),
         ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than .* seconds"),
-        ("{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}", "more than 67,108,864 characters"),
-        ("{{ 'a' * 10**11 }}", "too much memory"),
-        ("{{ '%99999999999d' | format(1) }}", "too much memory"),
-        ("{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x~n.x %}{% endfor %}", "too much mem"),
-        ("{{ 10 ** (10**8) }}", "an integer of more than 65,536 bits"),
-        ("{{ 7 ** 10000000 % 3 }}", "an integer of more than 65,536 bits"),
-        (
-            "{% set n = namespace(x=9) %}{% for i in range(40) %}{% set n.x = n.x * n.x %}{% endfor %}",
-            "an integer of more than 65,536 bits",
-        ),
-        ("{{ messages[0].content }}\ud800", "surrogates not allowed"),
-        ("{{ '\\udc00' }}", "surrogates not allowed"),
-        ("x" * 20_000_000, "it has more than 262,144 characters"),
-        ("{" * 20_000_000, "it has more than 262,144 characters"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion|nested"),
     ],
 )  # fmt: skip
-def test_a_damaged_endless_or_hostile_template_is_one_sentence(template, reason, monkeypatch):
-    monkeypatch.setattr(chat, "RENDER_BYTES", 2**28)
+def test_a_damaged_or_hostile_template_is_one_sentence(template, reason):
     tokenizer = replace(chat_tokenizer("chatml"), chat_template=template)
     with pytest.raises(InputError, match=rf"--tokenizer some/model: its chat template fails \(.*({reason})") as error:
         Template(tokenizer, "some/model")(turns("a"))
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
-
-
-def test_a_template_that_is_slow_for_each_conversation_ends_after_the_first_of_them(monkeypatch):
-    # far from what a quick rendering takes, and far from WARM_UP, on any machine
-    monkeypatch.setattr(chat, "MEAN_SECONDS", 0.01)
-    monkeypatch.setattr(chat, "WARM_UP", 1.0)
-    slow = "{% for i in range(300) %}{% for j in range(1000) %}{% set x = i * j %}{% endfor %}{% endfor %}a"
-    render = Template(replace(chat_tokenizer("chatml"), chat_template=slow), "some/model")
-    sentence = (
-        r"--tokenizer some/model: its chat template fails \(it takes [0-9.]+ seconds of processor time each time\)"
-    )
-    with pytest.raises(InputError, match=sentence):
-        for _ in range(99):
-            assert render(turns("a")) == "a"
-    assert 1 < render.num_renderings < 99
-    quick = Template(chat_tokenizer("chatml"), "some/model")
-    for _ in range(99):
-        quick(turns("a"))
-    monkeypatch.setattr(chat, "WARM_UP", 0.0)  # never too slow by its mean
-    quick(turns("a"))
-
-
-def test_products_and_powers_are_those_of_python():
-    template = "{{ 2 ** 10 }} {{ 2 ** -1 }} {{ 0.5 ** 2 }} {{ 3 * 1.5 }} {{ -3 * 4 }} {{ 'ab' * 3 }}"
-    render = Template(replace(chat_tokenizer("chatml"), chat_template=template), "some/model")
-    assert render(turns("a")) == "1024 0.5 0.25 4.5 -12 ababab"
 
 
 def test_a_tokenizer_without_a_template_asks_for_one(args):
