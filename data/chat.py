@@ -101,8 +101,6 @@ def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
     """
     given = record[name]
     found = [{"role": role, "content": given}] if isinstance(given, str) else field(record, name, list[dict], where)
-    if len(found) > prepare.MAX_TURNS:
-        raise InputError(f"{where}: {name!r} has more than {prepare.MAX_TURNS} messages.")
     messages = []
     for number, message in enumerate(found):
         location = f"{where}: {name}[{number}]"

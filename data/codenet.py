@@ -45,9 +45,9 @@ from data import prepare
 from data.markup import to_text
 from data.prepare import LeftOut
 from nanorlhf.cli import PositiveInt, Range, Seed, check_ranges, run_module
-from nanorlhf.dataset import MAX_PROGRAM, MAX_TEXT
+from nanorlhf.dataset import MAX_PROGRAM
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out, decode, read_bytes, read_text
+from nanorlhf.files import check_out, read_bytes, read_text
 from nanorlhf.rlcf.compilers import JAVA, JavaCompiler, PythonCompiler, first_error
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
@@ -242,7 +242,7 @@ def find_above(source: Path, name: str) -> Path | None:
 
 def description(path: Path) -> str:
     """A problem's text without its sections of constraints and samples, in whatever order they are."""
-    html = decode(read_bytes(path, MAX_TEXT), path, "utf-8-sig")
+    html = read_text(path, "utf-8-sig")
     # a heading gets its own line, even if the HTML has no line break
     html = re.sub(r"(?i)(?<!\n)(?=<h[1-6]\b)", "\n", html)
     html = re.sub(r"(?i)(</h[1-6]\s*>)(?!\s*\n)", r"\1\n", html)

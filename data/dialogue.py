@@ -33,7 +33,6 @@ from tqdm import tqdm
 
 from data import prepare
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
-from nanorlhf.dataset import MAX_TEXT
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_lines
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
@@ -87,8 +86,6 @@ def decoded_lines(path: Path, encodings: tuple[str, ...]) -> Iterator[tuple[str,
             raise InputError(f"{path}:{number}: not UTF-8 (byte {failure.start}).")
         if not text.strip():
             raise InputError(f"{path}:{number}: the line is blank.")
-        if len(text) > MAX_TEXT:
-            raise InputError(f"{path}:{number}: the line has more than {MAX_TEXT:,} characters.")
         yield f"{path}:{number}", text
 
 
@@ -102,8 +99,6 @@ def read_dailydialog(path: Path, relative_path: str) -> Iterator[Conversation]:
         *turns, rest = line.split(END_OF_TURN)
         if rest.strip():
             raise InputError(f"{where}: no {END_OF_TURN} after the last turn.")
-        if len(turns) > prepare.MAX_TURNS:
-            raise InputError(f"{where}: more than {prepare.MAX_TURNS} turns.")
         name = f"{path.stem}:{where.rpartition(':')[2]}"
         yield Conversation(name, [collapse_whitespace(turn) for turn in turns], prepare.split_in_path(relative_path))
 
@@ -131,10 +126,8 @@ def read_cornell(directory: Path, left_out: Counter[str]) -> Iterator[Conversati
     for where, line in decoded_lines(directory / CONVERSATIONS, encodings):
         *_, movie, listed = split_fields(line, 4, where)
         line_ids = LINE_ID.findall(listed)
-        if not line_ids or len(line_ids) > prepare.MAX_TURNS or "".join(listed.split()) != f"[{','.join(line_ids)}]":
-            raise InputError(
-                f"{where}: the last field must be a list such as ['L194', 'L195'] of at most {prepare.MAX_TURNS}."
-            )
+        if not line_ids or "".join(listed.split()) != f"[{','.join(line_ids)}]":
+            raise InputError(f"{where}: the last field must be a list such as ['L194', 'L195'].")
         line_ids = [line_id.strip("\"'") for line_id in line_ids]
         if all(line_id in texts for line_id in line_ids):
             yield Conversation(f"{movie}:{line_ids[0]}", [texts[line_id] for line_id in line_ids], None)

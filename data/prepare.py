@@ -22,7 +22,6 @@ from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 MAX_VOCAB_SIZE = 2**20  # Gemma's tokenizer has 262,144
-MAX_TURNS = 1000  # of a conversation: DailyDialog has at most 35, Cornell 89
 
 
 # ------------------------------------------------------------------------------------------------------------ 1. input

@@ -786,20 +786,12 @@ def test_a_million_blanks_take_no_time():
     assert stackoverflow.to_text("a" + " " * 10**6 + "b \n \n\n c") == "a" + " " * 10**6 + "b\n\n c"
 
 
-@pytest.mark.parametrize(
-    "listed", ["[" * 10**5, "['L1'", "[L1]", "['L1', f()]", "['L1'" + ", 'L1'" * 2000 + "]", "[]"], ids=range(6)
-)
+@pytest.mark.parametrize("listed", ["[" * 10**5, "['L1'", "[L1]", "['L1', f()]", "[]"], ids=range(5))
 def test_the_list_of_a_conversation_is_no_python(tmp_path, listed):
     (tmp_path / "movie_lines.txt").write_text("L1 +++$+++ u0 +++$+++ m0 +++$+++ BIANCA +++$+++ Hi.\n")
     (tmp_path / "movie_conversations.txt").write_text(f"u0 +++$+++ u2 +++$+++ m0 +++$+++ {listed}\n")
     with pytest.raises(InputError, match="movie_conversations.txt:1: the last field must be a list"):
         dialogue.read_conversations(tmp_path, Counter())
-
-
-def test_a_dialogue_of_100_000_turns_is_refused(tmp_path):
-    (tmp_path / "dialogues_text.txt").write_text("a __eou__ " * 10**5 + "\n")
-    with pytest.raises(InputError, match="dialogues_text.txt:1: more than 1000 turns"):
-        dialogue.read_conversations(tmp_path / "dialogues_text.txt", Counter())
 
 
 def test_turns_are_dropped_as_one_by_one_in_few_encodings():
