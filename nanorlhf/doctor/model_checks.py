@@ -10,7 +10,7 @@ from nanorlhf import dataset, ppo
 from nanorlhf import generate as generating
 from nanorlhf import logprobs as readings
 from nanorlhf.batch import Batch
-from nanorlhf.doctor.cases import Cases, distributions_alone, far, logprobs_alone, outputs_alone
+from nanorlhf.doctor.cases import Cases, distributions_alone, far, logprobs_alone
 from nanorlhf.doctor.world import Architecture, T, small_config, small_policy
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
@@ -200,21 +200,6 @@ def pad_token(cases: Cases) -> Iterator[Finding]:
         )
 
 
-def reward_bias(cases: Cases) -> Iterator[Finding]:
-    """The normalisation moves every score by as much."""
-    queries, responses = texts(cases)
-    model = cases.reward_model()
-    before = outputs_alone(model, queries[0] + responses[0])
-    model.get_buffer("reward_bias").add_(2.0)
-    if far(before - outputs_alone(model, queries[0] + responses[0]), torch.full_like(before, 2.0)):
-        yield Finding(
-            name="normalisation",
-            seen="A reward model's scores do not change when its normalisation does.",
-            means="The bias that makes demonstrations score 0 is kept and never subtracted.",
-            where="nanorlhf/model.py (ScalarModel.forward)",
-        )
-
-
 def masks(cases: Cases) -> Iterator[Finding]:
     """Actions end with EOS or before [PAD]; the finished response is one more state."""
     eos, pad = cases.world.tokenizer.eos_id, cases.world.tokenizer.pad_id
@@ -275,4 +260,4 @@ def seam(cases: Cases) -> Iterator[Finding]:
             return
 
 
-CHECKS = (padding, model_slopes, determinism, sampling, pad_token, reward_bias, masks, nan_after_the_end, seam)
+CHECKS = (padding, model_slopes, determinism, sampling, pad_token, masks, nan_after_the_end, seam)

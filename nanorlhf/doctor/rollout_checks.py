@@ -110,31 +110,6 @@ def reference(cases: Cases) -> Iterator[Finding]:
             )
 
 
-def kept_masks(cases: Cases) -> Iterator[Finding]:
-    """What counts of a response ends at EOS, and what comes after it is [PAD]."""
-    tokenizer = cases.world.tokenizer
-    for tensors, about in usual(cases).traces():
-        T = tensors["response"].size(1)
-        for row, ids in enumerate(tensors["response"].tolist()):
-            length = ids.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in ids else T
-            num_actions, num_states = tensors["actions"][row].sum().item(), tensors["states"][row].sum().item()
-            found = None
-            if set(ids[length:]) - {tokenizer.pad_id}:
-                found = "holds tokens after EOS"
-            elif num_actions != length:
-                found = f"has {length} tokens with EOS, and {num_actions} actions"
-            elif num_states != min(length + 1, T):
-                found = f"has {length} tokens with EOS, and {num_states} states"
-            if found is not None:
-                yield Finding(
-                    name="masks",
-                    seen=f"A response of update {about['update']} {found}.",
-                    means="Tokens after EOS must have no KL, no reward and no gradient, and EOS must have all three.",
-                    where="nanorlhf/ppo.py (eos_masks), nanorlhf/batch.py (Batch.of) and nanorlhf/generate.py",
-                )
-                return
-
-
 def rule_inputs(cases: Cases) -> Iterator[Finding]:
     """A reward function gets the text of the response, without its query, and the row of the data that was asked."""
     tokenizer = cases.world.tokenizer
@@ -401,6 +376,6 @@ def explained_variance(tensors: dict[str, Tensor], row: dict[str, float]) -> Ite
 
 
 CHECKS = (
-    *(readings, reference, kept_masks, rule_inputs, token_rewards, score_placement, kl_penalty, returns, whitening),
+    *(readings, reference, rule_inputs, token_rewards, score_placement, kl_penalty, returns, whitening),
     *(controller, statistics),
 )  # fmt: skip

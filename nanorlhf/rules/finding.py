@@ -29,7 +29,7 @@ ORDER = (
     *("pad-sampled", "sampler-logprobs", "sampler-gap", "sampler-distribution", "sampled-entropy", "random-numbers"),
     *("text-after-eos", "masks", "cut-programs"),
     # what models say of texts, and the stages before PPO
-    *("readings", "pair-sums", "first-margin", "imitation", "supervised-gradient", "loss-flat", "over-fitting"),
+    *("readings", "first-margin", "supervised-gradient", "loss-flat", "over-fitting"),
     *("sft-eos-rate", "accuracy-at-chance", "chosen-falls", "ties", "normalisation", "start-score"),
     *("reference-moves", "first-kl", "kl-stays-zero", "reference-point"),
     # scores, rewards, advantages

@@ -45,7 +45,7 @@ FOUND_BY = {
     "pad-searched-in-the-query": "readings",
     "score-before-eos": "readings",
     "reward-of-all-tokens": "readings",
-    "normalisation-is-lost": "reward_bias",
+    "normalisation-is-lost": "reward_model",
     "tie-is-right": "reward_model",
     "rule-reads-the-query": "rule_inputs",
     "penalty-is-added": "score_placement",
@@ -77,13 +77,13 @@ FOUND_BY = {
     "large-ratios-are-dropped": "clipping",
     "old-logprobs-move": "clipping",
     "ratio-over-padding": "first_ratio",
-    "eos-has-no-loss": "imitation",
+    "eos-has-no-loss": "supervised_gradients",
     "no-leading-blank": "seam",
     "seed-is-ignored": "seeds",
     "ranks-overlap": "processes",
     "fresh-optimizer-on-resume": "resuming",
     "logits-in-bfloat16": "sampling",
-    "dpo-by-mean": "pair_sums",
+    "dpo-by-mean": "supervised_gradients",
 }
 # bug -> why no check sees it
 UNSEEN = {
