@@ -147,7 +147,6 @@ def begin_sampling(args: Args, path: Path) -> list[dict]:
     rows = sampled_rows(path, settings) if args.resume else []
     kinds = {"split": str, "rows": list, "num_tokens": int, "seconds": float}
     chunks = [{name: field(row, name, kind, where) for name, kind in kinds.items()} for where, row in rows]
-    args.out.mkdir(parents=True, exist_ok=True)
     (args.out / COST).unlink(missing_ok=True)  # of the winners that will be replaced
     write_jsonl(path, [settings, *chunks])
     return chunks

@@ -80,7 +80,6 @@ def main(args: Args) -> None:
     samples = load_samples(args.samples)
     labels = read_labels(args.out, samples) if resumes else {}
     items = choose(samples, args.num_questions, args.seed)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
 
     def next_unlabelled(start: int) -> int:
         return next((i for i in range(start, len(items)) if items[i][0] not in labels), len(items))

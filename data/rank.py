@@ -146,11 +146,9 @@ def main(args: Args) -> None:
         if rankings:
             raise InputError(f"--out {args.out} already has rankings.")
         rows = [*simulate(args, questions, [queries[i] for i in chosen])]
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(args.out, rows)
         print(f"{len(chosen)} questions ranked by {args.simulate} with noise: {args.out}")
         return
-    args.out.parent.mkdir(parents=True, exist_ok=True)
 
     def next_unranked(start: int) -> int:
         return next((i for i in range(start, len(chosen)) if queries[chosen[i]] not in rankings), len(chosen))

@@ -101,7 +101,6 @@ def main(args: Args) -> None:
     check_out(args.out)
     rows = [row for task, count in NUM_PROBLEMS.items() for row in islice(records(task, args.seed), count)]
     random.Random(args.seed).shuffle(rows)
-    args.out.mkdir(parents=True, exist_ok=True)
     for split, part in (("validation", rows[: args.num_validation]), ("train", rows[args.num_validation :])):
         write_jsonl(args.out / f"{split}.jsonl", part)
         print(f"{args.out / split}.jsonl: {len(part):,} rows")

@@ -236,7 +236,6 @@ def main(args: Args) -> None:
         files[f"long/comparisons.{split}"] = [comparison(query, rng) for query in drawn]
     tokenizer = train_tokenizer((), VOCAB_SIZE)
     for folder in ("short", "long"):
-        (args.out / folder).mkdir(parents=True, exist_ok=True)
         tokenizer.save(args.out / folder)
     for name, written in files.items():
         write_jsonl(args.out / f"{name}.jsonl", written)

@@ -383,7 +383,6 @@ def main(args: Args) -> None:
     rows = world["sft.train"] + [demonstrate(write_post(rng), rng) for _ in range(2000 - args.num_demonstrations)]
     tokenizer = train_tokenizer((row["query"] + row["response"] for row in rows), args.vocab_size)
 
-    args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "agreement.jsonl").unlink(missing_ok=True)  # of an earlier world
     for name, rows in world.items():
         write_jsonl(args.out / f"{name}.jsonl", rows)

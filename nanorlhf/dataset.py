@@ -156,7 +156,11 @@ def sampled_rows(path: Path, settings: dict[str, str]) -> list[tuple[str, dict]]
 
 
 def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
-    """Write one row per line, atomically; as ASCII, so that all readers agree where a line ends."""
+    """Write one row per line, atomically; as ASCII, so that all readers agree where a line ends.
+
+    A directory that is missing is made.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with atomic(Path(path)) as temporary, temporary.open("w", encoding="ascii") as file:
         for row in rows:
             file.write(to_json(row) + "\n")
