@@ -15,7 +15,7 @@ import stat
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,12 +33,6 @@ from nanorlhf.errors import InputError
 
 MAX_LINE = 2**24  # bytes: 16 MiB. A row of 1,000 samples has 4 MiB, a post at most 64 KiB
 MAX_FILE = 2**28  # bytes: 256 MiB. SQuAD 2.0 has 42 MB, Gemma's tokenizer.json 35 MB
-KINDS = {
-    stat.S_ISFIFO: "a pipe",
-    stat.S_ISSOCK: "a socket",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
-}
 WRITTEN = frozenset(  # suffixes of what programs write into --out; .tmp while they do
     (".csv", ".html", ".jinja", ".json", ".jsonl", ".md", ".png", ".safetensors", ".svg")
     + (".tmp", ".txt", ".xml")
@@ -59,23 +53,13 @@ def check_out(directory: Path, flag: str = "--out") -> None:
         raise InputError(f"{flag} {directory} is a file, not a directory.")
     try:  # os.access can't tell: root may write in /proc, which takes no directory
         TemporaryDirectory(dir=parent, prefix=".nanorlhf-").cleanup()
-        for left in parent.glob(".nanorlhf-*"):  # by a check that was killed
-            with suppress(OSError):  # another check may remove it too
-                left.rmdir()
     except OSError as error:
         raise InputError(
             f"{flag} {directory}: {parent} is not a writable directory ({error.strerror})."
         ) from error
     for path in directory.iterdir() if parent == directory else ():
-        kind = None if path.is_symlink() else special_kind(path.stat().st_mode)
-        if kind and path.suffix in WRITTEN:
-            raise InputError(f"{flag} {directory}: {path} is {kind}, not a file: move it away.")
-
-
-def special_kind(mode: int) -> str | None:
-    """What a path of this mode is, such as "a directory"; None for a regular file."""
-    named = {**KINDS, stat.S_ISDIR: "a directory"}
-    return next((name for is_kind, name in named.items() if is_kind(mode)), None)
+        if path.suffix in WRITTEN and not path.is_symlink() and not path.is_file():
+            raise InputError(f"{flag} {directory}: {path} is not a regular file: move it away.")
 
 
 def delete(path: Path) -> None:
@@ -96,8 +80,8 @@ def atomic(path: Path, suffix: str = ".tmp") -> Iterator[Path]:
 
     suffix: of the new path; one of their own for processes that may write the same file at once
     """
-    if path.exists() and (kind := special_kind(path.stat().st_mode)):
-        raise InputError(f"{path} is {kind}, not a regular file.")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file.")
     temporary = path.with_name(path.name + suffix)
     temporary.unlink(missing_ok=True)  # left by a kill; if it is a link, it must not be followed
     try:
@@ -172,10 +156,10 @@ def open_regular(path: str | Path) -> BufferedReader:
     """Open a regular file as bytes. Raises InputError for others: reading a pipe may never end."""
     shown = f"{path!s:.300}"
     try:
-        mode = os.stat(path).st_mode
-        if kind := special_kind(mode):
-            regular = "file" if stat.S_ISDIR(mode) else "regular file"
-            raise InputError(f"{shown} is {kind}, not a {regular}.")
+        if Path(path).is_dir():
+            raise InputError(f"{shown} is a directory, not a file.")
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise InputError(f"{shown} is not a regular file.")
         return Path(path).open("rb")
     except FileNotFoundError as error:
         raise InputError(f"{shown} does not exist.") from error

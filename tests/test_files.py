@@ -41,12 +41,12 @@ def test_a_link_is_replaced_and_not_followed(tmp_path, name, link):
     assert not (tmp_path / "file").is_symlink()
 
 
-@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a directory")])
-def test_what_is_no_regular_file_is_not_replaced(tmp_path, make, kind):
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_not_replaced(tmp_path, make):
     make(tmp_path / "odd")
-    with pytest.raises(InputError, match=f"odd is {kind}, not a regular file"):
+    with pytest.raises(InputError, match="odd is not a regular file"):
         write_text(tmp_path / "odd", "new")
-    with pytest.raises(InputError, match="/dev/null is a device, not a regular file"):
+    with pytest.raises(InputError, match="/dev/null is not a regular file"):
         write_text(tmp_path.joinpath("/dev/null"), "new")
     assert [path.name for path in tmp_path.iterdir()] == ["odd"]
 

@@ -389,7 +389,7 @@ def test_damage_is_one_sentence(tmp_path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         converted(tmp_path / "none.gguf")
     os.mkfifo(tmp_path / "pipe.gguf")
-    with pytest.raises(InputError, match="is a pipe"):
+    with pytest.raises(InputError, match="is not a regular file"):
         converted(tmp_path / "pipe.gguf")
 
 

@@ -55,12 +55,6 @@ def test_an_output_that_is_a_file_or_lies_in_one_is_refused(tmp_path):
     assert file.read_text() == "mine"
 
 
-def test_the_check_of_an_output_removes_what_a_killed_check_left(tmp_path):
-    (tmp_path / ".nanorlhf-abc").mkdir()
-    check_output(tmp_path / "run", overwrite=False, resume=False)
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_lies_elsewhere_stays_as_it_is_whatever_leads_to_it(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -96,7 +90,7 @@ def test_an_entry_through_which_a_run_would_write_elsewhere_is_refused(tmp_path,
     else:
         entry.symlink_to({"link": target, "dangling link": tmp_path / "nothing", "loop": entry}[kind])
     for settings in ({"overwrite": True, "resume": False}, {"overwrite": False, "resume": True}):
-        with pytest.raises(InputError, match=f"^--out .*run: .*{name} (must be|is) a .*: move it away."):
+        with pytest.raises(InputError, match=f"^--out .*run: .*{name} (must be a|is a|is not a) .*: move it away."):
             check_output(entry.parent, **settings)
 
 
@@ -104,7 +98,7 @@ def test_an_entry_through_which_a_run_would_write_elsewhere_is_refused(tmp_path,
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_a_directory_or_a_pipe_with_the_name_of_a_file_is_refused_before_the_run(tmp_path, name, make):
     make(tmp_path / name)
-    with pytest.raises(InputError, match=f"^--out .*{name} is a (directory|pipe), not a file: move it away.$"):
+    with pytest.raises(InputError, match=f"^--out .*{name} is not a regular file: move it away.$"):
         check_output(tmp_path, overwrite=True, resume=False)
 
 
