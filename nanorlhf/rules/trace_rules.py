@@ -190,8 +190,7 @@ def score_at_the_end(trace: Traced) -> Finding | None:
     # the state after EOS is the one that has read it
     reads_eos = trace["has_eos"] & (trace["score_index"] == trace["eos_index"] + 1)
     value = torch.where(trace.at_score, trace["values"], 0.0).sum(1)
-    difference = trace.differs(value, trace["scores"], reads_eos)
-    if difference is None:
+    if (difference := trace.differs(value, trace["scores"], reads_eos)) is None:
         return None
     return Finding(
         name="score-at-the-end",
@@ -219,8 +218,7 @@ def reward_sum(trace: Traced) -> Finding | None:
     # summed over what counts, and with the score even where its position does not
     expected = torch.where(states | trace.at_score, expected_rewards(trace), 0.0).sum(1)
     found = torch.where(states, trace["rewards"], 0.0).sum(1)
-    difference = trace.differs(found, expected, torch.ones(len(found), dtype=torch.bool))
-    if difference is None:
+    if (difference := trace.differs(found, expected, torch.ones(len(found), dtype=torch.bool))) is None:
         return None
     return Finding(
         name="reward-sum",
@@ -236,8 +234,7 @@ def reward_places(trace: Traced) -> Finding | None:
     """With rewards per token: each token has its own."""
     if trace.algorithm != "ppo" or not trace["token_rewards"].any() or reward_sum(trace) is not None:
         return None
-    difference = trace.differs(trace["rewards"], expected_rewards(trace), trace["states"])
-    if difference is None:
+    if (difference := trace.differs(trace["rewards"], expected_rewards(trace), trace["states"])) is None:
         return None
     return Finding(
         name="token-rewards",
@@ -257,8 +254,7 @@ def gae_recursion(trace: Traced) -> Finding | None:
     numbers = {**trace.numbers, "gamma": gamma, "lam": lam}
     numbers["delta"] = evaluate(formulas.GAE["delta"][0], numbers)
     expected = formulas.from_the_right("raw_advantages", formulas.GAE, numbers)
-    difference = trace.differs(trace["raw_advantages"], expected, trace["states"])
-    if difference is None:
+    if (difference := trace.differs(trace["raw_advantages"], expected, trace["states"])) is None:
         return None
     return Finding(
         name="gae",
@@ -273,8 +269,7 @@ def returns(trace: Traced) -> Finding | None:
     if trace.algorithm != "ppo":
         return None
     expected = evaluate(formulas.GAE["returns"][0], trace.tensors)
-    difference = trace.differs(trace["returns"], expected, trace["states"])
-    if difference is None:
+    if (difference := trace.differs(trace["returns"], expected, trace["states"])) is None:
         return None
     return Finding(
         name="returns",
@@ -289,8 +284,7 @@ def whitened_advantages(trace: Traced) -> Finding | None:
     if trace.algorithm not in ("ppo", "reinforce++") or trace.has_weights:
         return None
     expected = evaluate(formulas.advantage(trace.algorithm, trace.record.settings), trace.numbers)
-    difference = trace.differs(trace["advantages"], expected, trace["actions"])
-    if difference is None:
+    if (difference := trace.differs(trace["advantages"], expected, trace["actions"])) is None:
         return None
     return Finding(
         name="whitening",
@@ -319,8 +313,7 @@ def group_advantages(trace: Traced) -> Finding | None:
     numbers = {**trace.numbers, **{name: x[:, None] for name, x in group.items()}}
     expected = evaluate(formulas.advantage(trace.algorithm, trace.record.settings), numbers)
     expected = expected.expand_as(trace["advantages"])
-    difference = trace.differs(trace["advantages"], expected, trace["actions"])
-    if difference is None:
+    if (difference := trace.differs(trace["advantages"], expected, trace["actions"])) is None:
         return None
     return Finding(
         name="group-advantages",
