@@ -38,7 +38,6 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tqdm import tqdm
 from tree_sitter import Node, Parser
 
 from data import prepare
@@ -48,6 +47,7 @@ from nanorlhf.cli import PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import MAX_PROGRAM
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_bytes, read_text
+from nanorlhf.progress import Progress
 from nanorlhf.rlcf.compilers import JAVA, JavaCompiler, PythonCompiler, first_error
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
@@ -280,7 +280,7 @@ def cut_programs(
 ) -> Iterator[tuple[str, list[dict]]]:
     """Yield (text, rows) for each program that can be cut, one at a time; updates `counts` and `left_out`."""
     methods_of = java_methods if args.language == "java" else python_methods
-    progress = tqdm(programs, unit=" programs", disable=None, leave=False)
+    progress = Progress(programs, unit=" programs", leave=False)
     for problem, group in groupby(progress, key=lambda program: program[0]):
         html = find_above(args.source, f"problem_descriptions/{problem}.html")
         text = description(html) if html else ""

@@ -29,12 +29,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from data import prepare
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_lines
+from nanorlhf.progress import Progress
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
 BEFORE, AFTER = "Dialogue:\n", "\nReply:"  # [STR data] no space after the colon: the response begins with it
@@ -75,7 +74,7 @@ class Conversation:
 def decoded_lines(path: Path, encodings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yield (location, line), each decoded by the first of the encodings that can."""
     # lines end in LF or CRLF, not at a lone carriage return or U+0085
-    for number, line in tqdm(read_lines(path), desc=path.name, unit=" lines", disable=None, leave=False):
+    for number, line in Progress(read_lines(path), desc=path.name, unit=" lines", leave=False):
         for encoding in encodings:
             try:
                 text = line.decode(encoding).removeprefix("\ufeff" if number == 1 else "").rstrip("\r\n")

@@ -12,12 +12,12 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from nanorlhf.cli import Fraction, Seed
 from nanorlhf.dataset import iter_jsonl, parse_object, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic, check_out, hub_directory, open_regular, read_json, read_lines, to_json
+from nanorlhf.progress import Progress
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
@@ -66,7 +66,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
         records = _json_records(path)
     else:
         records = iter_jsonl(path)
-    return iter(tqdm(records, desc=path.name, unit=" rows", disable=None, leave=False))
+    return iter(Progress(records, desc=path.name, unit=" rows", leave=False))
 
 
 def _is_json_lines(path: Path) -> bool:
@@ -93,12 +93,9 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, dict]]:
     except ImportError as error:  # of the optional extra `hub`
         raise InputError(f"{path}: reading parquet needs pyarrow: install it with `pip install pyarrow`.") from error
     try:
-        with open_regular(path) as file:
-            batches = ParquetFile(file, page_checksum_verification=True).iter_batches(batch_size=1024)
-            for number, record in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1):
-                yield f"{path}: row {number}", record
-    except InputError:
-        raise
+        batches = ParquetFile(path, page_checksum_verification=True).iter_batches(batch_size=1024)
+        for number, record in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1):
+            yield f"{path}: row {number}", record
     except Exception as error:  # damaged bytes can raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
         raise InputError(f"{path}: damaged, or not a parquet file ({reason:.200}).") from error

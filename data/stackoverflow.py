@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from data.markup import to_text
 from data.prepare import LeftOut, check_vocab_size, converted_files
@@ -42,6 +41,7 @@ from nanorlhf.cli import PositiveInt, Seed, TemperatureOrGreedy, check_ranges, r
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, decode, open_regular, read_lines, to_json, write_text
+from nanorlhf.progress import Progress
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:  # only --generated-by imports torch
@@ -220,7 +220,7 @@ def contrastive_scores(votes: list, accepted: list) -> list:
 def read_posts(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield (location, row) for each row of a dump, without the attributes that it lacks."""
     read = _xml_rows if path.suffix.lower() == ".xml" else _csv_rows
-    progress = tqdm(total=path.stat().st_size, desc=path.name, unit="B", unit_scale=True, disable=None, leave=False)
+    progress = Progress(total=path.stat().st_size, desc=path.name, unit="B", unit_scale=True, leave=False)
     with open_regular(path) as file, progress:
         yield from read(path, file, progress)
 
@@ -229,7 +229,7 @@ def location(where: str, row: Mapping[str, str]) -> str:
     return where + (f" (Id {row['Id']:.40})" if "Id" in row else "")
 
 
-def _xml_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str, dict[str, str]]]:
+def _xml_rows(path: Path, file: BinaryIO, progress: Progress) -> Iterator[tuple[str, dict[str, str]]]:
     number = 0
     try:
         events = ElementTree.iterparse(file, events=("start", "end"))
@@ -249,7 +249,7 @@ def _xml_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str,
         raise InputError(f"{path}:1: can't read this XML ({error}).") from error
 
 
-def _csv_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str, dict[str, str]]]:
+def _csv_rows(path: Path, file: BinaryIO, progress: Progress) -> Iterator[tuple[str, dict[str, str]]]:
     def lines() -> Iterator[str]:
         for number, line in read_lines(path):
             progress.update(len(line))
