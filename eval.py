@@ -26,7 +26,7 @@ samples.jsonl, and report.html with the curves of all stages and the samples sid
 
 from nanorlhf.cli import command_line
 from nanorlhf.evals import benchmarks, checked, reward_models, summaries
-from nanorlhf.evals.common import EvalArgs
+from nanorlhf.evals.settings import EvalArgs
 from nanorlhf.recipes import recipes
 from nanorlhf.rlcf import evaluate_programs as programs
 from nanorlhf.selfrank import evaluate_replies as replies

@@ -39,7 +39,7 @@ from experiments.worlds.runs import Worlds
 from nanorlhf import launch
 from nanorlhf.__main__ import module_of
 from nanorlhf.cli import command_line, run_module
-from nanorlhf.evals.common import best_of
+from nanorlhf.evals.settings import best_of
 from nanorlhf.rewards.weighted_sum import items, parse
 
 ROOT = Path(__file__).resolve().parent.parent

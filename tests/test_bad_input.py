@@ -35,8 +35,9 @@ from nanorlhf import distributed, files
 from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.evals import common
-from nanorlhf.evals.common import EvalArgs, write_evaluation
+from nanorlhf.evals import summaries
+from nanorlhf.evals.settings import EvalArgs
+from nanorlhf.evals.writing import write_evaluation
 from nanorlhf.model import ScalarModel
 from nanorlhf.pretrained.weight_files import load_pickle, read_tensors
 from nanorlhf.report import compare_runs
@@ -674,7 +675,7 @@ def test_broken_metrics_are_refused_with_their_line(tmp_path, rows, reason):
 def test_metrics_that_are_of_no_stage_are_refused_before_a_policy_is_read(miniature, tmp_path, monkeypatch, row):
     run = shutil.copytree(miniature.root / "sft", tmp_path / "run")
     (run / "metrics.jsonl").write_text(json.dumps({"step": 0} | row) + "\n")
-    monkeypatch.setattr(common, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(summaries, "load_policy", lambda *_: pytest.fail("a model was loaded"))
     args = replace(
         evaluation.RECIPES["tiny"][1], data=miniature.root / "data", out=tmp_path / "out", device="cpu",
         policies=("sft", str(miniature.root / "sft"), "ppo", str(run)), reward_model=None, gold=None,

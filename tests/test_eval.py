@@ -22,7 +22,8 @@ from data.tiny import gold_score
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
-from nanorlhf.evals import common, summaries
+from nanorlhf.evals import model_loading, summaries
+from nanorlhf.evals.scores import rm_scores
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import win_rate
 from nanorlhf.metrics.best_of import best_of_n_kl
@@ -98,7 +99,7 @@ def test_rounded_weights_and_offloading_change_no_bit(args, monkeypatch) -> None
     args = replace(args, dtype="bfloat16", num_queries=5, implicit_rewards=("ppo",))
     found = []
     for offload, dtype in ((False, torch.float32), (False, torch.bfloat16), (True, torch.bfloat16)):
-        monkeypatch.setattr(common, "device_and_dtype", lambda args, device, dtype=dtype: (device, dtype))
+        monkeypatch.setattr(model_loading, "device_and_dtype", lambda args, device, dtype=dtype: (device, dtype))
         result = evaluation.main(replace(args, out=args.out.parent / f"{dtype}.{offload}", offload=offload))
         found.append({name: value for name, value in result.items() if name != "args"})
     assert found[0] == found[1] == found[2]
@@ -114,7 +115,7 @@ def test_a_policy_is_gone_before_the_next_is_loaded(args, monkeypatch) -> None:
         loaded.append(weakref.ref(policy))
         return policy
 
-    monkeypatch.setattr(common, "load_gpt", load)
+    monkeypatch.setattr(model_loading, "load_gpt", load)
     evaluation.main(replace(args, out=args.out.parent / "several", policies=policies, num_queries=2))
     assert alive == [0, 1, 1]  # the reference, which stays and is not read twice
 
@@ -124,7 +125,7 @@ def test_a_reward_model_with_too_few_positions_is_refused_before_weights_are_rea
     short = shutil.copytree(args.reward_model, args.out.parent / f"short.{flag}")
     settings = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 20}))
-    monkeypatch.setattr(common, "load_gpt", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(model_loading, "load_gpt", lambda *_: pytest.fail("a model was loaded"))
     sentence = f"tokens, more than the 20 positions of --{flag.replace('_', '-')} .*short.{flag}: shorten them"
     with pytest.raises(InputError, match=sentence):
         evaluation.main(replace(args, out=args.out.parent / "none", **{flag: str(short)}))
@@ -276,8 +277,7 @@ def test_the_best_of_n_is_the_response_that_the_reward_model_likes_best(args, tm
     best = []
     for i in range(0, len(query), 4):  # one at a time
         scores = [
-            common.rm_scores(model, query[j : j + 1], response[j : j + 1], tokenizer.pad_id, 1)[0]
-            for j in range(i, i + 4)
+            rm_scores(model, query[j : j + 1], response[j : j + 1], tokenizer.pad_id, 1)[0] for j in range(i, i + 4)
         ]
         best.append((max(scores), tokenizer.decode(response[i + max(range(4), key=scores.__getitem__)].tolist())))
     written = [sample["policies"]["best"] for sample in read_jsonl(changed.out / "samples.jsonl", {})]

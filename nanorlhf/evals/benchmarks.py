@@ -17,7 +17,7 @@ from nanorlhf.checkpoint import holds_reward_model
 from nanorlhf.cli import Seed
 from nanorlhf.dataset import Comparison, Demonstration, field, load_comparisons
 from nanorlhf.errors import InputError
-from nanorlhf.evals import common
+from nanorlhf.evals.model_loading import common_tokenizer, longest_pair
 from nanorlhf.evals.reward_models import (
     RewardModelArgs,
     check_models,
@@ -26,6 +26,8 @@ from nanorlhf.evals.reward_models import (
     needed_ref_policy,
     scorer,
 )
+from nanorlhf.evals.settings import begin
+from nanorlhf.evals.writing import settings_of, write_evaluation
 from nanorlhf.metrics.benchmark_scores import SIZES, TIES, Row, benchmark_tables, unpaired_ties
 from nanorlhf.metrics.length_control import (
     label_weights,
@@ -51,15 +53,15 @@ class Args(RewardModelArgs):
 
 def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
-    device = common.begin(args)
+    device = begin(args)
     models = named_models(args.reward_models)
     if LONGER in models:
         raise InputError(f"--reward-models {LONGER!r}: a rule has this name: choose another.")
     places = args.reward_models[1::2]
-    tokenizer = common.common_tokenizer(args.tokenizer, [*places, needed_ref_policy(args)])
+    tokenizer = common_tokenizer(args.tokenizer, [*places, needed_ref_policy(args)])
     path = args.data / "comparisons.validation.jsonl"
     pairs = list(load_comparisons(path, tokenizer, args.max_query_length, args.max_response_length))
-    check_models(args, tokenizer, {str(path): common.longest_pair(pairs)})
+    check_models(args, tokenizer, {str(path): longest_pair(pairs)})
     benchmark, rows, responses = read_benchmark(pairs, path)
     ref_policy = load_ref_policy(args, tokenizer, device)
 
@@ -89,9 +91,9 @@ def main(args: Args) -> dict:
         "implicit": [name for name, of_name in models.items() if not all(map(holds_reward_model, of_name))],
         "reference": Path(args.ref_policy).name,
         "dpo_beta": args.dpo_beta,
-        "args": common.settings_of(args),
+        "args": settings_of(args),
     }
-    return common.write_evaluation(args, result, benchmark_report.page(result, models))
+    return write_evaluation(args, result, benchmark_report.page(result, models))
 
 
 # ------------------------------------------------------------------------------------------------------------- 1. data

@@ -15,7 +15,10 @@ import torch
 from nanorlhf.cli import Count, PositiveInt, Temperature
 from nanorlhf.dataset import Demonstration, load_demonstrations
 from nanorlhf.errors import InputError
-from nanorlhf.evals import common
+from nanorlhf.evals.model_loading import common_tokenizer, load_policy
+from nanorlhf.evals.scores import endings, sample
+from nanorlhf.evals.settings import PolicyArgs, begin, named_policies
+from nanorlhf.evals.writing import settings_of, write_evaluation
 from nanorlhf.metrics import bootstrap_interval, pass_at_k
 from nanorlhf.progress import Progress
 from nanorlhf.report import checked_report
@@ -24,7 +27,7 @@ from nanorlhf.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(common.PolicyArgs):
+class Args(PolicyArgs):
     rewards: tuple[str, ...]
     """FILE.py:FUNCTION of a reward each (docs/rewards.md): the first says whether a response passes, by 1"""
     num_samples: Count = 64
@@ -39,9 +42,9 @@ class Args(common.PolicyArgs):
 
 def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
-    device = common.begin(args)
-    policies = common.named_policies(args.policies)
-    tokenizer = common.common_tokenizer(args.tokenizer, policies.values())
+    device = begin(args)
+    policies = named_policies(args.policies)
+    tokenizer = common_tokenizer(args.tokenizer, policies.values())
     Q, T = args.max_query_length, args.max_response_length
     path = args.data / "sft.validation.jsonl"
     rows = list(load_demonstrations(path, tokenizer, Q, T, needs_response=False)[: args.num_queries])
@@ -58,8 +61,8 @@ def main(args: Args) -> dict:
     results, texts, num_passed, differences = {}, {}, {}, {}  # by policy
     first: dict[str, np.ndarray] = {}  # the first policy's pass@1 and rewards, (queries, n)
     for name, place in Progress(policies.items(), desc="policies"):
-        _, response = common.sample(
-            common.load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded
+        _, response = sample(
+            load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded
             rows, tokenizer, args, n, temperature=args.temperature,
         )  # fmt: skip
         given = responses_of(response, records, tokenizer, n)
@@ -74,7 +77,7 @@ def main(args: Args) -> dict:
             "pass_at_k": {str(k): mean_and_interval(values, args.seed) for k, values in at_k.items()},
             "rewards": {label: mean_and_interval(values, args.seed) for label, values in scores.items()},
             "by": {value: float(passed[rows].mean()) for value, rows in groups.items()},
-            **common.endings(response, tokenizer),
+            **endings(response, tokenizer),
         }
         measured = {"pass@1": passed.astype(float)} | scores
         if first:
@@ -84,7 +87,7 @@ def main(args: Args) -> dict:
 
     # -------------------------------------------------------------------------------------------------------- 3. output
     result = {
-        "args": common.settings_of(args),
+        "args": settings_of(args),
         "num_queries": len(rows),
         "num_samples": n,
         "policies": results,
@@ -97,7 +100,7 @@ def main(args: Args) -> dict:
             yield {"query": record["query"], "reference": record.get("response"), "policies": answered}
 
     page = checked_report.page(result, list(samples())[: args.num_report_samples], policies.values())
-    return common.write_evaluation(args, result, page, {"samples.jsonl": samples()})
+    return write_evaluation(args, result, page, {"samples.jsonl": samples()})
 
 
 def groups_of(rows: list[Demonstration], field: str | None) -> dict[str, np.ndarray]:

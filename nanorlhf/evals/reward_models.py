@@ -22,7 +22,17 @@ from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar
 from nanorlhf.cli import PositiveFloat, PositiveInt, named_pairs
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
-from nanorlhf.evals import common
+from nanorlhf.evals.model_loading import (
+    check_model,
+    common_tokenizer,
+    load_gold,
+    load_model,
+    longest_pair,
+    longest_text,
+)
+from nanorlhf.evals.scores import gold_margins
+from nanorlhf.evals.settings import EvalArgs, begin
+from nanorlhf.evals.writing import settings_of, write_evaluation
 from nanorlhf.metrics.agreement import load_labelled_pairs, pair_agreement
 from nanorlhf.metrics.pair_accuracy import (
     accuracy_intervals,
@@ -45,7 +55,7 @@ Margins = dict[str, dict[str, np.ndarray]]  # set of pairs -> model -> (seeds, p
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModelArgs(common.EvalArgs):
+class RewardModelArgs(EvalArgs):
     """Of the evaluations that compare reward models."""
 
     reward_models: tuple[str, ...]
@@ -69,23 +79,23 @@ class Args(RewardModelArgs):
 
 def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
-    device = common.begin(args)
+    device = begin(args)
     models = named_models(args.reward_models)
     places = args.reward_models[1::2]
-    tokenizer = common.common_tokenizer(args.tokenizer, [*places, needed_ref_policy(args)], args.gold)
+    tokenizer = common_tokenizer(args.tokenizer, [*places, needed_ref_policy(args)], args.gold)
     Q, T = args.max_query_length, args.max_response_length
     sets = {"validation": list(load_comparisons(args.data / "comparisons.validation.jsonl", tokenizer, Q, T))}
     news = args.data / "comparisons.cnndm.jsonl"
     if news.exists():
         sets["cnndm"] = list(load_comparisons(news, tokenizer, args.max_cnndm_query_length, T))
     references = list(load_demonstrations(args.data / "sft.validation.jsonl", tokenizer, Q, T))
-    longest = {f"{args.data}/comparisons.{name}.jsonl": common.longest_pair(rows) for name, rows in sets.items()}
-    longest[f"{args.data}/sft.validation.jsonl"] = common.longest_text(references, 0)
+    longest = {f"{args.data}/comparisons.{name}.jsonl": longest_pair(rows) for name, rows in sets.items()}
+    longest[f"{args.data}/sft.validation.jsonl"] = longest_text(references, 0)
     check_models(args, tokenizer, longest)
-    common.check_model("--gold", args.gold, tokenizer, longest)
+    check_model("--gold", args.gold, tokenizer, longest)
     agreement = args.data / "agreement.jsonl"
     labelled = load_labelled_pairs(agreement) if agreement.exists() else None
-    gold = common.load_gold(args.gold, args, tokenizer, device)
+    gold = load_gold(args.gold, args, tokenizer, device)
     ref_policy = load_ref_policy(args, tokenizer, device)
 
     # ------------------------------------------------------------------------------------------------- 2. the numbers
@@ -96,14 +106,14 @@ def main(args: Args) -> dict:
     for name, rows in sets.items():
         lengths = np.array([(len(row.chosen), len(row.rejected)) for row in rows])
         with autocast(args.dtype, device):
-            golds = np.array(common.gold_margins(gold, rows)) if gold else None
+            golds = np.array(gold_margins(gold, rows)) if gold else None
         result["sets"][name] |= {
             "deciders": deciders(margins[name], lengths, golds),
             "first_shown": first_shown_share(rows, f"{args.data}/comparisons.{name}.jsonl"),
         }
     result["agreement"] = pair_agreement(labelled) if labelled else None
-    result["args"] = common.settings_of(args)
-    return common.write_evaluation(args, result, reward_model_report.page(result, models))
+    result["args"] = settings_of(args)
+    return write_evaluation(args, result, reward_model_report.page(result, models))
 
 
 def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:
@@ -121,10 +131,10 @@ def needed_ref_policy(args: RewardModelArgs) -> str | None:
 
 
 def check_models(args: RewardModelArgs, tokenizer: Tokenizer, longest: dict[str, int]) -> None:
-    """`common.check_model` of all models and of the reference that they need."""
+    """`check_model` of all models and of the reference that they need."""
     for place in args.reward_models[1::2]:
-        common.check_model("--reward-models", place, tokenizer, longest)
-    common.check_model("--ref-policy", needed_ref_policy(args), tokenizer, longest)
+        check_model("--reward-models", place, tokenizer, longest)
+    check_model("--ref-policy", needed_ref_policy(args), tokenizer, longest)
 
 
 def load_ref_policy(args: RewardModelArgs, tokenizer: Tokenizer, device: torch.device) -> GPT | None:
@@ -132,7 +142,7 @@ def load_ref_policy(args: RewardModelArgs, tokenizer: Tokenizer, device: torch.d
     place = needed_ref_policy(args)
     if place is None:
         return None
-    return common.load_model(load_gpt, place, args, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    return load_model(load_gpt, place, args, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
 
 class Scorer(NamedTuple):
@@ -149,20 +159,20 @@ def scorer(
     dpo_beta: float,
     tokenizer: Tokenizer,
     device: torch.device,
-    args: common.EvalArgs,
+    args: EvalArgs,
     reward_model: ScalarModel | None = None,
 ) -> Iterator[Scorer]:
     """Load a checkpoint, unless it is the `reward_model` in memory, for the time of a block."""
     pad_id = tokenizer.pad_id
     if holds_reward_model(place):
-        reward_model = reward_model or common.load_model(load_scalar, place, args, device)
+        reward_model = reward_model or load_model(load_scalar, place, args, device)
         found = Scorer(
             partial(pair_scores, reward_model, pad_id=pad_id),
             partial(response_scores, reward_model, pad_id=pad_id, side="left"),
         )
     else:
         assert ref_policy is not None  # what a policy's implicit reward is relative to
-        policy = common.load_model(load_gpt, place, args, device).forbid(pad_id, tokenizer.vocab_size)
+        policy = load_model(load_gpt, place, args, device).forbid(pad_id, tokenizer.vocab_size)
         found = Scorer(
             partial(implicit_pair_rewards, policy, ref_policy, pad_id=pad_id, beta=dpo_beta),
             partial(implicit_rewards, policy, ref_policy, pad_id=pad_id, beta=dpo_beta),
@@ -181,7 +191,7 @@ def measure_rewards(
     references: list[Demonstration],
     tokenizer: Tokenizer,
     device: torch.device,
-    args: common.EvalArgs,
+    args: EvalArgs,
     loaded: Mapping[str, ScalarModel] | None = None,
 ) -> tuple[dict, Margins]:
     """[N+ 16, 18] Table 5, calibration and the scores of the references; and the margins, of which the first two are.

@@ -18,11 +18,23 @@ from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import CountOrNone, PositiveFloat, PositiveInt, Temperature, TemperatureOrGreedy
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
-from nanorlhf.evals import common
 from nanorlhf.evals.judge import WIN
 from nanorlhf.evals.judged import Judge, JudgeArgs, judge_policies, load_judge
+from nanorlhf.evals.model_loading import (
+    check_model,
+    check_reward_model,
+    common_tokenizer,
+    load_gold,
+    load_model,
+    load_policy,
+    longest_pair,
+    longest_text,
+)
 from nanorlhf.evals.reward_models import measure_rewards
+from nanorlhf.evals.scores import endings, gold_margins, rm_scores, row_scores, sample
+from nanorlhf.evals.settings import PolicyArgs, begin, best_of, named_policies
 from nanorlhf.evals.token_shifts import Pieces, shift_lines, token_shifts
+from nanorlhf.evals.writing import settings_of, write_evaluation
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.metrics import bootstrap_interval, rouge, wilson_interval, win_rate
 from nanorlhf.metrics.best_of import best_of_n_bound, best_of_n_kl
@@ -41,7 +53,7 @@ from nanorlhf.training.update_metrics import deviation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(JudgeArgs, common.PolicyArgs):
+class Args(JudgeArgs, PolicyArgs):
     """The first policy is the reference of the KL; best-of-N:DIR takes the one of N responses that scores highest."""
 
     reward_model: str | None
@@ -96,16 +108,16 @@ class Inputs:
     def policy(self, name: str) -> GPT:
         if self.places[name] == self.places[self.first]:
             return self.ref_policy
-        return common.load_policy(self.places[name], self.rows, self.tokenizer, self.args, self.device)
+        return load_policy(self.places[name], self.rows, self.tokenizer, self.args, self.device)
 
     def sample(self, policy: GPT, num_samples: int, temperature: float) -> tuple[Tensor, Tensor]:
         """query (B * n, Q) and response (B * n, T), the n of a query consecutive."""
-        return common.sample(policy, self.rows, self.tokenizer, self.args, num_samples, temperature=temperature)
+        return sample(policy, self.rows, self.tokenizer, self.args, num_samples, temperature=temperature)
 
     def rm_scores(self, query: Tensor, response: Tensor) -> list[float] | None:
         if self.reward_model is None:
             return None
-        return common.rm_scores(self.reward_model, query, response, self.tokenizer.pad_id, self.args.batch_size)
+        return rm_scores(self.reward_model, query, response, self.tokenizer.pad_id, self.args.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +162,7 @@ def main(args: Args) -> dict:
         "differences": paired_differences(columns, args.seed),
         "token_shift": {"base": base_name, "shares": shares},
         "num_queries": len(inputs.rows),
-        "args": common.settings_of(args),
+        "args": settings_of(args),
     }
     write(inputs, result, measured, reference, verdicts, shifts, tokens)
     print("\n".join(shift_lines(base_name, shifts[0])))
@@ -160,7 +172,7 @@ def main(args: Args) -> dict:
 # ----------------------------------------------------------------------------------------------------------- 1. inputs
 def policies_of(args: Args) -> tuple[dict[str, str], dict[str, int]]:
     """Name -> its place, and name -> the number of samples of which the best counts; checks what names them."""
-    asked_for = {name: common.best_of(place) for name, place in common.named_policies(args.policies).items()}
+    asked_for = {name: best_of(place) for name, place in named_policies(args.policies).items()}
     places = {name: place for name, (_, place) in asked_for.items()}
     num_samples = {name: number for name, (number, _) in asked_for.items()}
     first, *others = places
@@ -175,22 +187,22 @@ def policies_of(args: Args) -> tuple[dict[str, str], dict[str, int]]:
 
 
 def load(args: Args) -> Inputs:
-    device = common.begin(args, writes=not args.judge_dry_run)
+    device = begin(args, writes=not args.judge_dry_run)
     places, num_samples = policies_of(args)
     judge = load_judge(args, places, args.seed)
-    common.check_reward_model(args.reward_model)
-    tokenizer = common.common_tokenizer(args.tokenizer, [*places.values(), args.reward_model], args.gold)
+    check_reward_model(args.reward_model)
+    tokenizer = common_tokenizer(args.tokenizer, [*places.values(), args.reward_model], args.gold)
     Q, T = args.max_query_length, args.max_response_length
     answered, compared = args.data / "sft.validation.jsonl", args.data / "comparisons.validation.jsonl"
     rows = list(load_demonstrations(answered, tokenizer, Q, T)[: args.num_queries])
     has_pairs = args.reward_model or args.implicit_rewards
     pairs = list(load_comparisons(compared, tokenizer, Q, T)) if has_pairs else []
     longest = {
-        str(answered): common.longest_text(rows, args.response_length),
-        str(compared): common.longest_pair(pairs),
+        str(answered): longest_text(rows, args.response_length),
+        str(compared): longest_pair(pairs),
     }
     for flag, place in (("--reward-model", args.reward_model), ("--gold", args.gold)):
-        common.check_model(flag, place, tokenizer, longest)
+        check_model(flag, place, tokenizer, longest)
     return Inputs(
         args=args,
         device=device,
@@ -200,9 +212,9 @@ def load(args: Args) -> Inputs:
         tokenizer=tokenizer,
         rows=rows,
         pairs=pairs,
-        gold=common.load_gold(args.gold, args, tokenizer, device),
-        ref_policy=common.load_policy(next(iter(places.values())), rows, tokenizer, args, device),
-        reward_model=common.load_model(load_scalar, args.reward_model, args, device) if args.reward_model else None,
+        gold=load_gold(args.gold, args, tokenizer, device),
+        ref_policy=load_policy(next(iter(places.values())), rows, tokenizer, args, device),
+        reward_model=load_model(load_scalar, args.reward_model, args, device) if args.reward_model else None,
     )
 
 
@@ -214,7 +226,7 @@ def measure_references(inputs: Inputs) -> Measured:
         if inputs.gold:
             golds = inputs.gold.of_rows(rows)
         if inputs.reward_model:
-            scores = common.row_scores(inputs.reward_model, rows, pad_id, inputs.args.batch_size, "left")
+            scores = row_scores(inputs.reward_model, rows, pad_id, inputs.args.batch_size, "left")
             rm, rm_mean = scores.tolist(), scores.mean().item()
     lengths = [len(row.response) for row in rows]
     return Measured(
@@ -247,7 +259,7 @@ def measure_policy(name: str, inputs: Inputs, reference: Measured) -> tuple[Meas
         "gold_score": fmean(golds) if golds else None,
         "rm_score": fmean(rm) if rm else None,
         **rouge(inputs.references, texts),
-        **common.endings(response, tokenizer),
+        **endings(response, tokenizer),
         "kl": kls.mean().item(),
         "kl_standard_error": deviation(kls) / len(texts) ** 0.5,
         "kl_estimate": estimates.mean().item() if n > 1 else None,
@@ -374,7 +386,7 @@ def evaluate_reward_model(margins: np.ndarray, rows: list[Comparison], gold: Gol
 
     margins (pairs,): the chosen response's score minus the rejected one's.
     """
-    golds = zip(margins, common.gold_margins(gold, rows), strict=True) if gold else ()
+    golds = zip(margins, gold_margins(gold, rows), strict=True) if gold else ()
     agrees = [(margin > 0) == (g > 0) for margin, g in golds if g != 0]
     accuracy = fmean(margins > 0)  # a tie is wrong
     return {
@@ -432,4 +444,4 @@ def write(
     runs = [place for place in (*inputs.places.values(), args.reward_model) if place]
     shown = slice(args.num_report_samples)
     page = summary_report.page(result, runs, samples[shown], shifts[shown], sections)
-    common.write_evaluation(args, result, page, files)
+    write_evaluation(args, result, page, files)

@@ -6,7 +6,7 @@ memory. The largest of several policies counts. Not counted: an --encoder.
 
 from nanorlhf.checkpoint import holds_reward_model
 from nanorlhf.evals import reward_models, summaries
-from nanorlhf.evals.common import EvalArgs, PolicyArgs, best_of, named_policies
+from nanorlhf.evals.settings import EvalArgs, PolicyArgs, best_of, named_policies
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.plan.memory import Flags, Model, Phase, Rows, Work, memory_plan, shape_of, sized
 from nanorlhf.rewards.weighted_sum import is_function

@@ -17,16 +17,10 @@ from nanorlhf import distributed
 from nanorlhf.cli import Count, Fraction, PositiveInt, Seconds, TemperatureOrGreedy, Workers
 from nanorlhf.dataset import Demonstration, load_programs
 from nanorlhf.errors import InputError
-from nanorlhf.evals.common import (
-    PolicyArgs,
-    begin,
-    common_tokenizer,
-    endings,
-    load_policy,
-    named_policies,
-    settings_of,
-    write_evaluation,
-)
+from nanorlhf.evals.model_loading import common_tokenizer, load_policy
+from nanorlhf.evals.scores import endings
+from nanorlhf.evals.settings import PolicyArgs, begin, named_policies
+from nanorlhf.evals.writing import settings_of, write_evaluation
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import bootstrap_interval, pass_at_k
 from nanorlhf.padding import micro_batches

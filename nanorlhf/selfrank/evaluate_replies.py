@@ -16,7 +16,19 @@ from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import Count, Fraction, PositiveInt, TemperatureOrGreedy
 from nanorlhf.dataset import Demonstration, field, is_chat, load_comparisons, load_demonstrations, response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.evals import common
+from nanorlhf.evals.model_loading import (
+    check_model,
+    check_reward_model,
+    common_tokenizer,
+    load_gold,
+    load_model,
+    load_policy,
+    longest_pair,
+    longest_text,
+)
+from nanorlhf.evals.scores import differences, endings, rm_scores, row_scores, sample
+from nanorlhf.evals.settings import PolicyArgs, begin, named_policies
+from nanorlhf.evals.writing import settings_of, write_evaluation
 from nanorlhf.metrics import bootstrap_interval
 from nanorlhf.metrics.agreement import load_rankings
 from nanorlhf.progress import Progress
@@ -34,7 +46,7 @@ from nanorlhf.training.supervised import autocast
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(common.PolicyArgs):
+class Args(PolicyArgs):
     """The last policy is compared with each of those before it."""
 
     split: Literal["validation", "test"] = "validation"
@@ -62,14 +74,14 @@ class Args(common.PolicyArgs):
 
 def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
-    device = common.begin(args)
+    device = begin(args)
     if args.rankings and not args.reward_model:
         raise InputError("--rankings needs --reward-model: people's rankings are compared with the reward model's.")
     if args.encoder and not args.self_rank:
         raise InputError(f"--encoder {args.encoder}: it draws answers of --self-rank: name that file too.")
-    policies = common.named_policies(args.policies)
-    common.check_reward_model(args.reward_model)
-    tokenizer = common.common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
+    policies = named_policies(args.policies)
+    check_reward_model(args.reward_model)
+    tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
     Q, T = args.max_query_length, args.max_response_length
     path, pairs_path = args.data / f"sft.{args.split}.jsonl", args.data / "comparisons.validation.jsonl"
     rows = list(load_demonstrations(path, tokenizer, Q, T)[: args.num_queries])
@@ -87,14 +99,14 @@ def main(args: Args) -> dict:
     ]
     precision = autocast(args.dtype, device)
     longest = {
-        str(path): common.longest_text(rows, args.response_length),
-        str(pairs_path): common.longest_pair(comparisons),
+        str(path): longest_text(rows, args.response_length),
+        str(pairs_path): longest_pair(comparisons),
         "--rankings": max((len(row.query) + len(row.response) for row in ranked_rows), default=0),
     }
     for flag, place in (("--reward-model", args.reward_model), ("--gold", args.gold)):
-        common.check_model(flag, place, tokenizer, longest)
-    gold = common.load_gold(args.gold, args, tokenizer, device)
-    reward_model = common.load_model(load_scalar, args.reward_model, args, device) if args.reward_model else None
+        check_model(flag, place, tokenizer, longest)
+    gold = load_gold(args.gold, args, tokenizer, device)
+    reward_model = load_model(load_scalar, args.reward_model, args, device) if args.reward_model else None
     figure = drawn = None
     if args.encoder:
         figure, drawn = draw_answers(self_ranked, load_sentence_encoder(args.encoder, device=device), args.encoder)
@@ -108,8 +120,8 @@ def main(args: Args) -> dict:
 
     for name, place in Progress(policies.items(), desc="policies"):
         decoding = {"temperature": args.temperature, "top_p": args.top_p}
-        query, response = common.sample(
-            common.load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded
+        query, response = sample(
+            load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded
             rows, tokenizer, args, 1, **decoding,
         )  # fmt: skip
         replies = texts[name] = [tokenizer.decode(ids) for ids in response.tolist()]
@@ -120,7 +132,7 @@ def main(args: Args) -> dict:
             if gold:
                 columns["gold_score"] = gold.of_ids(queries, query, response)
             if reward_model:
-                rm = common.rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size)
+                rm = rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size)
                 columns["rm_score"] = rm
         measured[name] = {metric: np.array(column)[:, None] for metric, column in columns.items()}
         results[name] = {
@@ -131,7 +143,7 @@ def main(args: Args) -> dict:
                 }
                 for metric, scores in measured[name].items()
             },
-            **common.endings(response, tokenizer),
+            **endings(response, tokenizer),
         }
 
     # ------------------------------------------------------------------- 3. the references, and what ranked the answers
@@ -142,7 +154,7 @@ def main(args: Args) -> dict:
         if gold:
             reference["gold_score"] = fmean(gold.of_rows(rows))
         if reward_model:
-            scores = common.row_scores(reward_model, rows, pad_id, batch_size, "left")
+            scores = row_scores(reward_model, rows, pad_id, batch_size, "left")
             reference["rm_score"] = scores.mean().item()
         if comparisons:
             ranking = evaluate_pairs(
@@ -157,14 +169,14 @@ def main(args: Args) -> dict:
     result = {
         "policies": results,
         "reference": reference,
-        "differences": common.differences(measured, args.seed, args.num_resamples),
+        "differences": differences(measured, args.seed, args.num_resamples),
         "self_ranking": ranking,
         "first_answers": first_answers,
         "human_study": people,
         "figure": drawn,
         "meteor_matching": meteor_matching(),
         "num_questions": len(rows),
-        "args": common.settings_of(args),
+        "args": settings_of(args),
     }
     samples = [
         {
@@ -179,9 +191,7 @@ def main(args: Args) -> dict:
     ]
     runs = [place for place in (*policies.values(), args.reward_model) if place]
     shown = samples[: args.num_report_samples]
-    return common.write_evaluation(
-        args, result, reply_report.page(result, figure, runs, shown), {"samples.jsonl": samples}
-    )
+    return write_evaluation(args, result, reply_report.page(result, figure, runs, shown), {"samples.jsonl": samples})
 
 
 def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]], bool]:

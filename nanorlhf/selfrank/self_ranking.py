@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from nanorlhf import distributed
 from nanorlhf.dataset import Comparison, Demonstration, field, iter_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.evals.common import gold_margins, row_scores
+from nanorlhf.evals.scores import gold_margins, row_scores
 from nanorlhf.metrics.agreement import (
     RankedQuestion,
     annotator_kappas,

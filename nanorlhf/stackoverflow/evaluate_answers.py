@@ -15,7 +15,10 @@ from torch import Tensor
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import Count, Fraction, NonNegativeInt, PositiveInt, TemperatureOrGreedy
 from nanorlhf.dataset import Demonstration, load_demonstrations
-from nanorlhf.evals import common
+from nanorlhf.evals.model_loading import check_model, common_tokenizer, load_gold, load_model, load_policy, longest_text
+from nanorlhf.evals.scores import differences, endings, rm_scores, sample
+from nanorlhf.evals.settings import PolicyArgs, begin, named_policies
+from nanorlhf.evals.writing import settings_of, write_evaluation
 from nanorlhf.metrics import bootstrap_interval, metric_at_k, mrr_at_k, rouge_scores, sentence_bleu, spearman_matrix
 from nanorlhf.metrics.bert_score import bert_score
 from nanorlhf.model import ScalarModel
@@ -32,7 +35,7 @@ OVERLAP = ("bleu", "rouge1", "rouge2", "bertscore")  # metrics that compare an a
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(common.PolicyArgs):
+class Args(PolicyArgs):
     """Each policy is compared with every one before it."""
 
     regression_model: str | None
@@ -96,7 +99,7 @@ def main(args: Args) -> dict:
     for name, place in Progress(inputs.policies.items(), desc="policies"):
         query, response = answers(place, inputs)
         texts[name], measured[name] = measure(query, response, n, inputs)
-        results[name] = common.endings(response, inputs.tokenizer)
+        results[name] = endings(response, inputs.tokenizer)
     human = measure_references(inputs)
     samples = samples_of(texts, measured, inputs)
     labels = load_labels(args.labels, samples) if args.labels else {}  # policy -> (questions, n), NaN: no label
@@ -112,29 +115,29 @@ def main(args: Args) -> dict:
     result = {
         "policies": results,
         "reference": {metric: float(human[metric].mean()) for metric in human if metric not in OVERLAP},
-        "differences": common.differences(measured, args.seed, args.num_resamples),
-        "differences_of_best": common.differences(best, args.seed, args.num_resamples),  # [SO significance] of Table 2
+        "differences": differences(measured, args.seed, args.num_resamples),
+        "differences_of_best": differences(best, args.seed, args.num_resamples),  # [SO significance] of Table 2
         "num_questions": len(inputs.rows),
         "num_samples": n,
         "encoder": args.encoder,
-        "args": common.settings_of(args),
+        "args": settings_of(args),
     }
     runs = [place for place in (*inputs.policies.values(), *inputs.reward_places.values()) if place]
     shown = samples[: args.num_report_samples]
-    return common.write_evaluation(args, result, answer_report.page(result, runs, shown), {"samples.jsonl": samples})
+    return write_evaluation(args, result, answer_report.page(result, runs, shown), {"samples.jsonl": samples})
 
 
 def load(args: Args) -> Inputs:
-    device = common.begin(args)
-    policies = common.named_policies(args.policies)
+    device = begin(args)
+    policies = named_policies(args.policies)
     places = {"rm_regression": args.regression_model, "rm_contrastive": args.contrastive_model}
-    tokenizer = common.common_tokenizer(args.tokenizer, [*policies.values(), *places.values()], args.gold)
+    tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), *places.values()], args.gold)
     path, Q, T = args.data / "sft.validation.jsonl", args.max_query_length, args.max_response_length
     rows = list(load_demonstrations(path, tokenizer, Q, T)[: args.num_queries])
-    longest = {str(path): common.longest_text(rows, args.response_length)}
+    longest = {str(path): longest_text(rows, args.response_length)}
     flags = {"--regression-model": args.regression_model, "--contrastive-model": args.contrastive_model}
     for flag, place in (flags | {"--gold": args.gold}).items():
-        common.check_model(flag, place, tokenizer, longest)
+        check_model(flag, place, tokenizer, longest)
     return Inputs(
         args=args,
         device=device,
@@ -142,10 +145,8 @@ def load(args: Args) -> Inputs:
         reward_places=places,
         tokenizer=tokenizer,
         rows=rows,
-        gold=common.load_gold(args.gold, args, tokenizer, device),
-        reward_models={
-            name: common.load_model(load_scalar, place, args, device) for name, place in places.items() if place
-        },
+        gold=load_gold(args.gold, args, tokenizer, device),
+        reward_models={name: load_model(load_scalar, place, args, device) for name, place in places.items() if place},
         # BERTScore is ours: bert-score 0.3.13, the last, calls a tokenizer method that transformers 5 no longer has
         encoder=load_encoder(args.encoder, args.encoder_layer, device) if args.encoder else None,
     )
@@ -154,8 +155,8 @@ def load(args: Args) -> Inputs:
 def answers(place: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Query and response of n samples; a function, so that a policy is gone before the next one is loaded."""
     args = inputs.args
-    policy = common.load_policy(place, inputs.rows, inputs.tokenizer, args, inputs.device)
-    return common.sample(
+    policy = load_policy(place, inputs.rows, inputs.tokenizer, args, inputs.device)
+    return sample(
         policy, inputs.rows, inputs.tokenizer, args, args.num_samples, temperature=args.temperature, top_k=args.top_k,
         top_p=args.top_p, no_repeat_ngram_size=args.no_repeat_ngram_size,
     )  # fmt: skip
@@ -172,7 +173,7 @@ def measure(query: Tensor, response: Tensor, n: int, inputs: Inputs) -> tuple[li
         columns["bertscore"] = bert_score(truths, texts, inputs.encoder)
     with autocast(args.dtype, inputs.device):
         for name, model in inputs.reward_models.items():
-            columns[name] = common.rm_scores(model, query, response, tokenizer.pad_id, args.batch_size)
+            columns[name] = rm_scores(model, query, response, tokenizer.pad_id, args.batch_size)
         if inputs.gold:
             asked = [question for question in inputs.queries for _ in range(n)]
             columns["gold_score"] = inputs.gold.of_ids(asked, query, response)

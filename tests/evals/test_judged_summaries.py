@@ -14,7 +14,7 @@ import eval as evaluation
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.evals import common, summaries
+from nanorlhf.evals import summaries
 from nanorlhf.evals.judge import WIN, Pair, judge_pairs, orders
 from nanorlhf.evals.judged import agrees_with_judge, judge_policies, length_controlled
 from nanorlhf.metrics import wilson_interval
@@ -250,7 +250,7 @@ def test_a_dry_run_prints_the_prompts_asks_nobody_and_writes_nothing(args, serve
     ],
 )
 def test_bad_flags_are_refused_before_anything_slow(args, tmp_path, monkeypatch, changes, sentence) -> None:
-    monkeypatch.setattr(common, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(summaries, "load_policy", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(InputError, match=re.escape(sentence)):
         evaluation.main(replace(args, **{"out": tmp_path / "refused"} | changes))
     assert not (tmp_path / "refused").exists()

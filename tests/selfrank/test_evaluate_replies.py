@@ -17,7 +17,6 @@ from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import response_ids, write_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.evals import common
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.report.page import text
@@ -123,7 +122,7 @@ def scripted(monkeypatch) -> list[tuple]:
             rows[-1] = rows[-1][:-1]
         return left_pad(queries, tokenizer.pad_id), right_pad(rows, tokenizer.pad_id)
 
-    monkeypatch.setattr(common, "sample_answers", sample_answers)
+    monkeypatch.setattr("nanorlhf.evals.scores.sample_answers", sample_answers)
     monkeypatch.setattr(gold, "load_function", lambda flag, where: lambda query, text: TRUTH.get(text, 0.0))
     return calls
 

@@ -1,0 +1,105 @@
+"""The models of an evaluation: refused before any weights are read, then loaded."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from nanorlhf import distributed
+from nanorlhf.checkpoint import load_gpt, read_config
+from nanorlhf.dataset import Comparison, Demonstration
+from nanorlhf.errors import InputError
+from nanorlhf.evals.settings import EvalArgs, PolicyArgs
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.report.run_curves import stage_of
+from nanorlhf.rewards.gold import Gold
+from nanorlhf.rewards.weighted_sum import is_function
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
+from nanorlhf.training.run_directory import read_metrics, read_settings
+
+M = TypeVar("M", GPT, ScalarModel)
+
+
+def common_tokenizer(named: str | None, places: Iterable[str | None], gold: str | None = None) -> Tokenizer:
+    """The named tokenizer, or the first model's, which all other models must share; None is no model."""
+    models = [place for place in places if place]
+    if gold and not is_function(gold):
+        models.append(gold)
+    for place in models:  # the report shows them: better refused now than after hours
+        stage_of(place, read_metrics(place)), read_settings(place)
+    tokenizer = load_tokenizer(named or models[0])
+    for place in models:
+        if named is None and load_tokenizer(place).backend.get_vocab() != tokenizer.backend.get_vocab():
+            raise InputError(f"the tokenizer of {place} differs from {models[0]}'s: compare models that share one.")
+    return tokenizer
+
+
+def check_reward_model(place: str | None) -> None:
+    """Refuse a path or Hub id that is not there; None is no model."""
+    if place is None or Path(place).exists():
+        return
+    try:
+        load_tokenizer(place)
+    except InputError as error:
+        sentence = str(error).rstrip(".")
+        raise InputError(f"--reward-model {sentence}: without one, pass --reward-model None.") from error
+
+
+def check_model(flag: str, place: str | None, tokenizer: Tokenizer, longest: dict[str, int]) -> None:
+    """Refuse a model whose vocabulary or context is too small, before any weights are read.
+
+    place may also be None or a function, FILE.py:FUNCTION. longest: file or flag -> tokens of the longest text.
+    """
+    if place is None or is_function(place):
+        return
+    config = read_config(place)
+    check_vocabulary(tokenizer, config.vocab_size, place)
+    for source, length in longest.items():
+        if length > config.n_ctx:
+            raise InputError(
+                f"{source}: the longest query and response have {length} tokens, more than the {config.n_ctx} "
+                f"positions of {flag} {place}: shorten them, or lower --response-length."
+            )
+
+
+def longest_text(rows: list[Demonstration], response_length: int) -> int:
+    """Tokens of the longest query with its response or a sampled one."""
+    return max(len(row.query) + max(len(row.response), response_length) for row in rows)
+
+
+def longest_pair(rows: list[Comparison]) -> int:
+    return max((len(row.query) + max(len(row.chosen), len(row.rejected)) for row in rows), default=0)
+
+
+def load_policy(
+    place: str, rows: list[Demonstration], tokenizer: Tokenizer, args: PolicyArgs, device: torch.device
+) -> GPT:
+    """A policy whose context is long enough to answer `rows`."""
+    needed = max(len(row.query) for row in rows) + args.response_length
+    check_model("--policies", place, tokenizer, {"--response-length": needed})
+    return load_model(load_gpt, place, args, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+
+
+def load_model(load: Callable[..., M], place: str, args: EvalArgs, device: torch.device) -> M:
+    """A model that `check_model` has let pass, by load_gpt or load_scalar; with --offload it waits in CPU memory."""
+    model = load(place, *device_and_dtype(args, device))
+    model.requires_grad_(False)
+    if args.offload:
+        distributed.offload(model, device)
+    return model
+
+
+def load_gold(gold: str | None, args: EvalArgs, tokenizer: Tokenizer, device: torch.device) -> Gold | None:
+    """--gold: FILE.py:FUNCTION, or a larger reward model's directory or Hub id."""
+    if not gold:
+        return None
+    found = Gold(gold, tokenizer, *device_and_dtype(args, device), batch_size=args.batch_size)
+    if found.model is not None and args.offload:
+        distributed.offload(found.model, device)
+    return found
+
+
+def device_and_dtype(args: EvalArgs, device: torch.device) -> tuple[torch.device, torch.dtype]:
+    """Where a model is loaded, and the dtype of the weights that its matrix products read."""
+    return torch.device("cpu") if args.offload else device, getattr(torch, args.dtype)
