@@ -5,12 +5,12 @@ response passes where it returns 1), the mean of the others, by 95% intervals ov
 rows. samples.jsonl has how many samples of each query passed, and one of them.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nanorlhf.cli import Count, PositiveInt, Temperature
 from nanorlhf.dataset import Demonstration, load_demonstrations
@@ -40,67 +40,57 @@ class Args(PolicyArgs):
     """of the responses"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The data, and the functions that check responses."""
+
+    args: Args
+    device: torch.device
+    policies: dict[str, str]  # name -> place
+    tokenizer: Tokenizer
+    rows: list[Demonstration]
+    functions: dict[str, RewardFunction]  # the first says whether a response passes
+    groups: dict[str, np.ndarray]  # value of --by -> True for its rows
+
+    @property
+    def records(self) -> list[dict]:
+        return [row.record for row in self.rows]
+
+
 def main(args: Args) -> dict:
-    # ----------------------------------------------------------------------------------------------- 1. data and models
+    inputs = load(args)
+    texts: dict[str, list[str]] = {}  # policy -> its first response to each query
+    scores: dict[str, dict[str, np.ndarray]] = {}  # policy -> reward -> (queries, n)
+    results = {}
+    for name, place in Progress(inputs.policies.items(), desc="policies"):
+        response = answers(place, inputs)
+        texts[name], scores[name] = measure(response, inputs)
+        results[name] = statistics(scores[name], inputs) | endings(response, inputs.tokenizer)
+    result = {
+        "args": settings_of(args),
+        "num_queries": len(inputs.rows),
+        "num_samples": args.num_samples,
+        "policies": results,
+        "differences": gains(scores, args.seed),  # from the first policy
+    }
+    return write(result, texts, scores, inputs)
+
+
+# ----------------------------------------------------------------------------------------------------------- 1. inputs
+def load(args: Args) -> Inputs:
     device = begin(args)
     policies = named_policies(args.policies)
     tokenizer = common_tokenizer(args.tokenizer, policies.values())
-    Q, T = args.max_query_length, args.max_response_length
-    path = args.data / "sft.validation.jsonl"
+    path, Q, T = args.data / "sft.validation.jsonl", args.max_query_length, args.max_response_length
     rows = list(load_demonstrations(path, tokenizer, Q, T, needs_response=False)[: args.num_queries])
     records = [row.record for row in rows]
-    functions = [RewardFunction(where, records) for where in args.rewards]
-    names = [where.rpartition(":")[2] for where in args.rewards]
-    if len(set(names)) < len(names):
+    functions = {where.rpartition(":")[2]: RewardFunction(where, records) for where in args.rewards}
+    if len(functions) < len(args.rewards):
         raise InputError(f"--rewards {' '.join(args.rewards)}: the functions' names must differ.")
     groups = groups_of(rows, args.by)
-    n = args.num_samples
-    ks = [2**i for i in range(n.bit_length())]  # 1, 2, 4, ... up to n
-
-    # ---------------------------------------------------------------------------------------- 2. responses and scores
-    results, texts, num_passed, differences = {}, {}, {}, {}  # by policy
-    first: dict[str, np.ndarray] = {}  # the first policy's pass@1 and rewards, (queries, n)
-    for name, place in Progress(policies.items(), desc="policies"):
-        _, response = sample(
-            load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded
-            rows, tokenizer, args, n, temperature=args.temperature,
-        )  # fmt: skip
-        given = responses_of(response, records, tokenizer, n)
-        scores = {  # (queries, n)
-            label: np.array([total(value, function) for value in function(given)]).reshape(-1, n)
-            for label, function in zip(names, functions, strict=True)
-        }
-        passed = scores[names[0]] == 1
-        counts = passed.sum(1)  # (queries,)
-        at_k = {k: np.array([[pass_at_k(n, int(c), k)] for c in counts]) for k in ks}  # (queries, 1)
-        results[name] = {
-            "pass_at_k": {str(k): mean_and_interval(values, args.seed) for k, values in at_k.items()},
-            "rewards": {label: mean_and_interval(values, args.seed) for label, values in scores.items()},
-            "by": {value: float(passed[rows].mean()) for value, rows in groups.items()},
-            **endings(response, tokenizer),
-        }
-        measured = {"pass@1": passed.astype(float)} | scores
-        if first:
-            differences[name] = {key: mean_and_interval(x - first[key], args.seed) for key, x in measured.items()}
-        first = first or measured
-        texts[name], num_passed[name] = given.responses[::n], counts.tolist()
-
-    # -------------------------------------------------------------------------------------------------------- 3. output
-    result = {
-        "args": settings_of(args),
-        "num_queries": len(rows),
-        "num_samples": n,
-        "policies": results,
-        "differences": differences,  # from the first policy
-    }
-
-    def samples() -> Iterator[dict]:
-        for i, record in enumerate(records):
-            answered = {name: {"response": texts[name][i], "num_passed": num_passed[name][i]} for name in policies}
-            yield {"query": record["query"], "reference": record.get("response"), "policies": answered}
-
-    page = checked_report.page(result, list(samples())[: args.num_report_samples], policies.values())
-    return write_evaluation(args, result, page, {"samples.jsonl": samples()})
+    return Inputs(
+        args=args, device=device, policies=policies, tokenizer=tokenizer, rows=rows, functions=functions, groups=groups
+    )  # fmt: skip
 
 
 def groups_of(rows: list[Demonstration], field: str | None) -> dict[str, np.ndarray]:
@@ -115,7 +105,29 @@ def groups_of(rows: list[Demonstration], field: str | None) -> dict[str, np.ndar
     return {value: np.array([text == value for text in texts]) for value in ordered}
 
 
-def responses_of(response: torch.Tensor, records: list[dict], tokenizer: Tokenizer, n: int) -> Responses:
+# ------------------------------------------------------------------------------------------- 2. responses and scores
+def answers(place: str, inputs: Inputs) -> Tensor:
+    """n responses to each query, (queries * n, T); a function, so that a policy is gone before the next is loaded."""
+    args = inputs.args
+    policy = load_policy(place, inputs.rows, inputs.tokenizer, args, inputs.device)
+    _, response = sample(
+        policy, inputs.rows, inputs.tokenizer, args, args.num_samples, temperature=args.temperature
+    )  # fmt: skip
+    return response
+
+
+def measure(response: Tensor, inputs: Inputs) -> tuple[list[str], dict[str, np.ndarray]]:
+    """The first response to each query as text, and what each function gives, (queries, n)."""
+    n = inputs.args.num_samples
+    given = responses_of(response, inputs.records, inputs.tokenizer, n)
+    scores = {
+        name: np.array([total(value, function) for value in function(given)]).reshape(-1, n)
+        for name, function in inputs.functions.items()
+    }
+    return given.responses[::n], scores
+
+
+def responses_of(response: Tensor, records: list[dict], tokenizer: Tokenizer, n: int) -> Responses:
     """What reward functions read; response (queries * n, T), the n of a query consecutive."""
     ids = [[i for i in row if i != tokenizer.pad_id] for row in response.tolist()]
     repeated = [record for record in records for _ in range(n)]
@@ -129,6 +141,52 @@ def total(value: float | list[float] | None, function: RewardFunction) -> float:
     return sum(value) if isinstance(value, list) else value
 
 
+# ---------------------------------------------------------------------------------------------------------- 3. compare
+def statistics(scores: dict[str, np.ndarray], inputs: Inputs) -> dict:
+    """One policy: pass@k, the mean of each reward, and pass@1 by --by."""
+    n, seed = inputs.args.num_samples, inputs.args.seed
+    ks = [2**i for i in range(n.bit_length())]  # 1, 2, 4, ... up to n
+    passed = passes(scores)
+    at_k = {k: np.array([[pass_at_k(n, int(c), k)] for c in passed.sum(1)]) for k in ks}  # (queries, 1)
+    return {
+        "pass_at_k": {str(k): mean_and_interval(values, seed) for k, values in at_k.items()},
+        "rewards": {name: mean_and_interval(values, seed) for name, values in scores.items()},
+        "by": {value: float(passed[rows].mean()) for value, rows in inputs.groups.items()},
+    }
+
+
+def passes(scores: dict[str, np.ndarray]) -> np.ndarray:
+    """Which responses pass, (queries, n): those to which the first function gives 1."""
+    return next(iter(scores.values())) == 1
+
+
+def gains(scores: dict[str, dict[str, np.ndarray]], seed: int) -> dict[str, dict[str, dict]]:
+    """What each policy has more than the first, query by query: pass@1 and the mean of each reward."""
+    measured = {name: {"pass@1": passes(columns).astype(float)} | columns for name, columns in scores.items()}
+    first, *others = measured
+    return {
+        name: {key: mean_and_interval(x - measured[first][key], seed) for key, x in measured[name].items()}
+        for name in others
+    }
+
+
 def mean_and_interval(values: np.ndarray, seed: int) -> dict:
     """Of values (queries, n), with the 95% interval over queries."""
     return {"mean": fmean(values.mean(1)), "interval": bootstrap_interval(values, seed)}
+
+
+# ------------------------------------------------------------------------------------------------------------ 4. write
+def write(result: dict, texts: dict[str, list[str]], scores: dict[str, dict[str, np.ndarray]], inputs: Inputs) -> dict:
+    num_passed = {name: passes(columns).sum(1).tolist() for name, columns in scores.items()}
+    samples = [
+        {
+            "query": record["query"],
+            "reference": record.get("response"),
+            "policies": {
+                name: {"response": texts[name][i], "num_passed": num_passed[name][i]} for name in inputs.policies
+            },
+        }
+        for i, record in enumerate(inputs.records)
+    ]
+    page = checked_report.page(result, samples[: inputs.args.num_report_samples], inputs.policies.values())
+    return write_evaluation(inputs.args, result, page, {"samples.jsonl": samples})
