@@ -11,10 +11,20 @@ from typing import Literal
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import Count, Fraction, PositiveInt, TemperatureOrGreedy
-from nanorlhf.dataset import Demonstration, field, is_chat, load_comparisons, load_demonstrations, response_ids
+from nanorlhf.dataset import (
+    Comparison,
+    Demonstration,
+    field,
+    is_chat,
+    load_comparisons,
+    load_demonstrations,
+    response_ids,
+)
 from nanorlhf.errors import InputError
 from nanorlhf.evals.model_loading import (
     check_model,
@@ -30,9 +40,12 @@ from nanorlhf.evals.scores import differences, endings, rm_scores, row_scores, s
 from nanorlhf.evals.settings import PolicyArgs, begin, named_policies
 from nanorlhf.evals.writing import settings_of, write_evaluation
 from nanorlhf.metrics import bootstrap_interval
-from nanorlhf.metrics.agreement import load_rankings
+from nanorlhf.metrics.agreement import RankedQuestion, load_rankings
+from nanorlhf.model import ScalarModel
 from nanorlhf.progress import Progress
+from nanorlhf.rewards.gold import Gold
 from nanorlhf.selfrank import reply_report
+from nanorlhf.selfrank.ranked import Ranked
 from nanorlhf.selfrank.self_ranking import (
     draw_answers,
     evaluate_first_answers,
@@ -42,6 +55,7 @@ from nanorlhf.selfrank.self_ranking import (
     meta_of,
 )
 from nanorlhf.selfrank.sentence_encoder import load_sentence_encoder
+from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.supervised import autocast
 
 
@@ -72,8 +86,58 @@ class Args(PolicyArgs):
     """FILE.py:FUNCTION, function(query, reply) -> 0 to 1, 1 where the reply is right, or a larger reward model"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The data, and the models that measure replies."""
+
+    args: Args
+    device: torch.device
+    policies: dict[str, str]  # name -> place
+    tokenizer: Tokenizer
+    rows: list[Demonstration]
+    references: list[list[str]]  # of each row
+    is_squad: bool
+    pairs: list[Comparison]  # of self-ranking
+    self_ranked: list[Ranked]
+    by_people: list[RankedQuestion]
+    rows_by_people: list[Demonstration]  # their answers
+    gold: Gold | None
+    reward_model: ScalarModel | None
+
+    @property
+    def queries(self) -> list[str]:
+        return [row.record["query"] for row in self.rows]
+
+
 def main(args: Args) -> dict:
-    # ----------------------------------------------------------------------------------------------- 1. data and models
+    inputs = load(args)
+    from nanorlhf.selfrank.overlap import meteor_matching  # brings NLTK and SciPy, a second, for this evaluation alone
+
+    figure = drawn = None
+    if args.encoder:
+        encoder = load_sentence_encoder(args.encoder, device=inputs.device)
+        figure, drawn = draw_answers(inputs.self_ranked, encoder, args.encoder)
+    measured: dict[str, dict[str, np.ndarray]] = {}  # policy -> metric -> (questions, 1)
+    texts, results = {}, {}  # by policy
+    for name, place in Progress(inputs.policies.items(), desc="policies"):
+        query, response = replies(place, inputs)
+        texts[name], measured[name] = measure(query, response, inputs)
+        results[name] = statistics(measured[name], args) | endings(response, inputs.tokenizer)
+    result = {
+        "policies": results,
+        "reference": measure_references(inputs),
+        "differences": differences(measured, args.seed, args.num_resamples),
+        **agreement(inputs),
+        "figure": drawn,
+        "meteor_matching": meteor_matching(),
+        "num_questions": len(inputs.rows),
+        "args": settings_of(args),
+    }
+    return write(result, figure, texts, measured, inputs)
+
+
+# ----------------------------------------------------------------------------------------------------------- 1. inputs
+def load(args: Args) -> Inputs:
     device = begin(args)
     if args.rankings and not args.reward_model:
         raise InputError("--rankings needs --reward-model: people's rankings are compared with the reward model's.")
@@ -83,115 +147,42 @@ def main(args: Args) -> dict:
     check_reward_model(args.reward_model)
     tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
     Q, T = args.max_query_length, args.max_response_length
-    path, pairs_path = args.data / f"sft.{args.split}.jsonl", args.data / "comparisons.validation.jsonl"
+    path, pairs_path = args.data / f"sft.{args.split}.jsonl", pairs_of(args)
     rows = list(load_demonstrations(path, tokenizer, Q, T)[: args.num_queries])
-    queries = [row.record["query"] for row in rows]
     references, is_squad = references_of(rows, path)
     has_pairs = pairs_path.exists() and (args.reward_model or args.gold)
-    comparisons = list(load_comparisons(pairs_path, tokenizer, Q, T)) if has_pairs else []
+    pairs = list(load_comparisons(pairs_path, tokenizer, Q, T)) if has_pairs else []
     self_ranked = load_self_rank(args.self_rank) if args.self_rank else []
     by_people = load_rankings(args.rankings)
     chat = is_chat(rows[0].record, f"{path}:1")  # then the ranked questions, drawn from these files, are chats too
-    ranked_rows = [
-        Demonstration(tokenizer.encode(q.query, chat), response_ids(q.query, answer, tokenizer, chat), {})
-        for q in by_people
-        for answer in q.answers
-    ]
-    precision = autocast(args.dtype, device)
+    rows_by_people = answers_of(by_people, tokenizer, chat)
     longest = {
         str(path): longest_text(rows, args.response_length),
-        str(pairs_path): longest_pair(comparisons),
-        "--rankings": max((len(row.query) + len(row.response) for row in ranked_rows), default=0),
+        str(pairs_path): longest_pair(pairs),
+        "--rankings": max((len(row.query) + len(row.response) for row in rows_by_people), default=0),
     }
     for flag, place in (("--reward-model", args.reward_model), ("--gold", args.gold)):
         check_model(flag, place, tokenizer, longest)
     gold = load_gold(args.gold, args, tokenizer, device)
     reward_model = load_model(load_scalar, args.reward_model, args, device) if args.reward_model else None
-    figure = drawn = None
-    if args.encoder:
-        figure, drawn = draw_answers(self_ranked, load_sentence_encoder(args.encoder, device=device), args.encoder)
+    return Inputs(
+        args=args, device=device, policies=policies, tokenizer=tokenizer, rows=rows, references=references,
+        is_squad=is_squad, pairs=pairs, self_ranked=self_ranked, by_people=by_people, rows_by_people=rows_by_people,
+        gold=gold, reward_model=reward_model,
+    )  # fmt: skip
 
-    # --------------------------------------------------------------------------------------------------- 2. the replies
-    # brings NLTK and SciPy: a second, which no other evaluation should wait
-    from nanorlhf.selfrank.overlap import bleu4, google_bleu, meteor, meteor_matching, squad_scores
 
-    measured: dict[str, dict[str, np.ndarray]] = {}  # policy -> metric -> (questions, 1)
-    texts, results = {}, {}  # by policy
+def pairs_of(args: Args) -> Path:
+    return args.data / "comparisons.validation.jsonl"
 
-    for name, place in Progress(policies.items(), desc="policies"):
-        decoding = {"temperature": args.temperature, "top_p": args.top_p}
-        query, response = sample(
-            load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded
-            rows, tokenizer, args, 1, **decoding,
-        )  # fmt: skip
-        replies = texts[name] = [tokenizer.decode(ids) for ids in response.tolist()]
-        columns = {metric.__name__: metric(references, replies) for metric in (bleu4, google_bleu, meteor)}
-        if is_squad:
-            columns |= squad_scores(references, replies)
-        with precision:
-            if gold:
-                columns["gold_score"] = gold.of_ids(queries, query, response)
-            if reward_model:
-                rm = rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size)
-                columns["rm_score"] = rm
-        measured[name] = {metric: np.array(column)[:, None] for metric, column in columns.items()}
-        results[name] = {
-            "metrics": {  # [STR tables]
-                metric: {
-                    "mean": float(scores.mean()),
-                    "mean_ci": bootstrap_interval(scores, args.seed, args.num_resamples),
-                }
-                for metric, scores in measured[name].items()
-            },
-            **endings(response, tokenizer),
-        }
 
-    # ------------------------------------------------------------------- 3. the references, and what ranked the answers
-    reference = {"response_length": fmean(len(row.response) for row in rows)}
-    pad_id, batch_size, seed, num_resamples = tokenizer.pad_id, args.batch_size, args.seed, args.num_resamples
-    ranking = first_answers = people = None
-    with precision, torch.no_grad():
-        if gold:
-            reference["gold_score"] = fmean(gold.of_rows(rows))
-        if reward_model:
-            scores = row_scores(reward_model, rows, pad_id, batch_size, "left")
-            reference["rm_score"] = scores.mean().item()
-        if comparisons:
-            ranking = evaluate_pairs(
-                comparisons, reward_model, gold, pad_id, batch_size, pairs_path, seed, num_resamples
-            )
-        if self_ranked and gold and gold.model is None:  # of a reward model's score nothing is known to be right
-            first_answers = evaluate_first_answers(self_ranked, gold, seed, num_resamples)
-        if by_people and reward_model:
-            people = evaluate_order(by_people, ranked_rows, reward_model, pad_id, batch_size, seed, num_resamples)
-
-    # --------------------------------------------------------------------------------------------------------- 4. write
-    result = {
-        "policies": results,
-        "reference": reference,
-        "differences": differences(measured, args.seed, args.num_resamples),
-        "self_ranking": ranking,
-        "first_answers": first_answers,
-        "human_study": people,
-        "figure": drawn,
-        "meteor_matching": meteor_matching(),
-        "num_questions": len(rows),
-        "args": settings_of(args),
-    }
-    samples = [
-        {
-            "query": question,
-            "references": references[i],
-            "policies": {
-                name: {"response": texts[name][i]} | {metric: scores[i].item() for metric, scores in columns.items()}
-                for name, columns in measured.items()
-            },
-        }
-        for i, question in enumerate(queries)
+def answers_of(questions: list[RankedQuestion], tokenizer: Tokenizer, chat: bool) -> list[Demonstration]:
+    """All answers of all questions, as ids."""
+    return [
+        Demonstration(tokenizer.encode(q.query, chat), response_ids(q.query, answer, tokenizer, chat), {})
+        for q in questions
+        for answer in q.answers
     ]
-    runs = [place for place in (*policies.values(), args.reward_model) if place]
-    shown = samples[: args.num_report_samples]
-    return write_evaluation(args, result, reply_report.page(result, figure, runs, shown), {"samples.jsonl": samples})
 
 
 def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]], bool]:
@@ -210,3 +201,103 @@ def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]
             raise InputError(f"{where}: 'answers' in the field 'meta' are in some rows only: part SQuAD and dialogues.")
     references = [found or [row.record["response"]] for found, row in zip(answers, rows, strict=True)]
     return references, answers[0] is not None
+
+
+# ------------------------------------------------------------------------------------------- 2. replies and scores
+def replies(place: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Query and response; a function, so that a policy is gone before the next one is loaded."""
+    args = inputs.args
+    policy = load_policy(place, inputs.rows, inputs.tokenizer, args, inputs.device)
+    return sample(
+        policy, inputs.rows, inputs.tokenizer, args, 1, temperature=args.temperature, top_p=args.top_p
+    )  # fmt: skip
+
+
+def measure(query: Tensor, response: Tensor, inputs: Inputs) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Texts and every metric, (questions, 1), of the replies."""
+    from nanorlhf.selfrank.overlap import bleu4, google_bleu, meteor, squad_scores
+
+    args, tokenizer, references = inputs.args, inputs.tokenizer, inputs.references
+    texts = [tokenizer.decode(ids) for ids in response.tolist()]
+    columns = {metric.__name__: metric(references, texts) for metric in (bleu4, google_bleu, meteor)}
+    if inputs.is_squad:
+        columns |= squad_scores(references, texts)
+    with autocast(args.dtype, inputs.device):
+        if inputs.gold:
+            columns["gold_score"] = inputs.gold.of_ids(inputs.queries, query, response)
+        if inputs.reward_model:
+            rm = rm_scores(inputs.reward_model, query, response, tokenizer.pad_id, args.batch_size)
+            columns["rm_score"] = rm
+    return texts, {metric: np.array(column)[:, None] for metric, column in columns.items()}
+
+
+def measure_references(inputs: Inputs) -> dict[str, float]:
+    args, rows = inputs.args, inputs.rows
+    reference = {"response_length": fmean(len(row.response) for row in rows)}
+    with autocast(args.dtype, inputs.device):
+        if inputs.gold:
+            reference["gold_score"] = fmean(inputs.gold.of_rows(rows))
+        if inputs.reward_model:
+            scores = row_scores(inputs.reward_model, rows, inputs.tokenizer.pad_id, args.batch_size, "left")
+            reference["rm_score"] = scores.mean().item()
+    return reference
+
+
+# ---------------------------------------------------------------------------------------------------------- 3. compare
+def statistics(columns: dict[str, np.ndarray], args: Args) -> dict:
+    """[STR tables] The mean of each metric, with its interval."""
+    return {
+        "metrics": {
+            metric: {
+                "mean": float(scores.mean()),
+                "mean_ci": bootstrap_interval(scores, args.seed, args.num_resamples),
+            }
+            for metric, scores in columns.items()
+        }
+    }
+
+
+@torch.no_grad()
+def agreement(inputs: Inputs) -> dict[str, dict | list[dict] | None]:
+    """Who agrees with what ranked the answers: on its pairs, by what is first, and with people."""
+    args, gold, reward_model, pad_id = inputs.args, inputs.gold, inputs.reward_model, inputs.tokenizer.pad_id
+    ranking = first_answers = people = None
+    with autocast(args.dtype, inputs.device):
+        if inputs.pairs:
+            ranking = evaluate_pairs(
+                inputs.pairs, reward_model, gold, pad_id, args.batch_size, pairs_of(args), args.seed,
+                args.num_resamples,
+            )  # fmt: skip
+        if inputs.self_ranked and gold and gold.model is None:  # of a reward model's score nothing is known to be right
+            first_answers = evaluate_first_answers(inputs.self_ranked, gold, args.seed, args.num_resamples)
+        if inputs.by_people and reward_model:
+            people = evaluate_order(
+                inputs.by_people, inputs.rows_by_people, reward_model, pad_id, args.batch_size, args.seed,
+                args.num_resamples,
+            )  # fmt: skip
+    return {"self_ranking": ranking, "first_answers": first_answers, "human_study": people}
+
+
+# ------------------------------------------------------------------------------------------------------------ 4. write
+def write(
+    result: dict,
+    figure: Figure | None,
+    texts: dict[str, list[str]],
+    measured: dict[str, dict[str, np.ndarray]],
+    inputs: Inputs,
+) -> dict:
+    samples = [
+        {
+            "query": question,
+            "references": inputs.references[i],
+            "policies": {
+                name: {"response": texts[name][i]} | {metric: scores[i].item() for metric, scores in columns.items()}
+                for name, columns in measured.items()
+            },
+        }
+        for i, question in enumerate(inputs.queries)
+    ]
+    args = inputs.args
+    runs = [place for place in (*inputs.policies.values(), args.reward_model) if place]
+    page = reply_report.page(result, figure, runs, samples[: args.num_report_samples])
+    return write_evaluation(args, result, page, {"samples.jsonl": samples})
