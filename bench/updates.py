@@ -120,11 +120,13 @@ def stage_of_plain_pytorch(args: Args, directory: Path, stage: str) -> tuple[flo
     """A straightforward implementation: all logits stored, padding computed, a comparison as two rows."""
     shape, device = SHAPES[args.shape], torch.device(args.device)
     tokenizer = load_tokenizer(directory / "sft")
-    limits = tokenizer, shape.query_length, shape.response_length
+    Q, T = shape.query_length, shape.response_length
     if stage == "sft":
-        texts = [(row.query, row.response) for row in load_demonstrations(directory / "sft.train.jsonl", *limits)]
+        texts = [
+            (row.query, row.response) for row in load_demonstrations(directory / "sft.train.jsonl", tokenizer, Q, T)
+        ]
     else:
-        pairs = list(load_comparisons(directory / "comparisons.train.jsonl", *limits))
+        pairs = list(load_comparisons(directory / "comparisons.train.jsonl", tokenizer, Q, T))
         texts = [(row.query, row.chosen) for row in pairs] + [(row.query, row.rejected) for row in pairs]
     ids = right_pad([query + response for query, response in texts], tokenizer.pad_id).to(device)  # (B, L)
     real = ids != tokenizer.pad_id

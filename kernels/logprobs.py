@@ -86,8 +86,9 @@ class LinearLogprobs(torch.autograd.Function):
     def forward(ctx, hidden, weight, labels, bias, temperature, cap):
         ctx.kept = {} if any(ctx.needs_input_grad) else None
         forward = linear_forward_triton if runs_triton(hidden) else linear_forward_blas
-        inputs = hidden, weight, labels, bias, temperature, cap
-        normaliser, entropy, chosen = forward(*inputs, ctx.kept)
+        normaliser, entropy, chosen = forward(
+            hidden, weight, labels, bias, temperature, cap, ctx.kept
+        )
         ctx.save_for_backward(hidden, weight, labels, bias, normaliser, entropy)
         ctx.temperature, ctx.cap = temperature, cap
         ctx.set_materialize_grads(False)  # None if the entropy is only logged
@@ -96,8 +97,7 @@ class LinearLogprobs(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_logprobs, grad_entropy):
-        *inputs, normaliser, entropy = ctx.saved_tensors
-        hidden, weight, labels, bias = inputs
+        hidden, weight, labels, bias, normaliser, entropy = ctx.saved_tensors
         for_hidden, for_weight, _, for_bias, _, _ = ctx.needs_input_grad
         assert ctx.cap is None or not for_bias
         V = len(weight)
@@ -113,8 +113,10 @@ class LinearLogprobs(torch.autograd.Function):
         grad_bias = torch.empty_like(bias) if for_bias else None
         backward = linear_backward_triton if runs_triton(hidden) else linear_backward_blas
         for ids in vocabulary_blocks(hidden, V):
-            settings = ctx.temperature, ctx.cap
-            grad = backward(*inputs, *settings, normaliser, entropy, grads, ids, ctx.kept)
+            grad = backward(
+                hidden, weight, labels, bias, ctx.temperature, ctx.cap, normaliser, entropy, grads,
+                ids, ctx.kept,
+            )  # fmt: skip
             if for_bias:
                 grad_bias[ids] = grad.sum(0)
             grad = grad.to(hidden.dtype)

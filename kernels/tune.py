@@ -100,12 +100,13 @@ def logprobs() -> dict[str, Case]:
     num_rows, width, num_ids = HEAD
     hidden, weight = torch.randn(num_rows, width), torch.randn(num_ids, width) / width**0.5
     labels = torch.randint(num_ids, (num_rows,))
-    inputs = hidden.requires_grad_(), weight.requires_grad_()
+    hidden.requires_grad_()
+    weight.requires_grad_()
 
     def run(block: int, kept: int) -> None:
         processor.use(replace(DEFAULT, block=block, kept=kept))
-        found, _ = linear_logprobs(*inputs, labels)
-        torch.autograd.grad(found.sum(), inputs)
+        found, _ = linear_logprobs(hidden, weight, labels)
+        torch.autograd.grad(found.sum(), (hidden, weight))
         processor.use(DEFAULT)
 
     block = DEFAULT.block

@@ -123,9 +123,10 @@ def launches() -> list[Launch]:
     labels = empty(N, dtype=torch.int64)
     # with neither, and with both, which contains what either has
     for bias, cap in ((None, None), (empty(V), 30.0)):
-        inputs = hidden, weight, labels, bias, 0.7, cap
-        found += launches_of(logprobs.linear_forward_triton, *inputs, None)
-        found += launches_of(logprobs.linear_backward_triton, *inputs, rows, rows, (rows, rows), ids, None)
+        found += launches_of(logprobs.linear_forward_triton, hidden, weight, labels, bias, 0.7, cap, None)
+        found += launches_of(
+            logprobs.linear_backward_triton, hidden, weight, labels, bias, 0.7, cap, rows, rows, (rows, rows), ids, None
+        )  # fmt: skip
     return found
 
 

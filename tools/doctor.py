@@ -120,10 +120,10 @@ def all_cases() -> list[Case]:
     cases = [Case(bug.name, "course", bug.level, (bug,), stages_of(bug)) for bug in BUGS]
     cases += [Case(bug.name, "new", bug.level, (bug,), stages_of(bug)) for bug in OTHER_BUGS]
     for change in CHANGES:
-        shown = (change.stage,) if change.stage else (), change.flags
+        stages = (change.stage,) if change.stage else ()
         right = () if change.right is None else (change.right,)
-        cases.append(Case(change.wrong.name, "right", change.wrong.level, right, *shown))
-        cases.append(Case(change.wrong.name, "wrong", change.wrong.level, (change.wrong,), *shown))
+        cases.append(Case(change.wrong.name, "right", change.wrong.level, right, stages, change.flags))
+        cases.append(Case(change.wrong.name, "wrong", change.wrong.level, (change.wrong,), stages, change.flags))
     return cases
 
 

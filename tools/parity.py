@@ -68,8 +68,10 @@ def difference(ours: GPT, theirs: transformers.PreTrainedModel) -> Difference:
     loss_of(log_p[torch.arange(len(labels)), labels], -(log_p.exp() * log_p).sum(1)).backward()
 
     hidden = ours(ids, mask)
-    head = ours.lm_head.weight, labels, ours.head_bias
-    loss_of(*linear_logprobs(hidden[:, :-1][real], *head, TEMPERATURE, ours.config.logit_cap)).backward()
+    logprobs, entropy = linear_logprobs(
+        hidden[:, :-1][real], ours.lm_head.weight, labels, ours.head_bias, TEMPERATURE, ours.config.logit_cap
+    )
+    loss_of(logprobs, entropy).backward()
     logits = ours.logits(hidden)
 
     gradients: dict[str, Tensor] = {}

@@ -74,9 +74,11 @@ def algorithm(name: str, place: Path, num_responses: int = 1024, winners: str = 
 def compared_world(place: Path, seed: int, num_demonstrations: int = 8000, num_comparisons: int = 1600) -> list[Run]:
     """The data, the start and the reward model."""
     data, sft, rm = (place / name for name in ("data", "sft", "rm"))
-    sizes = ("--num-comparisons", num_comparisons, "--num-validation", 512)
     return [
-        world(data, seed, *sizes, num_demonstrations=num_demonstrations),
+        world(
+            data, seed, "--num-comparisons", num_comparisons, "--num-validation", 512,
+            num_demonstrations=num_demonstrations,
+        ),
         stage(sft, seed, *START, "--data", data, "--num-epochs", 1, needs=(data / "tokenizer.json",)),
         stage(
             rm, seed, "train_rm.py", "--data", data, "--sft", sft, "--num-epochs", 2, "--num-normalisation", 512,

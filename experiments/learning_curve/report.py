@@ -137,10 +137,10 @@ def main(args: Args) -> None:
     if args.out is not None:
         check_out(args.out)
     tokenizer = load_tokenizer(args.model)
-    limits = tokenizer, args.max_query_length, args.max_response_length
-    sets = [load_comparisons(args.data / "comparisons.train.jsonl", *limits)]
+    Q, T = args.max_query_length, args.max_response_length
+    sets = [load_comparisons(args.data / "comparisons.train.jsonl", tokenizer, Q, T)]
     if (validation := args.data / "comparisons.validation.jsonl").exists():
-        sets.append(load_comparisons(validation, *limits))
+        sets.append(load_comparisons(validation, tokenizer, Q, T))
     rows = [row for some in sets for row in some]
     queries = query_numbers(rows, args.data)
     policy = load_lower_blocks(args.model, tokenizer, args.data, sets, args.depth)

@@ -48,8 +48,10 @@ def mismatch(args: Mismatch) -> Iterator[list[Run]]:
         for seed in args.seeds:
             out = args.out / entry / str(seed)
             flags = SAMPLERS[sampler] + CORRECTIONS[correction]
-            words = ("train_ppo.py", "--data", data, "--sft", sft, "--reward-model", rm)
-            runs.append(stage(out, seed, *words, "--total-episodes", 1280, "--kl-coef", 0.05, *flags))
+            runs.append(stage(
+                out, seed, "train_ppo.py", "--data", data, "--sft", sft, "--reward-model", rm,
+                "--total-episodes", 1280, "--kl-coef", 0.05, *flags,
+            ))  # fmt: skip
             policies += [f"{sampler}-{correction}-{seed}", out]
     yield runs
     yield [

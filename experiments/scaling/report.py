@@ -214,8 +214,7 @@ def fitted(points: Sequence[Point], start: float) -> Fit:
     order = np.argsort([point.step for point in points], kind="stable")
     gains, kls = (np.convolve(x[order], kept, "valid") for x in (gold - start, d**2))
     best, end = ((float(gains[i]), float(kls[i])) for i in (gains.argmax(), -1))
-    explained_by = explained[method], explained[other]
-    return Fit(method, alpha, beta, start, *explained_by, float(d.max()), best, end)
+    return Fit(method, alpha, beta, start, explained[method], explained[other], float(d.max()), best, end)
 
 
 def fits(points: Sequence[Point], method: str) -> dict[str, dict[int, Fit]]:

@@ -33,9 +33,10 @@ def reward_models(place: Path, seed: int, case: report.Case) -> list[Run]:
     runs = []
     for i in range(1, case.num_members + 1):
         out = place / f"rm_{case.reward_model}_{case.num_comparisons}_{i}"
-        words = ("--data", data, "--sft", sft, "--num-epochs", 2, "--num-normalisation", 512)
-        needs = (data / "tokenizer.json", sft / "summary.json")
-        runs.append(stage(out, int(f"{seed}{i}"), "train_rm.py", *words, needs=needs))
+        runs.append(stage(
+            out, int(f"{seed}{i}"), "train_rm.py", "--data", data, "--sft", sft, "--num-epochs", 2,
+            "--num-normalisation", 512, needs=(data / "tokenizer.json", sft / "summary.json"),
+        ))  # fmt: skip
     return runs
 
 
@@ -52,30 +53,33 @@ def scaling(args: Scaling) -> Iterator[list[Run]]:
         for name in args.cases:
             case, out = report.CASES[name], report.place_of(args.out, seed, name)
             for number in {base.num_comparisons, case.num_comparisons}:
-                sizes = ("--num-comparisons", number, "--num-validation", 512)
-                runs.append(world(place / f"data_{number}", seed, *sizes, num_demonstrations=args.num_demonstrations))
+                runs.append(world(
+                    place / f"data_{number}", seed, "--num-comparisons", number, "--num-validation", 512,
+                    num_demonstrations=args.num_demonstrations,
+                ))  # fmt: skip
             for width in {case.policy, case.reward_model}:
-                shape = ("train_sft.py", "--n-layer", 3, "--d-model", width, "--n-head", 4)
-                words: tuple[object, ...] = (*shape, "--data", shared, "--num-epochs", 1)
-                runs.append(stage(place / f"sft_{width}", seed, *words, needs=(shared / "tokenizer.json",)))
+                runs.append(stage(
+                    place / f"sft_{width}", seed, "train_sft.py", "--n-layer", 3, "--d-model", width, "--n-head", 4,
+                    "--data", shared, "--num-epochs", 1, needs=(shared / "tokenizer.json",),
+                ))  # fmt: skip
             models = reward_models(place, seed, case)
             runs += models
             policy = place / f"sft_{case.policy}"
             needs = (policy / "summary.json", *(run.done for run in models if run.done is not None))
             members = [run.words[run.words.index("--out") + 1] for run in models]
-            words = (
-                "train_ppo.py", "--data", shared, "--sft", policy, "--value-model", policy, "--reward-model", *members,
-                "--lr", args.lr, "--num-ppo-epochs", 2, "--total-episodes", args.total_episodes,
-                "--kl-coef", case.kl_coef, *(("--reward-weights", case.weights) if case.weights else ()),
-            )  # fmt: skip
-            runs.append(stage(out, seed, *words, needs=needs))
+            weights = ("--reward-weights", case.weights) if case.weights else ()
+            runs.append(stage(
+                out, seed, "train_ppo.py", "--data", shared, "--sft", policy, "--value-model", policy,
+                "--reward-model", *members, "--lr", args.lr, "--num-ppo-epochs", 2,
+                "--total-episodes", args.total_episodes, "--kl-coef", case.kl_coef, *weights, needs=needs,
+            ))  # fmt: skip
             if report.has_best_of(case):
                 policies = [word for n in args.best_of for word in (f"best-of-{n}", f"best-of-{n}:{policy}")]
-                words = (
-                    "tiny", "--data", shared, "--reward-model", *members, "--num-queries", args.num_queries,
-                    "--temperature", 0.7, "--seed", seed, "--policies", "sft", policy, *policies,
-                )  # fmt: skip
-                runs.append(evaluation(out / "best_of", *words, needs=needs))
+                runs.append(evaluation(
+                    out / "best_of", "tiny", "--data", shared, "--reward-model", *members, "--num-queries",
+                    args.num_queries, "--temperature", 0.7, "--seed", seed, "--policies", "sft", policy, *policies,
+                    needs=needs,
+                ))  # fmt: skip
     yield runs
     if not args.dry_run:
         yield [Run(("-m", "experiments.scaling.report", "--runs", str(args.out)))]

@@ -77,8 +77,10 @@ def sums(args: Sums) -> Iterator[list[Run]]:
                 )
             flags = ("--reward", str(rm)) if variant == "learned" else VARIANTS.get(variant, ())
             out = place / entry.replace("/", "-")
-            words = (*CHECKED[name], "--data", data / "long", "--sft", sft, "--total-episodes", args.total_episodes)
-            runs.append(stage(out, seed, *words, *flags, needs=(rm / "summary.json",)))
+            runs.append(stage(
+                out, seed, *CHECKED[name], "--data", data / "long", "--sft", sft, "--total-episodes",
+                args.total_episodes, *flags, needs=(rm / "summary.json",),
+            ))  # fmt: skip
             policies += [out.name, out]
         trained = tuple(Path(str(out)) / "summary.json" for out in policies[3::2])
         runs.append(

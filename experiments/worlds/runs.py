@@ -237,27 +237,19 @@ def job_of(args: Worlds, key: Row) -> Job:
     if name == "rejection":
         runs.append(sampled_winners(place, seed, f"winners_{budget}", budget))
     if key["value_model"] == "scratch":  # the policy's shape, and no step away from its first weights
-        one_step = ("--num-epochs", 20 / args.num_demonstrations, "--lr", 0, "--warmup-steps", 0)
-        runs.append(
-            stage(
-                place / "scratch",
-                seed,
-                *START,
-                "--data",
-                place / "data",
-                *one_step,
-                needs=(place / "data/tokenizer.json",),
-            )
-        )
+        runs.append(stage(
+            place / "scratch", seed, *START, "--data", place / "data", "--num-epochs", 20 / args.num_demonstrations,
+            "--lr", 0, "--warmup-steps", 0, needs=(place / "data/tokenizer.json",),
+        ))  # fmt: skip
     if key["value_model"] == "first run":  # it takes a quarter of the responses; what becomes of its policy is not used
         first, budget = budget // 4, budget - budget // 4
-        words = (*algorithm(name, place, first), *setting_flags(key | {"value_model": ""}, place))
-        runs.append(stage(place / "first_run", seed, *words, needs=(place / "rm/summary.json",)))
+        flags = setting_flags(key | {"value_model": ""}, place)
+        done = place / "rm/summary.json"
+        runs.append(stage(place / "first_run", seed, *algorithm(name, place, first), *flags, needs=(done,)))
     needs = (place / "rm/summary.json", *(run.done for run in runs if run.done is not None))
-    words = (*algorithm(name, place, budget, f"winners_{budget}"), *setting_flags(key, place))
-    if name == "ppo":
-        words = (*words, "--trace", BATCH_SIZE)  # of which the report takes the explained variance
-    training = stage(out, seed, *words, needs=needs)
+    words = algorithm(name, place, budget, f"winners_{budget}")
+    traced = ("--trace", BATCH_SIZE) if name == "ppo" else ()  # of which the report takes the explained variance
+    training = stage(out, seed, *words, *setting_flags(key, place), *traced, needs=needs)
     runs.append(replace(training, diverged=partial(record, args, (key,), out, has_diverged=True)))
     return Job(seed, (key,), (*runs, rated(args, (key,), out, [name, out], out / "summary.json")))
 

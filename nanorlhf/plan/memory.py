@@ -168,8 +168,9 @@ def saved_bytes(model: GPT | ScalarModel, num_rows: int, rows: Rows) -> int:
         output = model(ids, real, last=T + 1, query_length=rows.query_length)[:, :-1]  # (b, T, C) or (b, T)
         if isinstance(model, GPT):
             labels = ids[:, -T:].flatten()
-            head = model.lm_head.weight, labels, model.head_bias
-            linear_logprobs(output.flatten(0, 1), *head, cap=model.config.logit_cap)
+            linear_logprobs(
+                output.flatten(0, 1), model.lm_head.weight, labels, model.head_bias, cap=model.config.logit_cap
+            )
     return sum(storage.nbytes() for storage in storages)
 
 

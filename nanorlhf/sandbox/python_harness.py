@@ -174,12 +174,13 @@ def decoded(data, own, instances, object_of):
         return instances[parts[0]]
     if name == "object":
         return object_of(*parts)
-    rest = own, instances, object_of
     if name == "dict":
-        return {decoded(key, *rest): decoded(value, *rest) for key, value in parts}
+        return {
+            decoded(key, own, instances, object_of): decoded(value, own, instances, object_of) for key, value in parts
+        }
     if name == "named":
-        return tuple.__new__(own[parts[0]], [decoded(part, *rest) for part in parts[1:]])
-    items = [decoded(part, *rest) for part in parts]
+        return tuple.__new__(own[parts[0]], [decoded(part, own, instances, object_of) for part in parts[1:]])
+    items = [decoded(part, own, instances, object_of) for part in parts]
     if name == "range":
         return range(*items)
     if name == "Fraction":
@@ -268,7 +269,7 @@ def perform():
     module, objects = namespace["module"], namespace["objects"]
     call, names, table = loads(receive(namespace["calls"]))
     arguments, instances, classes = [], [], {name: module.get(name) for name in names}
-    rest = classes, instances, objects.__getitem__
+    object_of = objects.__getitem__
     is_name = type(call) is str
     try:
         if is_name:
@@ -276,8 +277,8 @@ def perform():
         else:
             instances += [object.__new__(classes[name]) for name, _ in table]
             for instance, (_, attributes) in zip(instances, table, strict=True):
-                instance.__dict__.update(decoded(attributes, *rest))
-            thing, method, arguments, keywords = [decoded(part, *rest) for part in call]
+                instance.__dict__.update(decoded(attributes, classes, instances, object_of))
+            thing, method, arguments, keywords = [decoded(part, classes, instances, object_of) for part in call]
             kind = type(thing)
             if method == "__bool__":  # or by its length
                 value = bool(thing)
@@ -572,12 +573,12 @@ class Session:
             if returned:
                 content, after, table = parts
                 instances += [object.__new__(self.classes[name]) for name, _ in table[len(instances) :]]
-                rest = self.classes, instances, known
                 for instance, (_, attributes) in zip(instances, table, strict=True):
-                    attributes = decoded(attributes, *rest)
+                    attributes = decoded(attributes, self.classes, instances, known)
                     vars(instance).clear()
                     self.set_attributes(instance, attributes)
-                value, after = decoded(content, *rest), decoded(after, *rest)
+                value = decoded(content, self.classes, instances, known)
+                after = decoded(after, self.classes, instances, known)
                 return value, after if isinstance(after, list) else []
             name, *content = parts
             objects = collections.defaultdict(lambda: "an object")
