@@ -191,12 +191,13 @@ def main(args: Args) -> dict[str, float]:
                 num_states = minibatch.loss_states.sum()
                 steps.zero_grad()
                 for mb in minibatch.mine().micro_batches(args.micro_batch_size):
-                    text = mb.query_response, mb.real  # ids and mask
                     with autocast:
                         new_logprobs, entropy = response_logprobs(
-                            policy, *text, mb.actions, args.temperature
+                            policy, mb.query_response, mb.real, mb.actions, args.temperature
                         )
-                        new_values = response_values(value_model, *text, mb.states)
+                        new_values = response_values(
+                            value_model, mb.query_response, mb.real, mb.states
+                        )
                     pg_losses, pg_clipped = policy_loss(
                         new_logprobs, mb.ratio_to, mb.advantages, mb.loss_actions, args.clip_range
                     )

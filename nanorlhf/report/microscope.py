@@ -117,7 +117,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "policy_loss": ("policy loss", "the larger of the unclipped and the clipped loss", PPO, MAXIMUM),
     "push": ("gradient", SLOPE + STEP, PPO, "unclipped = -advantages * ratio"),
     "new_values": ("new value", "what the value model says now",
-        SCRIPT, "new_values = response_values(value_model, *text, mb.states)"),
+        SCRIPT, "new_values = response_values("),
     "clipped_values": ("value, clipped", "the new value, at most the clip range from the old",
         PPO, "clipped_values = new_values.clamp(values - clip_range, values + clip_range)"),
     "value_clip": ("value clip", "active: the clipped error is the larger one, so the value has no gradient",
