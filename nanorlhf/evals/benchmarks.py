@@ -43,6 +43,7 @@ from nanorlhf.report import benchmark_report
 from nanorlhf.tokenizer import Tokenizer
 
 LONGER = "the longer one"  # the rule beside the models
+Record = tuple[str, str, dict[int, int], dict[int, int], set[tuple[int, int]]]  # subset, id, chosen, rejected, pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,6 @@ class Args(RewardModelArgs):
 
 
 def main(args: Args) -> dict:
-    # ----------------------------------------------------------------------------------------------- 1. data and models
     device = begin(args)
     models = named_models(args.reward_models)
     if LONGER in models:
@@ -65,20 +65,9 @@ def main(args: Args) -> dict:
     benchmark, rows, responses = read_benchmark(pairs, path)
     ref_policy = load_ref_policy(args, tokenizer, device)
 
-    # --------------------------------------------------------------------------------------------------- 2. the scores
-    scores = {  # name -> (seeds, responses)
-        name: np.stack(
-            [
-                score_responses(place, responses, ref_policy, tokenizer, device, args)
-                for place in Progress(of_name, desc=name, leave=False)
-            ]
-        )
-        for name, of_name in models.items()
-    }
+    scores = score_models(models, responses, ref_policy, tokenizer, device, args)
     lengths = np.array([len(text.response) - 1 for text in responses])  # (responses,) tokens without EOS
     scores[LONGER] = lengths[None].astype(float)
-
-    # -------------------------------------------------------------------------------------------------- 3. the numbers
     compared = [row for row in rows if (benchmark, row.subset) != ("RewardBench 2", TIES)]  # these answers are words
     result = {
         "benchmark": benchmark,
@@ -114,7 +103,7 @@ def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, lis
         return known[key]
 
     names: set[str | None] = set()
-    found: dict[int, tuple[str, str, dict[int, int], dict[int, int], set]] = {}  # record -> what makes a Row
+    found: dict[int, Record] = {}
     for number, pair in enumerate(pairs):
         where = f"{path}:{number + 1}"
         meta = field(pair.record, "meta", dict, where) if "meta" in pair.record else {}
@@ -135,6 +124,18 @@ def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, lis
     if len(names) > 1 or not names <= {None, *SIZES}:
         raise InputError(f"{path}: 'benchmark' in the field 'meta' must be one of {', '.join(SIZES)} in all rows.")
     [benchmark] = names
+    check_records(benchmark, found, path)
+    rows = [
+        Row(subset, name, [chosen[i] for i in sorted(chosen)], [rejected[j] for j in sorted(rejected)])
+        for subset, name, chosen, rejected, _ in found.values()
+    ]
+    if benchmark == "RewardBench 2":
+        check_ties(rows, path)
+    return benchmark, rows, responses
+
+
+def check_records(benchmark: str | None, found: dict[int, Record], path: Path) -> None:
+    """Each chosen response of a record must stand against each rejected one, as many as the benchmark has."""
     for record, (subset, _, chosen, rejected, seen) in found.items():
         sizes = len(chosen), len(rejected)
         if benchmark is not None and not (benchmark == "RewardBench 2" and subset == TIES):
@@ -144,20 +145,36 @@ def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, lis
                 f"{path}: record {record} lacks pairs, or has others than {benchmark}: convert it again with "
                 "data.rewardbench."
             )
-    rows = [
-        Row(subset, name, [chosen[i] for i in sorted(chosen)], [rejected[j] for j in sorted(rejected)])
-        for subset, name, chosen, rejected, _ in found.values()
-    ]
-    if benchmark == "RewardBench 2":
-        ties = [row.id for row in rows if row.subset == TIES]
-        if repeated := [name for name, count in Counter(ties).items() if count > 1]:
-            raise InputError(f"{path}: the id {repeated[0]!r} of {TIES} is that of several records: convert it again.")
-        if ties and len(unpaired_ties(rows)) == len(ties):
-            raise InputError(
-                f"{path}: no question of {TIES} has both its records, ref:N and tied:N: convert all records of the "
-                "benchmark with data.rewardbench, or leave these out."
-            )
-    return benchmark, rows, responses
+
+
+def check_ties(rows: list[Row], path: Path) -> None:
+    """A question of Ties has two rows, of which one at least must be whole."""
+    ties = [row.id for row in rows if row.subset == TIES]
+    if repeated := [name for name, count in Counter(ties).items() if count > 1]:
+        raise InputError(f"{path}: the id {repeated[0]!r} of {TIES} is that of several records: convert it again.")
+    if ties and len(unpaired_ties(rows)) == len(ties):
+        raise InputError(
+            f"{path}: no question of {TIES} has both its records, ref:N and tied:N: convert all records of the "
+            "benchmark with data.rewardbench, or leave these out."
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- 2. scores
+def score_models(
+    models: dict[str, list[str]],
+    responses: list[Demonstration],
+    ref_policy: GPT | None,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    args: Args,
+) -> dict[str, np.ndarray]:
+    """Name -> the scores by each of its checkpoints, (seeds, responses)."""
+    scores = {}
+    for name, places in models.items():
+        seeds = Progress(places, desc=name, leave=False)
+        columns = [score_responses(place, responses, ref_policy, tokenizer, device, args) for place in seeds]
+        scores[name] = np.stack(columns)
+    return scores
 
 
 def score_responses(
@@ -177,7 +194,7 @@ def score_responses(
     return scores
 
 
-# ---------------------------------------------------------------------------------------------------------- 2. numbers
+# ---------------------------------------------------------------------------------------------------------- 3. numbers
 def length_tables(rows: list[Row], scores: dict[str, np.ndarray], lengths: np.ndarray, seed: int) -> dict:
     """What length has to do with it: scores name -> (seeds, responses), lengths (responses,) in tokens.
 
