@@ -271,12 +271,14 @@ def save_trace(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
         shutil.copymode(path.parents[1] / "args.json", temporary)  # safetensors sets owner-only access
 
 
+AGAIN = "delete it, or train again with --trace"  # what to do with a damaged file
+
+
 def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
     """The tensors of one traced update, with the shapes and kinds listed above, and what is said about them.
 
     Raises InputError for a damaged file.
     """
-    again = "delete it, or train again with --trace"
     with open_regular(path) as file:
         content = file.read()
     try:
@@ -284,16 +286,24 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
     except (SafetensorError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path}: damaged ({error}): {again}.") from error
+        raise InputError(f"{path}: damaged ({error}): {AGAIN}.") from error
     about = parse_json(metadata.get("about", "").encode(), f"{path}: about")
     if not isinstance(about, dict):
-        raise InputError(f"{path}: about must be an object: {again}.")
+        raise InputError(f"{path}: about must be an object: {AGAIN}.")
     where = f"{path}: about"
     algorithm = field(about, "algorithm", str, where)
     needed = {*OF_BATCH, "scores", "new_logprobs", "fixed_logprobs"}
     needed |= {"ppo": {*WITH_VALUES}, "reinforce++": {*WITH_RETURNS}}.get(algorithm, set())
     if missing := sorted(needed - tensors.keys()):
-        raise InputError(f"{path}: it lacks the tensor {missing[0]}: {again}.")
+        raise InputError(f"{path}: it lacks the tensor {missing[0]}: {AGAIN}.")
+    n, T = check_tensors(tensors, needed, path)
+    if n and T:
+        check_about(about, n, T, len(tensors["fixed_logprobs"]), where)
+    return tensors, about
+
+
+def check_tensors(tensors: Tensors, needed: set[str], path: Path) -> tuple[int, int]:
+    """Raises InputError where shapes, kinds or indices are not those listed above; returns n and T."""
     n, T = tensors["response"].shape if tensors["response"].ndim == 2 else (-1, -1)
     for name in sorted(needed):
         x = tensors[name]
@@ -308,37 +318,41 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
         kind = "bool" if x.dtype == torch.bool else "float" if x.is_floating_point() else "int"
         wanted = "bool" if name in MASKS else "int" if name in IDS else "float"
         if tuple(x.shape) != shape:
-            raise InputError(f"{path}: {name} has the shape {tuple(x.shape)}, and not {shape}: {again}.")
+            raise InputError(f"{path}: {name} has the shape {tuple(x.shape)}, and not {shape}: {AGAIN}.")
         if kind != wanted:
-            raise InputError(f"{path}: {name} holds {kind}, and not {wanted}: {again}.")
+            raise InputError(f"{path}: {name} holds {kind}, and not {wanted}: {AGAIN}.")
     if not len(tensors["new_logprobs"]):
-        raise InputError(f"{path}: it holds no epoch: {again}.")
+        raise InputError(f"{path}: it holds no epoch: {AGAIN}.")
     if not (n and T):  # no token that the checks below could be about
-        return tensors, about
+        return n, T
     if not (tensors["actions"] & tensors["states"])[:, 0].all():
-        raise InputError(f"{path}: a response has no first token: {again}.")
+        raise InputError(f"{path}: a response has no first token: {AGAIN}.")
     for name in ("eos_index", "score_index"):
         if not ((0 <= tensors[name]) & (tensors[name] < T)).all():
-            raise InputError(f"{path}: {name} must be from 0 to {T - 1}: {again}.")
+            raise InputError(f"{path}: {name} must be from 0 to {T - 1}: {AGAIN}.")
+    return n, T
+
+
+def check_about(about: dict[str, Any], n: int, T: int, num_answers: int, where: str) -> None:
+    """Raises InputError where what is said about n responses of T tokens doesn't fit; null becomes NaN."""
     field(about, "update", int, where)
     # JSON has null for them
     about |= {name: math.nan for name in NUMBERS if name in about and about[name] is None}
     if not isinstance(about.get("kl_coef"), float):
         field(about, "kl_coef", float, where)
     settings = field(about, "settings", dict, where)
-    whitened = {"ppo": ("advantage",), "reinforce++": ("return",)}.get(algorithm, ())
+    whitened = {"ppo": ("advantage",), "reinforce++": ("return",)}.get(about["algorithm"], ())
     for name in (*whitened, *(("reward",) if settings.get("whiten_rewards") else ())):
         for statistic in (f"{name}_mean", f"{name}_var"):
             if not isinstance(about.get(statistic), float):
-                raise InputError(f"{where}: the field {statistic!r} must be a number: {again}.")
-    lengths = {"queries": n, "texts": n, "answers": len(tensors["fixed_logprobs"])}
+                raise InputError(f"{where}: the field {statistic!r} must be a number: {AGAIN}.")
+    lengths = {"queries": n, "texts": n, "answers": num_answers}
     kinds: dict[str, Any] = {"queries": list[str], "texts": list[list[str]], "answers": list[str]}
     for name, kind in kinds.items():
         if len(field(about, name, kind, where)) != lengths[name]:
-            raise InputError(f"{where}: {name} must have {lengths[name]} items: {again}.")
+            raise InputError(f"{where}: {name} must have {lengths[name]} items: {AGAIN}.")
     if any(len(texts) > T for texts in about["texts"]):
-        raise InputError(f"{where}: texts must hold the texts of {T} tokens at most of each response: {again}.")
-    return tensors, about
+        raise InputError(f"{where}: texts must hold the texts of {T} tokens at most of each response: {AGAIN}.")
 
 
 def read_traces(run: Path) -> list[tuple[Tensors, dict[str, Any]]]:
