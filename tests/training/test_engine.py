@@ -33,7 +33,7 @@ class Server(ThreadingHTTPServer):
         self.kind, self.lock, self.change, self.replies = kind, threading.Lock(), lambda path, answer: answer, []
         self.asked: list[tuple[str, dict]] = []
         self.load(directory)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def url(self) -> str:
