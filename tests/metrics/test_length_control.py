@@ -8,6 +8,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import expit
 
+from nanorlhf.metrics import length_control
 from nanorlhf.metrics.length_control import (
     label_weights,
     length_controlled_win_rate,
@@ -76,6 +77,12 @@ def differences(num_rows: int, mean: float) -> np.ndarray:
     return np.random.default_rng(1).normal(mean, 100, (num_rows, 1)).round()
 
 
+@pytest.fixture
+def few_resamples(monkeypatch) -> None:
+    """Each of them fits a regression again; not for tests of what an interval holds."""
+    monkeypatch.setattr(length_control, "NUM_RESAMPLES", 10)
+
+
 def wins_of(probabilities: np.ndarray) -> np.ndarray:
     """(rows, pairs) -> drawn wins (rows, pairs, 1)"""
     return (np.random.default_rng(2).random(probabilities.shape) < probabilities).astype(float)[..., None]
@@ -107,6 +114,7 @@ def test_quality_is_found_under_a_liking_for_length() -> None:
     assert wins.mean() < 0.5 < low < expit(0.8) < high and rate == pytest.approx(expit(0.8), abs=0.06)
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_the_rates_of_two_sides_add_up_to_1_and_a_policy_ties_with_itself() -> None:
     d = differences(200, 30)
     wins = wins_of(expit(0.5 + d / 100))
@@ -132,7 +140,7 @@ def test_pairs_of_one_row_are_resampled_together() -> None:
     assert high_of_nine - low_of_nine == pytest.approx(high - low, rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("few_resamples")
 def test_of_several_seeds_the_mean_of_their_rates() -> None:
     d = differences(100, 10)
     one, two = wins_of(expit(d / 100)), 1 - wins_of(np.full(d.shape, 0.2))
@@ -156,6 +164,7 @@ def test_the_weights_tell_a_model_that_knows_quality_from_one_that_knows_length(
     assert low < 0 < high
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_a_term_that_is_zero_gets_no_weight() -> None:
     d = differences(40, 60)
     without_margin = label_weights(np.zeros((40, 1, 1)), d, seed=1)
