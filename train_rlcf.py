@@ -2,8 +2,7 @@
 
 Paper: Coarse-Tuning Models of Code with Reinforcement Learning Feedback (RLCF), Algorithm 1. The
 compiler cuts a program at its first error; the discriminator scores the programs that pass.
-In: programs (code.jsonl), the policy of stage 1, a discriminator. Out: a policy, value_model/,
-discriminator/.
+In: code.jsonl, the policy of stage 1, a discriminator. Out: policy, value_model/, discriminator/.
 
     python train_rlcf.py rlcf-tiny                               # the embedded programs
     torchrun --nproc-per-node 8 train_rlcf.py rlcf --discriminator runs/rlcf/discriminator

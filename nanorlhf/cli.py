@@ -201,7 +201,7 @@ def parse_flags(
     """Return the settings that flags give; raises InputError for unknown ones and bad values."""
     options: dict[str, Any] = {} if default is None else {"default": default}
     _check_flags(_flags(args_class), arguments, program)
-    # --help opens with data, models and algorithm: what the program declares, before what it inherits
+    # --help opens with data, models and algorithm: declared fields come before inherited ones
     fields = args_class.__dataclass_fields__
     first = ("source", "data", "out", "policies", *inspect.get_annotations(args_class))
     args_class.__dataclass_fields__ = {
