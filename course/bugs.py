@@ -385,8 +385,8 @@ BUGS: tuple[Bug, ...] = (
     # ------------------------------------------------------------------------------------------------------- the update
     Bug(
         name="update-at-temperature-1", level=1, where="train_ppo:main",
-        old="response_logprobs(policy, *ids, mb.actions, args.temperature)",
-        new="response_logprobs(policy, *ids, mb.actions, 1.0)",
+        old="response_logprobs(policy, mb.query_response, mb.real, mb.actions, args.temperature)",
+        new="response_logprobs(policy, mb.query_response, mb.real, mb.actions, 1.0)",
         symptom="policy/first_ratio_error is far from 0 and policy/clip_fraction is high before the first step.",
         cause="The update's log-probabilities are at temperature 1, those of the rollout at --temperature.",
         who="trlx#107, trl#454, blog#2110",
