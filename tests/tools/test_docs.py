@@ -132,6 +132,7 @@ LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}
 # slow at any size: a test of their own executes them
 ELSEWHERE = {
     "course": "tests/course/test_commands.py",
+    "data.pretrained": "tests/data/test_pretrained.py",
     "data.reason": "tests/data/test_reason.py",
     "kernels.tune": "tests/kernels/test_tune.py",
     "nanorlhf.doctor": "tests/doctor/test_diagnosis.py",
