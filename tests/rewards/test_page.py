@@ -51,7 +51,7 @@ def test_the_pages_functions(function):
     assert (slow.time_limit, slow.timeout_score) == (5, -1.0) and slow(GIVEN) == [1.0, 1.0]
 
 
-SENTENCES = dict(re.findall(r"^\| ([^|`]+) \| `(.+)` \|$", PAGE.split("## Mistakes")[1], re.M))
+SENTENCES = dict(re.findall(r"^\| ([^|`]+) \| `(.+)` \|$", PAGE.split("## Errors")[1], re.M))
 
 
 MISTAKES = {
@@ -87,7 +87,7 @@ def test_the_other_sentences_and_that_there_are_no_more(tmp_path):
 
 
 def test_the_judges_fields_and_defaults_are_those_of_the_page(tmp_path):
-    rows = re.findall(r"^\| (`[^|]+`) \|([^|]*)\|", PAGE.split("## A judge")[1].split("## A teacher")[0], re.M)
+    rows = re.findall(r"^\| (`[^|]+`) \|([^|]*)\|", PAGE.split("## LLM judges")[1].split("## Distillation")[0], re.M)
     printed = {}
     for names, defaults in rows:
         names = re.findall(r"`(\w+)`", names)
