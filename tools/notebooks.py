@@ -2,8 +2,8 @@
 
     python -m tools.notebooks
 
-A block fenced as `python NAME` is a cell of code; what stands between two of them is a cell of text. `<!-- lecture:
-1. Imitate -->` stands for a section of docs/lecture.md, without its pictures. Edit the Markdown, never a notebook.
+A block fenced as `python NAME` becomes a code cell, and the text between two blocks a text cell. `<!-- lecture: TITLE -->`
+inserts that section of docs/lecture.md without its pictures. Edit the Markdown, not the notebooks.
 """
 
 import json
