@@ -60,7 +60,7 @@ def loss_difference(
 def need(package: str) -> None:
     """Skip the test without the package."""
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: docs/others.md says how", allow_module_level=True)
+        pytest.skip(f"{package} is not installed: docs/how-we-compare.md shows how", allow_module_level=True)
 
 
 def load(name: str, *unused: str) -> ModuleType:

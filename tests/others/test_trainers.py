@@ -22,7 +22,7 @@ from train_dpo import margin_loss
 from train_rm import contrastive_loss
 from train_sft import demonstration_loss, num_labels
 
-trl = pytest.importorskip("trl", reason="trl is not installed: docs/others.md says how")
+trl = pytest.importorskip("trl", reason="trl is not installed: docs/how-we-compare.md shows how")
 ppo = pytest.importorskip("trl.experimental.ppo")
 Dataset = pytest.importorskip("datasets").Dataset
 
