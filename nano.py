@@ -3,10 +3,10 @@
     python nano.py                  # under a minute on two CPU cores
     python nano.py --kl-coef 0      # without the KL penalty: over-optimisation
 
-Read from top to bottom: a small world in which we know what people want, a GPT, the three stages of
+Read from top to bottom: a small world with known preferences, a GPT, the three stages of
 RLHF, and what they gained, measured by a truth that no training saw. Tags such as [N+ 23] number
 the details of "The N+ Implementation Details of RLHF with PPO" (Huang et al. 2024). train_sft.py,
-train_rm.py and train_ppo.py do the same at full size, and tests hold this file to their numbers.
+train_rm.py and train_ppo.py do the same at full size, and tests compare the numbers.
 
 Left out: a KV cache (each step of sampling reads the whole text again), micro-batches, several
 processes, checkpoints. Shapes: B texts, Q query tokens, T response tokens, L = Q + T, C channels.
@@ -89,7 +89,7 @@ def decode(ids: Tensor) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------- 2. The model
-# A GPT-2: each token collects what earlier tokens know (attention), then works on it alone (MLP).
+# A GPT-2: each token attends to earlier tokens, then is processed by itself (MLP).
 C, HEADS, LAYERS = 64, 4, 2
 
 
@@ -112,7 +112,7 @@ class Block(nn.Module):
 
 
 # One class serves four models. The policy and the reference have V outputs per token: the logits of
-# the next token. The reward model and the value model have one: a score. There is no dropout, as
+# the next token. The reward model and the value model have one: a score. No dropout:
 # the policy that samples and the policy that is updated must be the same function. [N+ 7]
 class GPT(nn.Module):
     def __init__(self, outputs: int) -> None:
@@ -136,7 +136,7 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-# The output at a token is about the next token: what is said of the T response tokens begins at the
+# The output at a token predicts the next one, so the outputs for the T response tokens start at the
 # last token of the query.
 def response_logits(policy: GPT, query: Tensor, response: Tensor, temperature: float) -> Tensor:
     """(B, T, V), divided by the temperature in the rollout, the reference and the update alike."""
@@ -155,7 +155,7 @@ def response_values(value_model: GPT, query: Tensor, response: Tensor) -> Tensor
     return value_model(torch.cat((query, response), dim=1))[:, query.size(1) - 1 : -1, 0]
 
 
-# Sampling is by temperature alone: PPO's ratio is taken against this very distribution.
+# Sampling only uses a temperature: PPO's ratio is taken against this very distribution.
 @torch.no_grad()
 def sample(policy: GPT, query: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
     """A response to each query, (B, T); a random number in [0, 1) decides each token, (B, T)."""
@@ -294,7 +294,7 @@ def rollout(policy, ref_policy, reward_model, value_model, query, uniforms, s) -
                 values=values, advantages=advantages, returns=returns)  # fmt: skip
 
 
-# The ratio says how much more probable a token has become since the rollout: 1 in the first step.
+# The ratio is how much more probable a token has become since the rollout: 1 in the first step.
 # Both losses take the worse of two, so that going further than the clip range gains nothing.
 def ppo_loss(policy: GPT, value_model: GPT, batch: dict[str, Tensor], s: Settings) -> Tensor:
     """Each part is a mean over all positions of the minibatch that count."""

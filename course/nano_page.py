@@ -1,4 +1,4 @@
-"""docs/nano.md from nano.py: its comments become prose, its code stands beside them.
+"""Write docs/nano.md from nano.py: comments become prose next to the code.
 
 python -m course.nano_page        # writes docs/nano.md
 """
@@ -39,7 +39,7 @@ def page(source: str) -> str:
     after = source[source.index('"""', 3) + 3 :]
     lines = [
         f"# {title}", "", "<!-- written by `python -m course.nano_page` from nano.py -->", "",
-        about[0].upper() + about[1:], "", "This page holds all of [nano.py](../nano.py).",
+        about[0].upper() + about[1:], "", "This page is all of [nano.py](../nano.py).",
     ]  # fmt: skip
     for heading, prose, code in parts(after):
         if heading:
@@ -47,7 +47,7 @@ def page(source: str) -> str:
         text = "\n".join(code).strip("\n")
         block = ["```python", text, "```"]
         if prose:
-            block = ['<div class="beside" markdown="1">', '<div markdown="1">', "", *prose, "", "</div>", ""] + block
+            block = ['<div class="columns" markdown="1">', '<div markdown="1">', "", *prose, "", "</div>", ""] + block
             block += ["", "</div>"]
         lines += ["", *block]
     return "\n".join(lines) + "\n"
