@@ -2,8 +2,9 @@
 
     python -m tools.notebooks
 
-A block fenced as `python NAME` becomes a code cell, and the text between two blocks a text cell. `<!-- lecture: TITLE -->`
-inserts that section of docs/lecture.md without its pictures. Edit the Markdown, not the notebooks.
+A block fenced as `python NAME` becomes a code cell, and the text between two blocks a text cell.
+`<!-- lecture: TITLE -->` inserts that section of docs/lecture.md without its pictures. Edit the Markdown, not the
+notebooks.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""GRPO and its relatives against TRL's trainers, verl's and OpenRLHF's functions. The table is in docs/how-we-compare.md."""
+"""GRPO and its relatives against TRL's trainers, verl's and OpenRLHF's functions. Table: docs/how-we-compare.md."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Whitening, GAE, KL and PPO's losses against TRL's, verl's, OpenRLHF's and torchtune's. The table: docs/how-we-compare.md."""
+"""Whitening, GAE, KL and PPO's losses against TRL, verl, OpenRLHF and torchtune. Table: docs/how-we-compare.md."""
 
 from functools import partial
 

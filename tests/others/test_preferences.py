@@ -1,4 +1,4 @@
-"""DPO and its relatives against TRL's trainers, OpenRLHF's and torchtune's losses. The table is in docs/how-we-compare.md."""
+"""DPO and its relatives against TRL's trainers, OpenRLHF's and torchtune's losses. Table: docs/how-we-compare.md."""
 
 from functools import partial
 from types import SimpleNamespace
