@@ -1,4 +1,4 @@
-"""Where the pretrained model comes from: the Hub, else a package, else a sentence that says what to install."""
+"""`data.pretrained` names the pretrained model: from the Hub, else from a package, else an error says how to get it."""
 
 import importlib.util
 import runpy

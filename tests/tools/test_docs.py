@@ -135,6 +135,7 @@ ELSEWHERE = {
     "data.pretrained": "tests/data/test_pretrained.py",
     "data.reason": "tests/data/test_reason.py",
     "kernels.tune": "tests/kernels/test_tune.py",
+    "nanorlhf.pretrained.gguf": "tests/pretrained/test_gguf.py",
     "nanorlhf.doctor": "tests/doctor/test_diagnosis.py",
     "nano.py": "tests/test_nano.py",
     "course.nano_page": "tests/course/test_nano_page.py",
