@@ -27,6 +27,7 @@ import math
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -331,7 +332,7 @@ def query_rows(records: Iterable[tuple[str, dict]]) -> Texts:
 
 # --------------------------------------------------------------------------- 3. ids in a few arrays
 CACHE = ".tokens"  # directory next to the data
-CACHE_FORMAT = "5"  # a cache in another format is replaced
+CACHE_FORMAT = "4"  # a cache in another format is replaced
 CHUNK = 1024  # rows tokenised at once, on all cores
 
 
@@ -389,9 +390,9 @@ def load_rows(
     """Tokenise a file, or map the cache that an earlier start wrote; every rank calls it.
 
     Rank 0 does the work. The cache is named by kind and tokenizer; it is replaced if the SHA-256 of
-    the file differs, and written atomically. Where the cache can't be written, or another node
-    doesn't see it, rank 0 sends the arrays to the other ranks. Raises InputError for the first
-    field that has more tokens than its limit.
+    the file or of its own arrays differs, and written atomically. Where the cache can't be written,
+    or another node doesn't see it, rank 0 sends the arrays to the other ranks. Raises InputError
+    for the first field that has more tokens than its limit.
     """
     from nanorlhf import distributed  # imports PyTorch, which converters don't need
 
@@ -439,16 +440,21 @@ def cached_tokens(
         source = f"{CACHE_FORMAT} {hashlib.file_digest(file, 'sha256').hexdigest()}"
     cache = path.parent / CACHE / f"{path.name}.{kind}.{tokenizer.fingerprint[:16]}.safetensors"
     try:
-        if read_cache(cache)[0] == source:
+        key, arrays = read_cache(cache)
+        if key == f"{source} {digest(arrays)}":
             return cache
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError, TypeError):  # TypeError: a type that NumPy doesn't have
         pass  # missing or damaged: written below
     arrays = tokenise(path, tokenizer, texts)
+    key = f"{source} {digest(arrays)}"
     try:
         cache.parent.mkdir(exist_ok=True)
+        for left in cache.parent.glob("*.tmp"):
+            if time.time() - left.stat().st_mtime > 3600:  # by a kill
+                left.unlink(missing_ok=True)
         # two starts may write at once, on nodes that share the directory
         with atomic(cache, f".{platform.node()}.{os.getpid()}.tmp") as temporary:
-            temporary.write_bytes(save(arrays, {"key": source}))
+            temporary.write_bytes(save(arrays, {"key": key}))
     except OSError as error:
         print(
             f"note: no cache of tokens, so {path} is tokenised at every start: "
@@ -464,6 +470,15 @@ def read_cache(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     with interrupts_wait(), safe_open(path, "pt") as file:
         arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}
         return (file.metadata() or {}).get("key", ""), arrays
+
+
+def digest(arrays: dict[str, np.ndarray]) -> str:
+    """Of the names, types, shapes and bytes."""
+    found = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype} {array.shape} ".encode())
+        found.update(array.data)
+    return found.hexdigest()
 
 
 def tokenise(

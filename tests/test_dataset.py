@@ -2,6 +2,7 @@ import errno
 import gzip
 import json
 import os
+import time
 
 import pytest
 from hypothesis import given
@@ -336,10 +337,16 @@ def test_a_cache_of_other_data_or_another_tokenizer_is_not_used(tmp_path, tokeni
     assert len(tokenised) == 3  # both stay
 
 
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         lambda data: data[:-1], lambda data: b"", lambda data: b"\xff" * 99,
+        lambda data: flipped(data, -1),  # an id, an end or a line: arrays of the right shapes
+        lambda data: flipped(data, data.index(b'"ids"') + 1), lambda data: data.replace(b'"I32"', b'"F32"'),
         lambda data: data.replace(b"__metadata__", b"__netadata__"),
     ],
 )  # fmt: skip
@@ -368,6 +375,19 @@ def test_a_directory_that_cant_be_written_costs_the_cache_and_nothing_else(tmp_p
         [row] = load_demonstrations(path, TOKENIZER, None, None)
     assert row.query == TOKENIZER.encode("TL;DR:") and "No space left" in capsys.readouterr().err
     assert list((tmp_path / ".tokens").iterdir()) == [] and len(tokenised) == 2
+
+
+def test_a_cache_that_a_killed_start_has_half_written_is_removed(tmp_path):
+    path = write(tmp_path / "sft", DEMONSTRATION)
+    load_demonstrations(path, TOKENIZER, None, None)
+    [cache] = (tmp_path / ".tokens").iterdir()
+    left, writing = (cache.with_name(f"{cache.name}.node7.{number}.tmp") for number in (1, 2))
+    for file in (left, writing):
+        file.write_text("half")
+    os.utime(left, times=(time.time() - 4000,) * 2)  # more than an hour ago
+    cache.unlink()
+    load_demonstrations(path, TOKENIZER, None, None)
+    assert {*cache.parent.iterdir()} == {cache, writing}
 
 
 def test_a_broken_row_leaves_no_cache(tmp_path):
