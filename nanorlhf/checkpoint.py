@@ -412,9 +412,7 @@ def save(
         (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
         if tokenizer is not None:
             tokenizer.save(partial)
-        write_tensors(tensors, partial / "model.safetensors")
-        # safetensors sets owner-only access
-        shutil.copymode(partial / "config.json", partial / "model.safetensors")
+        write_tensors(tensors, partial / "model.safetensors", partial / "config.json")
         written = {file.name for file in partial.iterdir()}
     if tokenizer is not None:
         for name in REPLACED - written:
@@ -422,10 +420,12 @@ def save(
 
 
 def write_tensors(
-    tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+    tensors: dict[str, Tensor], path: Path, like: Path, metadata: dict[str, str] | None = None
 ) -> None:
+    """Write a safetensors file with the access mode of the file `like`."""
     try:
         save_file(tensors, path, metadata={"format": "pt", **(metadata or {})})
+        shutil.copymode(like, path)  # safetensors sets owner-only access
     except SafetensorError as error:  # its text holds the system's error, such as a full disk
         number = re.search(r"os error (\d+)", str(error))
         if number is None:

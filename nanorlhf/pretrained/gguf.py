@@ -105,14 +105,13 @@ def convert(file: Path, out: Path) -> None:
     }
     backend, tokenizer_settings = gguf_tokenizer(file)
     with atomic_files(out, last="config.json") as partial:
-        write_tensors(gguf_tensors(file), partial / "model.safetensors")
         contents = {"config.json": settings}
         if backend is not None:
             (partial / "tokenizer.json").write_text(backend.to_str(), "utf-8")
             contents["tokenizer_config.json"] = tokenizer_settings
         for name, content in contents.items():
             (partial / name).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-        (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)
+        write_tensors(gguf_tensors(file), partial / "model.safetensors", partial / "config.json")
 
 
 def metadata(path: Path, name: str, *kinds: type) -> Any:

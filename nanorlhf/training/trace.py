@@ -18,7 +18,6 @@ response to each fixed query.
 """
 
 import math
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -267,8 +266,7 @@ def save_trace(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic(path) as temporary:
         contiguous = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
-        write_tensors(contiguous, temporary, {"about": to_json(about, default=str)})
-        shutil.copymode(path.parents[1] / "args.json", temporary)  # safetensors sets owner-only access
+        write_tensors(contiguous, temporary, path.parents[1] / "args.json", {"about": to_json(about, default=str)})
 
 
 AGAIN = "delete it, or train again with --trace"  # what to do with a damaged file
