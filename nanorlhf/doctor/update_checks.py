@@ -60,6 +60,16 @@ def first_ratio(cases: Cases) -> Iterator[Finding]:
                 means="The statistic reads other tokens than the loss.",
                 where="nanorlhf/training/update_metrics.py",
             )
+    one_epoch = cases.run("train_ppo", **PPO, reward=cases.world.rule("score"), kl_coef=0.0).metrics[0]
+    for name, expected in (("policy/ratio", 1.0), ("policy/approx_kl", 0.0)):
+        if name in one_epoch and abs(one_epoch[name] - expected) > 1e-3:
+            yield Finding(
+                name="statistics",
+                seen=f"{name} is logged as {one_epoch[name]:.4g} over one epoch of one step, in which every ratio "
+                "is 1.",
+                means="The sum runs over padding, or is divided by another count.",
+                where="nanorlhf/training/update_metrics.py",
+            )
 
 
 def slopes_of_rows(run: Watched, pad_id: int) -> list[tuple[int, Tensor, Tensor]]:

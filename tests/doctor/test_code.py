@@ -76,7 +76,7 @@ FOUND_BY = {
     "mean-of-means-in-sft": "micro_batches",
     "large-ratios-are-dropped": "clipping",
     "old-logprobs-move": "clipping",
-    "ratio-over-padding": "ratio_statistics",
+    "ratio-over-padding": "first_ratio",
     "eos-has-no-loss": "supervised_gradients",
     "no-leading-blank": "seam",
     "seed-is-ignored": "seeds",
