@@ -1,4 +1,4 @@
-"""What the doctor says when something is wrong."""
+"""Findings of the doctor, their order and their printed form."""
 
 import textwrap
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, in four sentences."""
+    """A problem that the doctor has found."""
 
     name: str
-    """of the check, as docs/troubleshooting.md lists it: `first-ratio`"""
+    """name of the check as listed in docs/troubleshooting.md, such as `first-ratio`"""
     seen: str
-    """what was seen, with its numbers"""
+    """the symptom, with its numbers"""
     means: str
-    """what it usually means"""
+    """the usual cause"""
     where: str
     """where to look: a file and a function, or a setting"""
 
@@ -28,7 +28,7 @@ ORDER = (
     *("crash", "seam", "held-out", "order", "families", "padding", "padding-difference", "dropout", "model-gradient"),
     *("pad-sampled", "sampler-logprobs", "sampler-gap", "sampler-distribution", "sampled-entropy", "random-numbers"),
     *("text-after-eos", "masks", "cut-programs"),
-    # what models say of texts, and the stages before PPO
+    # model outputs, and the stages before PPO
     *("readings", "first-margin", "supervised-gradient", "loss-flat", "over-fitting"),
     *("sft-eos-rate", "accuracy-at-chance", "chosen-falls", "ties", "normalisation", "start-score"),
     *("reference-moves", "first-kl", "kl-stays-zero", "reference-point"),
@@ -39,28 +39,28 @@ ORDER = (
     # the loss, its gradient, the step
     *("first-ratio", "nan-after-the-end", "clipping", "slopes", "gradients", "micro-batches", "two-models"),
     *("exact-gradient", "frozen-weights", "optimizer", "schedule", "policy-stays", "policy-rests"),
-    # what is logged, and what becomes of the run
+    # metrics, and the run as a whole
     *("statistics", "mean-ratio", "kl-estimators", "kl-negative", "kl-controller", "clip-never", "clip-often"),
     *("value-vanishes", "value-explains-nothing", "kl-exploding", "entropy-gone", "eos-rate", "length-collapse"),
     *("length-limit", "skipped-steps", "not-finite", "score-flat", "reward-falls", "over-optimised"),
     *("checkpoint", "seeds", "resuming", "processes"),
 )
-"""the findings' names from the input to the end of a run: one bug shows first where it is, and then in what follows"""
+"""names of findings from the input to the end of a run: a bug also causes findings downstream"""
 FOLLOWING = "these may follow:"
 
 
 def nearest_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Order findings by how near to the input they are; those of one name stay in their order."""
+    """Sort findings by their distance from the input; the sort is stable."""
     return sorted(findings, key=lambda finding: ORDER.index(finding.name))
 
 
 def paragraphs(findings: Sequence[Finding]) -> str:
-    """Return the first finding, and below a heading those that may follow from it."""
+    """Return the first finding as text, followed under a heading by the findings that it may have caused."""
     first, *others = map(str, findings)
     return "\n\n".join([first, *([FOLLOWING] if others else []), *others])
 
 
 def report(findings: Sequence[Finding]) -> int:
-    """Print a paragraph per finding; returns the exit status, 1 where there is one."""
-    print(paragraphs(findings) if findings else "nothing found")
+    """Print a paragraph per finding, and return the exit status: 1 if there are findings, else 0."""
+    print(paragraphs(findings) if findings else "no findings")
     return 1 if findings else 0

@@ -1,12 +1,13 @@
-"""Each formula of PPO and its relatives once, as a text that is evaluated in float64.
+"""The formulas of PPO and related algorithms as strings, which are evaluated in float64.
 
-The microscope shows these texts and computes its page by them, the doctor's rules compare a run's tensors with them,
-and a test holds docs/formulas.md to them. The training code doesn't use them: a comparison is between two programs.
+The microscope displays these formulas and computes its page with them, the doctor's rules compare a run's tensors with
+them, and a test checks docs/formulas.md against them. The training code doesn't use them, so each comparison is between
+two independent implementations.
 
-{name} is a number at this position: a tensor of the trace (nanorlhf/training/trace.py), what another formula gives, or
-a constant of the response or the run. {name+1} is the number at the next position. A formula of several texts has as
-many cases, and CASE gives the index of the one that holds. {old} is the log-probability that the ratio is taken to;
-{below} and {above} are the two numbers of the clip range.
+{name} is the number at this position: a tensor of the trace (nanorlhf/training/trace.py), the result of another
+formula, or a constant of the response or the run. {name+1} is the number at the next position. A formula with several
+strings is a piecewise definition, and CASE gives the index of the piece that applies. {old} is the log-probability in
+the denominator of the ratio; {below} and {above} are the two numbers of the clip range.
 """
 
 import re
@@ -67,12 +68,15 @@ ERROR, CLIPPED_ERROR = "({new_values} - {returns})**2", "({clipped_values} - {re
 
 
 def state_mask(settings: Mapping[str, Any]) -> str:
-    """Up to EOS, or with the finished response, whose state gets the score."""
+    """Return the mask of states: up to EOS, or one later if the state of the finished response gets the score."""
     return "{t} <= {eos_index} + 1" if settings.get("score_at") == "after_eos" else ACTION_MASK
 
 
 def reward(settings: Mapping[str, Any], has_token_rewards: bool) -> tuple[str, ...]:
-    """The reward of a token, of the one with the score, and of the state after EOS, which has no token. [N+ 24]"""
+    """Return the rewards of a token, of a token with the score, and of the state after EOS, which has no token. [N+ 24]
+
+    With `whiten_rewards`, each is whitened and keeps the mean.
+    """
     penalty = "{token_rewards} - {kl_coef} * {kl}" if has_token_rewards else "-{kl_coef} * {kl}"
     texts = (penalty, penalty + " + {score}", "{score}")
     if not settings.get("whiten_rewards"):
@@ -81,14 +85,14 @@ def reward(settings: Mapping[str, Any], has_token_rewards: bool) -> tuple[str, .
 
 
 def advantage(algorithm: str, settings: Mapping[str, Any]) -> str:
-    """The advantage that the loss uses."""
+    """Return the advantage used in the loss."""
     is_whitened = algorithm != "ppo" or settings.get("whiten_advantages", True)
     text = ADVANTAGES[algorithm] if is_whitened else "{raw_advantages}"
     return f"{text} * {WEIGHT}" if settings.get("sampler.correction") == "tis" else text
 
 
 def policy_update(algorithm: str) -> Formulas:
-    """The ratio, whether it is clipped, the loss, and `push`: minus the loss's slope in the log-probability."""
+    """Return ratio, clip indicator, loss, and `push`: minus the derivative of the loss in the log-probability."""
     if algorithm == "cispo":  # [CISPO equations 4 and 5]
         return {
             "ratio": (RATIO,),
@@ -106,7 +110,7 @@ def policy_update(algorithm: str) -> Formulas:
 
 
 def value_update(settings: Mapping[str, Any]) -> Formulas:
-    """The new value within the clip range, whether its error is the larger, and the loss."""
+    """Return the clipped value, the indicator that its error is the larger one, and the loss."""
     if settings.get("value_clip_range") is None:
         return {"value_loss": (f"0.5 * {ERROR}",)}
     around = "{values} - {value_clip_range}, {values} + {value_clip_range}"
@@ -118,7 +122,7 @@ def value_update(settings: Mapping[str, Any]) -> Formulas:
 
 
 def formulas_of(algorithm: str, settings: Mapping[str, Any], has_token_rewards: bool = False) -> Formulas:
-    """Every formula of a run; settings have the names of flags, in one level."""
+    """Return all formulas of a run. `settings` is flat, with the names of the flags."""
     found: Formulas = {"actions": (ACTION_MASK,), "states": (state_mask(settings),), "kl": (KL,)}
     if algorithm == "ppo":
         found |= {"rewards": reward(settings, has_token_rewards)} | GAE | value_update(settings)
@@ -127,7 +131,7 @@ def formulas_of(algorithm: str, settings: Mapping[str, Any], has_token_rewards: 
     return found | {"advantages": (advantage(algorithm, settings),)} | policy_update(algorithm)
 
 
-# ----------------------------------------------------------------------------------------------------- 2. their numbers
+# -------------------------------------------------------------------------------------------------------- 2. evaluation
 FUNCTIONS = {"exp": torch.exp, "sqrt": torch.sqrt, "max": torch.maximum, "min": torch.minimum, "clip": torch.clamp}
 
 
@@ -137,7 +141,7 @@ def compiled(text: str) -> CodeType:
 
 
 def evaluate(text: str, numbers: Numbers) -> Tensor:
-    """What a formula of this module gives: float64, or bool for a comparison. {name+1} is 0 after the last position."""
+    """Evaluate a formula: float64, or bool for a comparison. {name+1} is 0 after the last position."""
 
     def number(name: str) -> Tensor:
         x = torch.as_tensor(numbers[name.removesuffix("+1")], dtype=torch.float64)
@@ -147,7 +151,7 @@ def evaluate(text: str, numbers: Numbers) -> Tensor:
 
 
 def from_the_right(name: str, formulas: Formulas, numbers: Numbers) -> Tensor:
-    """The recursion `name` = ... + `carried` from the last position to the first; numbers are 0 where none counts."""
+    """Evaluate `name` = ... + `carried` from the last position to the first. Masked numbers must be 0."""
     found = torch.zeros_like(torch.as_tensor(numbers["rewards"]))  # (n, T)
     for t in reversed(range(found.size(1))):
         carried = evaluate(formulas["carried"][0], {**numbers, name: found})
@@ -158,17 +162,17 @@ def from_the_right(name: str, formulas: Formulas, numbers: Numbers) -> Tensor:
 def group_numbers(
     algorithm: str, tensors: Mapping[str, Tensor], response_kl: Tensor, k: int, kl_coef: float
 ) -> dict[str, Tensor]:
-    """What a formula needs to know of the responses to a query, the rows with one index // k: (n,) each.
+    """Return the numbers (n,) that formulas need from groups: responses to one query, with the same index // k.
 
-    tensors: of a trace, floats in float64; response_kl (n,). `side` is 1 for the best response to a query and -1 for
-    the worst, `margin` the pair's difference in nats times beta.
+    tensors: from a trace, floats in float64; response_kl (n,). `side` is 1 for the best response to a query and -1 for
+    the worst; `margin` is the difference of their KLs in nats, times beta.
     """
     scores, query = tensors["scores"], tensors["index"] // k
     found = {"k": torch.full_like(query, k), "response_kl": response_kl}
     rewards = scores
     if algorithm == "rloo":
         rewards = scores - kl_coef * response_kl
-    elif algorithm == "dapo":  # 0 up to four fifths of the longest response, then down to -1
+    elif algorithm == "dapo":  # 0 up to four fifths of the maximum length, then linearly down to -1
         length = tensors["eos_index"] + 1
         found["length_penalty"] = (4 - 5 * length / tensors["actions"].size(1)).clamp(max=0)
         rewards = scores + found["length_penalty"]

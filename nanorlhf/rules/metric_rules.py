@@ -1,4 +1,4 @@
-"""The cheap half of `doctor run`: what metrics and settings alone say. Training prints it at its end."""
+"""The rules of `doctor run` that need only metrics and settings. Each training run prints their findings at its end."""
 
 import math
 
@@ -16,9 +16,9 @@ def not_finite(record: Record) -> Finding | None:
     name, step = bad[0]
     return Finding(
         name="not-finite",
-        seen=f"{name} is not a finite number at step {step:g}, the first of {len(bad)} such values.",
+        seen=f"{name} is not finite at step {step:g}, the first of {len(bad)} such values.",
         means="A logarithm of 0, a division by a count of 0, or steps so large that the weights overflow.",
-        where="--lr and --dtype, and what was logged in the steps before",
+        where="--lr and --dtype, and the metrics of the preceding steps",
     )
 
 
@@ -29,17 +29,18 @@ def skipped_steps(record: Record) -> Finding | None:
         return None
     return Finding(
         name="skipped-steps",
-        seen=f"{skipped:g} optimizer steps were skipped in {len(rows)} logged ones: loss or gradient was not finite.",
-        means="NaN or infinity in a masked position that is multiplied by 0, an overflow of bfloat16, or a learning "
-        "rate that is too high.",
+        seen=f"{skipped:g} optimizer steps were skipped in {len(rows)} logged steps because the loss or the gradient "
+        "was not finite.",
+        means="NaN or infinity at a masked position that is multiplied by 0, a bfloat16 overflow, or a learning rate "
+        "that is too high.",
         where="--lr and --dtype, and the losses in nanorlhf/ppo.py",
     )
 
 
 def examine_metrics(record: Record) -> list[Finding]:
-    """Return what is found, the nearest to the input first; a rule is silent where a run lacks its metrics.
+    """Return the findings, nearest to the input first. Rules whose metrics the run doesn't log are skipped.
 
-    Raises InputError for a setting that is no number.
+    Raises InputError for a setting that must be a number but isn't.
     """
     rules = (
         *(not_finite, skipped_steps),

@@ -1,4 +1,4 @@
-"""What the ratio of new to old probabilities says, and the sampler beside it: of PPO, GRPO and RLCF, by metrics."""
+"""Rules on the ratio of new to old probabilities and on the sampler, from the metrics of PPO, GRPO and RLCF."""
 
 import math
 
@@ -8,7 +8,7 @@ from nanorlhf.rules.thresholds import limit
 
 
 def typical_log_ratio(approx_kl: float) -> float:
-    """sqrt(mean(x^2)) of the log ratios x, from half that mean."""
+    """Return sqrt(mean(x^2)) of the log ratios x from approx_kl = mean(x^2) / 2."""
     return math.sqrt(2 * max(0.0, approx_kl))
 
 
@@ -22,14 +22,14 @@ def first_ratio(record: Record) -> Finding | None:
     return Finding(
         name="first-ratio",
         seen=f"Before any step a token's ratio is off 1 by {error:.2g} (policy/first_ratio_error).",
-        means="The update computes other log-probabilities than the rollout for the same tokens and the same weights: "
-        "another temperature, mask or position, dropout, or labels that are shifted.",
+        means="The update computes other log-probabilities than the rollout for the same tokens and weights: another "
+        "temperature, mask or position, dropout, or shifted labels.",
         where="response_logprobs in nanorlhf/logprobs.py and its two callers, read_logprobs and the training script",
     )
 
 
 def mean_ratio(record: Record) -> Finding | None:
-    """|mean(exp x) - 1| is about |mean(x)|, at most sqrt(mean(x^2)), where log ratios x are small."""
+    """Check the mean ratio: for small log ratios x, |mean(exp x) - 1| is about |mean(x)| <= sqrt(mean(x^2))."""
     rows = [row for row in record.having("policy/ratio", "policy/approx_kl") if row["policy/approx_kl"] < 0.01]
 
     def excess(row: dict[str, float]) -> float:
@@ -42,9 +42,9 @@ def mean_ratio(record: Record) -> Finding | None:
     return Finding(
         name="mean-ratio",
         seen=f"policy/ratio is {worst['policy/ratio']:.4g} where policy/approx_kl, {worst['policy/approx_kl']:.2g}, "
-        f"allows at most {typical_log_ratio(worst['policy/approx_kl']):.2g} off 1; {len(off)} of {len(rows)} updates "
-        "are like this.",
-        means="The mean is not over the tokens that count: padding, where the ratio is 1, is summed but not counted, "
+        f"allows at most {typical_log_ratio(worst['policy/approx_kl']):.2g} off 1. This happens in {len(off)} of "
+        f"{len(rows)} updates.",
+        means="The mean is not over the actions: padding, where the ratio is 1, is in the sum but not in the count, "
         "or the other way round.",
         where="UpdateStatistics.add_tokens in nanorlhf/training/update_metrics.py",
     )
@@ -54,26 +54,26 @@ def sampler_gap(record: Record) -> Finding | None:
     rows = record.having("policy/sampler_gap")
     is_exact = record.sampler == "policy" and record.is_float32
     gap = max((row["policy/sampler_gap"] for row in rows), default=math.nan)
-    # tokens that together have top_p or more are renormalised, by at most 1 / top_p
+    # the kept tokens have a total probability of at least top_p, so renormalising multiplies by at most 1 / top_p
     filtered = -math.log(min(1.0, max(record.number("sampler.top_p", 1.0), 1e-9)))
     if not gap > limit("sampler_gap" if is_exact else "sampler_gap_rounded") + filtered:
         return None
     if record.number("sampler.sync_every", 1) > 1 or record.settings.get("sampler.url") is not None:
-        return None  # a stale copy may be anywhere, and an engine is checked where it is called
+        return None  # a stale copy may have any gap, and engines are checked where they are called
     return Finding(
         name="sampler-gap",
-        seen=f"The sampler's log-probabilities are up to {gap:.2g} nats per token off those of the policy "
+        seen=f"The sampler's log-probabilities are up to {gap:.2g} nats per token off the policy's "
         "(policy/sampler_gap).",
-        means="Sampling and training disagree about the same tokens: the temperature, a filter, or the positions and "
-        "masks of cached decoding.",
+        means="Sampling and training differ in the temperature, a filter, or the positions and masks of cached "
+        "decoding.",
         where="generate in nanorlhf/generate.py, and KVCache in nanorlhf/cache.py",
     )
 
 
 def sampled_entropy(record: Record) -> Finding | None:
-    """Minus the log-probability of what was sampled averages to the entropy of the distribution it comes from."""
+    """Check that the samples' negative log-probabilities average to the entropy of the policy's distribution."""
     rows = record.having("objective/entropy", "policy/entropy", "response_length")
-    # DAPO's update reads other responses than were sampled first, where queries were sampled again or dropped
+    # if queries were resampled or dropped, DAPO's update uses other responses than the first samples
     rows = [row for row in rows if row.get("groups/refilled", 0) == row.get("groups/dropped", 0) == 0]
     expected = sum(row["policy/entropy"] * row["response_length"] for row in rows)
     sampled = sum(row["objective/entropy"] for row in rows)
@@ -88,19 +88,19 @@ def sampled_entropy(record: Record) -> Finding | None:
         name="sampled-entropy",
         seen=f"Over {len(rows)} updates the samples' objective/entropy is {sampled / expected:.2g} of policy/entropy "
         "times response_length.",
-        means="Samples are likelier than the update's policy makes them: they are filtered (top-p, top-k, greedy), or "
-        "the update reads the policy at a higher temperature."
+        means="Samples are more likely than they should be under the update's policy: they are filtered (top-p, top-k, "
+        "greedy), or the update uses a higher temperature."
         if is_low
-        else "Samples are less likely than the update's policy makes them: they are drawn at a higher temperature, or "
-        "their labels are shifted.",
+        else "Samples are less likely than they should be under the update's policy: they are drawn at a higher "
+        "temperature, or their labels are shifted.",
         where="Sampler.writer in nanorlhf/training/sampler.py, and generate in nanorlhf/generate.py",
     )
 
 
 def with_advantages(rows: Rows) -> Rows:
-    """Those in which some response was better than others to its query: elsewhere nothing is learned or clipped.
+    """Return the rows with nonzero advantages: in other rows nothing is learned or clipped.
 
-    With a value model even equal scores have advantages.
+    With a value model, even equal scores have advantages.
     """
     return [
         row
@@ -110,7 +110,7 @@ def with_advantages(rows: Rows) -> Rows:
 
 
 def clip_never(record: Record) -> Finding | None:
-    """Not of CISPO: its clip bounds a weight, far above 1 and not below, and stops no token."""
+    """Check that some tokens are clipped once the policy moves far; not for CISPO, whose clip stops no token."""
     rows = record.having("policy/clip_fraction", "policy/approx_kl")
     enough = limit("clip_never") * record.log_range * record.log_range / 2
     far = [row for row in with_advantages(rows) if row["policy/approx_kl"] > enough]
@@ -121,11 +121,11 @@ def clip_never(record: Record) -> Finding | None:
     furthest = max(row["policy/approx_kl"] for row in far)
     return Finding(
         name="clip-never",
-        seen=f"No token was ever clipped in {len(rows)} updates, although policy/approx_kl reached {furthest:.2g}: "
+        seen=f"No token was clipped in {len(rows)} updates, although policy/approx_kl reached {furthest:.2g}: "
         f"ratios off 1 by {typical_log_ratio(furthest):.2g} on average.",
-        means="The ratio in the loss is taken to log-probabilities that move along with the policy, so it is always 1 "
-        "and nothing holds the policy near its rollout.",
-        where="the arguments of policy_loss in the training script: the rollout's log-probabilities, without change",
+        means="The old log-probabilities in the loss move with the policy, so the ratio is always 1 and nothing keeps "
+        "the policy near its rollout.",
+        where="the arguments of policy_loss in the training script: the rollout's log-probabilities, unchanged",
     )
 
 
@@ -133,16 +133,16 @@ def clip_often(record: Record) -> Finding | None:
     rows = record.having("policy/clip_fraction")
     share = mean(rows, "policy/clip_fraction")
     is_gspo = record.algorithm == "gspo"
-    # CISPO counts a weight beyond either bound, the others a ratio beyond the one that its advantage points to
+    # CISPO counts weights beyond either bound, the others only ratios beyond the bound on the advantage's side
     name = "clip_often_responses" if is_gspo else "clip_often_weights" if record.algorithm == "cispo" else "clip_often"
     if len(rows) < 2 or record.num_responses(rows) < limit("responses") or not share > limit(name):
         return None
     return Finding(
         name="clip-often",
         seen=f"On average {share:.0%} of the {'responses' if is_gspo else 'tokens'} are clipped.",
-        means="The steps are too large for the rollout, or the ratio is not 1 before the first one."
-        + " GSPO's clip range, 3e-4 and 4e-4, is made for small learning rates." * is_gspo,
-        where="--lr, --clip-range, the number of epochs and --num-minibatches; first policy/first_ratio_error",
+        means="The steps are too large for the rollout, or the ratio is not 1 before the first step."
+        + " GSPO's clip range, 3e-4 and 4e-4, needs a small learning rate." * is_gspo,
+        where="policy/first_ratio_error, then --lr, --clip-range, the number of epochs and --num-minibatches",
     )
 
 
@@ -151,13 +151,13 @@ def policy_rests(record: Record) -> Finding | None:
     furthest = max((row["policy/approx_kl"] for row in rows), default=math.nan)
     peak = max((row["lr"] for row in rows), default=0.0)
     if record.steps_per_update < 2 or len(rows) < 2 or peak == 0 or not furthest < limit("movement"):
-        return None  # with one step per update every ratio is measured before it
+        return None  # with one step per update, all ratios are measured before the step
     return Finding(
         name="policy-rests",
         seen=f"The policy does not move: policy/approx_kl is at most {furthest:.1g} in {len(rows)} updates of "
         f"{record.steps_per_update:g} steps, with a learning rate of {peak:.2g}.",
-        means="The learning rate is too small, advantages are 0, or no gradient reaches the parameters. Where the "
-        "old log-probabilities are read anew at each step, this number is 0 as well.",
+        means="The learning rate is too small, the advantages are 0, or no gradient reaches the parameters. "
+        "policy/approx_kl is also 0 if the old log-probabilities are recomputed at each step.",
         where="--lr, and the loop over epochs in the training script",
     )
 

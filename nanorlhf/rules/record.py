@@ -1,4 +1,4 @@
-"""What a run has written, as the rules read it: settings, one row of metrics per step, the summary."""
+"""The files of a run as the rules read them: settings, one row of metrics per step, the summary."""
 
 import math
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ from nanorlhf.rules.thresholds import limit
 
 Rows = Sequence[dict[str, float]]
 LARGEST = 1e39
-"""of a setting: float32 ends before"""
+"""bound for settings, just above float32's largest number"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
     settings: dict[str, Any]
-    """of args.json, in one level: `sampler.top_p`"""
+    """args.json, flattened: `sampler.top_p`"""
     rows: Rows
-    """of metrics.jsonl"""
+    """metrics.jsonl"""
     summary: dict[str, Any]
-    """of summary.json; empty while the run goes on"""
+    """summary.json; empty while the run is in progress"""
 
     def number(self, name: str, default: float) -> float:
-        """Return a setting, `default` for a script that lacks it and for None. Raises InputError for what is no number.
+        """Return a setting, or `default` if it is None or the script doesn't have it.
 
-        NaN, infinity and numbers that no script takes are refused as well.
+        Raises InputError unless it is a finite number that fits into float32.
         """
         value = self.settings.get(name)
         if value is None:
@@ -36,7 +36,7 @@ class Record:
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """How far the ratio may fall below 1, and rise above; infinite for a script that does not clip."""
+        """The PPO clip range below and above 1; infinite for a script that doesn't clip."""
         value = self.settings.get("clip_range")
         if isinstance(value, list) and len(value) == 2 and all(type(x) in (int, float) for x in value):
             return value[0], value[1]
@@ -45,7 +45,7 @@ class Record:
 
     @property
     def log_range(self) -> float:
-        """The larger of the two distances from a ratio of 1 to its bounds, in nats; infinite without a lower bound."""
+        """The larger distance of the clip range's two ends from a ratio of 1, in nats; infinite without a lower end."""
         lower, upper = self.clip_range
         return max(-math.log1p(-lower) if lower < 1 else math.inf, math.log1p(max(0.0, upper)))
 
@@ -58,12 +58,12 @@ class Record:
         return len(rows) * self.number("batch_size", 1)
 
     def having(self, *names: str) -> Rows:
-        """The rows that hold all of these metrics."""
+        """Return the rows that contain all of these metrics."""
         needed = set(names)
         return [row for row in self.rows if row.keys() >= needed]
 
     def quarters(self, *names: str) -> tuple[Rows, Rows]:
-        """The first and the last quarter of them; both empty where there are too few to speak of a trend."""
+        """Return the first and the last quarter of these rows; both are empty if there are too few for a trend."""
         rows = self.having(*names)
         size = len(rows) // 4 if len(rows) >= limit("rows") else 0
         return rows[:size], rows[len(rows) - size :]
@@ -74,7 +74,7 @@ class Record:
 
     @property
     def sampler(self) -> str:
-        """What samples: `policy`; `rounded`, nearly the policy; or `other`, another distribution."""
+        """The sampling distribution: `policy`; `rounded`, close to the policy; or `other`."""
         is_stale = self.number("sampler.sync_every", 1) > 1
         if self.settings.get("sampler.url") is not None or self.number("sampler.top_p", 1.0) < 1 or is_stale:
             return "other"
@@ -90,12 +90,12 @@ class Record:
 
 
 def mean(rows: Rows, name: str) -> float:
-    """NaN without rows."""
+    """Return the mean of a metric, NaN without rows."""
     return sum(row[name] for row in rows) / len(rows) if rows else math.nan
 
 
 def variance_of(rows: Rows, name: str) -> float:
-    """Variance over all responses of rows that log a mean, `name`, and a deviation, `name`_std; NaN without rows."""
+    """Return the variance over all responses from the rows' means, `name`, and deviations, `name`_std; NaN if none."""
     average = mean(rows, name)
     if not rows:
         return math.nan
@@ -104,23 +104,23 @@ def variance_of(rows: Rows, name: str) -> float:
 
 
 def row_noise(rows: Rows, name: str) -> float:
-    """Standard deviation of one row's value around the trend, from the differences of neighbouring rows.
+    """Estimate the standard deviation of a row's value around the trend from differences of neighbouring rows.
 
-    It contains what a batch's own deviation does not: queries that are harder than others.
+    Unlike the deviation within a batch, it includes that some queries are harder than others.
     """
     steps = [after[name] - row[name] for row, after in zip(rows, rows[1:], strict=False)]
     return math.sqrt(sum(step * step for step in steps) / max(1, 2 * len(steps)))
 
 
 def sum_error(nats: float) -> float:
-    """How far chance takes a sum of surprises or log-ratios from its expectation `nats` > 0, as a share of it.
+    """Bound the chance deviation of a sum of surprisals or log-ratios from its expectation `nats` > 0, relative to it.
 
-    The variance of the sum is about twice the expectation where all terms are small. A few rare tokens of eight nats
-    each are the other part: Bernstein's bound at exp(-15).
+    If all terms are small, the variance of the sum is about twice the expectation. The second term covers a few rare
+    tokens of eight nats each: Bernstein's bound at exp(-15).
     """
     return limit("chance") * math.sqrt(2 / nats) + limit("rare_nats") / nats
 
 
 def pooled_error(std: float, num_responses: float) -> float:
-    """How far chance takes a mean over so many responses: `chance` standard errors."""
+    """Bound the chance deviation of a mean over `num_responses`: `chance` standard errors."""
     return limit("chance") * std / math.sqrt(max(1.0, num_responses))

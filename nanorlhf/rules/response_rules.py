@@ -1,4 +1,4 @@
-"""What becomes of the responses: their ends, their length, their variety. Of PPO, GRPO and RLCF, by metrics."""
+"""Rules on EOS, length and entropy of the responses, from the metrics of PPO, GRPO and RLCF."""
 
 import math
 
@@ -8,20 +8,20 @@ from nanorlhf.rules.thresholds import limit
 
 
 def chance_of_fall(record: Record, rows: Rows, std: float) -> float:
-    """How far chance takes the difference of two quarters of the run, of as many rows, for responses of this deviation.
+    """Bound the chance difference between two quarters of the run, for responses with this standard deviation.
 
-    The deviation of a length, and of the entropy that a response has seen, is about the mean.
+    For a length, and for a response's entropy, callers pass the mean, which is about the standard deviation.
     """
     return math.sqrt(2) * pooled_error(std, record.num_responses(rows))
 
 
 def eos_rate(record: Record) -> Finding | None:
     first, last = record.quarters("eos_rate")
-    if any("compile_rate" in row for row in record.rows):  # a program that is cut at its error has no EOS
+    if any("compile_rate" in row for row in record.rows):  # a program that is truncated at its error has no EOS
         return None
     before, after = mean(first, "eos_rate"), mean(last, "eos_rate")
     chance = chance_of_fall(record, last, math.sqrt(max(0.0, after * (1 - after), before * (1 - before))))
-    is_one_token = record.number("response_length", 2) == 1  # which need not be EOS
+    is_one_token = record.number("response_length", 2) == 1  # need not be EOS
     if not after < before - limit("eos_fall") - chance and (not after < limit("eos_rate") or is_one_token):
         return None
     if record.num_responses(last) < limit("responses"):
@@ -29,9 +29,10 @@ def eos_rate(record: Record) -> Finding | None:
     trick = record.settings.get("missing_eos_score")
     return Finding(
         name="eos-rate",
-        seen=f"{after:.0%} of the responses end in EOS, at the start {before:.0%} (--missing-eos-score {trick}).",
-        means="The policy is not taught to stop: EOS is masked, the score of an unfinished response is not replaced, "
-        "or --response-length is too short. From the start on: the policy of stage 1 has never learned it.",
+        seen=f"{after:.0%} of the responses end in EOS, {before:.0%} at the beginning of the run "
+        f"(--missing-eos-score {trick}).",
+        means="The policy doesn't learn to stop: EOS is masked, the score of an unfinished response is not replaced, "
+        "or --response-length is too short. If the rate is low from the beginning, SFT did not teach it.",
         where="eos_masks in nanorlhf/ppo.py, the EOS trick in the training script, demonstration_loss in train_sft.py",
     )
 
@@ -44,8 +45,8 @@ def length_collapse(record: Record) -> Finding | None:
     return Finding(
         name="length-collapse",
         seen=f"Responses shrink from {before:.3g} to {after:.3g} tokens.",
-        means="The reward is highest for saying nothing: each token's KL costs more than the score gives, or the score "
-        "does not read the response.",
+        means="Empty responses get the highest reward: each token's KL costs more than the score gains, or the score "
+        "doesn't depend on the response.",
         where="--kl-coef, and the scores in samples.jsonl",
     )
 
@@ -57,10 +58,10 @@ def length_limit(record: Record) -> Finding | None:
     if not after > limit("length_limit") * longest > 0 or not before < 0.8 * longest:
         return None
     if longest < limit("rows") or after - before < chance_of_fall(record, last, before):
-        return None  # a response of a few tokens may well be as long as it can be
+        return None  # with a limit of a few tokens, responses may well reach it
     return Finding(
         name="length-limit",
-        seen=f"Responses grow from {before:.3g} to {after:.3g} tokens, the limit being {longest:g}.",
+        seen=f"Responses grow from {before:.3g} to {after:.3g} tokens; the limit is {longest:g}.",
         means="Nothing makes the policy stop: the score favours length, or a response without EOS keeps its score.",
         where="--missing-eos-score, and the scores in samples.jsonl",
     )
@@ -74,8 +75,8 @@ def entropy_gone(record: Record) -> Finding | None:
     return Finding(
         name="entropy-gone",
         seen=f"policy/entropy fell from {before:.2g} to {after:.2g} nats per token.",
-        means="The policy says one thing only: the learning rate is too high, the KL's weight too low, or the "
-        "advantages are of one sign.",
+        means="The policy has collapsed to a single response: the learning rate is too high, the KL coefficient too "
+        "low, or all advantages have the same sign.",
         where="--lr, --kl-coef, and whiten in nanorlhf/ppo.py",
     )
 

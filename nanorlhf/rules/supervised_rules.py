@@ -1,4 +1,4 @@
-"""What the metrics of SFT, reward models and DPO say."""
+"""Rules on the metrics of SFT, reward models and DPO."""
 
 import math
 
@@ -8,11 +8,11 @@ from nanorlhf.rules.thresholds import limit
 
 
 def loss_flat(record: Record) -> Finding | None:
-    """A new model's loss falls far. A pretrained one's may fall within the first steps only: it must not rise."""
+    """Check that a new model's loss falls far, and that a pretrained model's, which may fall early, doesn't rise."""
     is_new = "architecture" in record.settings and record.settings.get("model") is None
     first, last = record.quarters("loss")
     before, after = mean(first, "loss"), mean(last, "loss")
-    # of the size of the loss: that of robust DPO may be below 0
+    # relative to the size of the loss, because robust DPO's may be below 0
     least = -limit("loss_fall") * abs(before) if is_new else limit("loss_rise") * abs(before)
     chance = limit("chance") * row_noise(record.having("loss"), "loss") * math.sqrt(2 / max(1, len(first)))
     if len(first) < 5 or not record.having("validation_loss") or not after - before > least + chance:
@@ -20,23 +20,23 @@ def loss_flat(record: Record) -> Finding | None:
     return Finding(
         name="loss-flat",
         seen=f"The training loss is {before:.4g} in the first quarter and {after:.4g} in the last.",
-        means="The model learns nothing: the learning rate is too small or far too large, the labels are masked, or "
-        "chosen and rejected are mixed up.",
+        means="The model doesn't learn: the learning rate is too small or far too large, the labels are masked, or "
+        "chosen and rejected responses are swapped.",
         where="--lr and --warmup-steps, and the loss in the training script",
     )
 
 
 def overfit(record: Record) -> Finding | None:
     losses = [row["validation_loss"] for row in record.having("validation_loss")]
-    # a loss near 0, or below it as that of robust DPO, is measured by where it began
+    # a loss near 0, or below it as in robust DPO, is compared with the initial loss
     size = max(abs(min(losses)), 0.1 * abs(losses[0])) if losses else 0.0
     if len(losses) < 2 or not losses[-1] - min(losses) > limit("overfit") * size > 0:
         return None
     return Finding(
         name="over-fitting",
-        seen=f"The validation loss rises: {min(losses):.4g} at its lowest, {losses[-1]:.4g} at the end.",
-        means="The model learns its training rows by heart, or the learning rate is too high.",
-        where="--num-epochs and --lr; OUT/best holds the checkpoint of the lowest validation loss",
+        seen=f"The validation loss rises from its minimum, {min(losses):.4g}, to {losses[-1]:.4g} at the end.",
+        means="The model memorises its training data, or the learning rate is too high.",
+        where="--num-epochs and --lr; OUT/best is the checkpoint with the lowest validation loss",
     )
 
 
@@ -49,27 +49,26 @@ def sft_eos(record: Record) -> Finding | None:
     return Finding(
         name="sft-eos-rate",
         seen=f"After SFT {rate:.0%} of the samples end in EOS.",
-        means="Nobody teaches the policy to stop: EOS has no loss, as where labels are masked by comparing with a "
-        "[PAD] that is EOS, or the data's responses are longer than --max-response-length. A few steps may also be too "
-        "few.",
+        means="The policy doesn't learn to stop: EOS has no loss, for example because labels equal to [PAD] are masked "
+        "and [PAD] is EOS, or the data's responses are longer than --max-response-length. Or there were too few steps.",
         where="demonstration_loss in train_sft.py, and --num-epochs",
     )
 
 
 def at_chance(record: Record) -> Finding | None:
-    """Of a reward model, or of DPO's implicit one."""
+    """Check the validation accuracy of a reward model, or of DPO's implicit reward."""
     rows = record.having("validation_accuracy", "num_validation_pairs")
     if not rows or rows[-1]["num_validation_pairs"] < 100 or not has_reference(record):
         return None  # ORPO and SimPO rank by likelihood, which needn't begin at chance or end above it
     accuracy, count = rows[-1]["validation_accuracy"], rows[-1]["num_validation_pairs"]
-    # neither above chance nor, by three standard errors, a weak model that few pairs measure
+    # at chance, and by three standard errors not a weak model measured on few pairs
     if not accuracy < limit("accuracy") or not accuracy + 3 * math.sqrt(0.25 / count) < limit("accuracy_weak"):
         return None
     return Finding(
         name="accuracy-at-chance",
-        seen=f"Of {count:g} validation pairs {accuracy:.1%} are ranked like their labels.",
-        means="The model can't tell chosen from rejected: their scores are read at the wrong token, the pairs are "
-        "mixed up, or the learning rate does not fit.",
+        seen=f"The model ranks {accuracy:.1%} of {count:g} validation pairs correctly.",
+        means="The model can't tell chosen from rejected responses: their scores are read at the wrong token, the "
+        "pairs are mixed up, or the learning rate is wrong.",
         where="the loss in the training script, end_scores in nanorlhf/reward.py, and --lr",
     )
 
@@ -81,22 +80,22 @@ def padding_difference(record: Record) -> Finding | None:
         return None
     return Finding(
         name="padding-difference",
-        seen=f"Padded on the left as in PPO, demonstrations score {rows[-1]['padding_difference']:.2g} otherwise than "
-        f"padded on the right (standard deviation {rows[-1]['reward_std']:.2g}).",
+        seen=f"The scores of demonstrations change by {rows[-1]['padding_difference']:.2g} when they are padded on the "
+        f"left, as in PPO, instead of on the right (standard deviation {rows[-1]['reward_std']:.2g}).",
         means="Scores depend on padding: the mask, the position ids, or the token at which the score is read.",
         where="end_index in nanorlhf/reward.py, attention_mask and position_ids in nanorlhf/masks.py",
     )
 
 
 def has_reference(record: Record) -> bool:
-    """Whether the implicit rewards of train_dpo.py are log-ratios: ORPO's and SimPO's are not."""
+    """Check if the implicit rewards of train_dpo.py are log-ratios to a reference; ORPO's and SimPO's aren't."""
     return record.settings.get("loss") not in ("orpo", "simpo")
 
 
 def dpo_start(record: Record) -> Finding | None:
     row = next((row for row in record.having("margin", "chosen_reward", "loss") if row["step"] == 0), None)
     beta = record.number("beta", 1.0)
-    # nats of a response of a hundred tokens
+    # for a response of 100 tokens
     rounding = 100 * beta * limit("first_kl" if record.is_float32 else "first_kl_bfloat16")
     if row is None or not has_reference(record):
         return None
@@ -106,7 +105,7 @@ def dpo_start(record: Record) -> Finding | None:
         name="first-margin",
         seen=f"Before any step the margin is {row['margin']:.3g} and the chosen responses' reward "
         f"{row['chosen_reward']:.3g}.",
-        means="Policy and reference are still the same model, so both must be 0: the two read the pairs in two ways.",
+        means="Policy and reference are still the same model, so both must be 0: the two are evaluated differently.",
         where="pair_logprobs in nanorlhf/dpo.py, and the reference in train_dpo.py",
     )
 
@@ -123,8 +122,8 @@ def chosen_falls(record: Record) -> Finding | None:
         name="chosen-falls",
         seen=f"The chosen responses' reward fell to {chosen:.3g}, {chosen / beta:.3g} nats per response, for a margin "
         f"of {margin:.3g}.",
-        means="DPO lowers both responses of a pair, and the chosen ones here far more than it sets them apart: the "
-        "policy forgets how to write them.",
+        means="DPO lowers the log-probabilities of both responses of a pair. Here the chosen ones fall far more than "
+        "the margin grows, so the policy forgets how to write them.",
         where="--lr (smaller), --beta (larger) and --num-epochs of train_dpo.py",
     )
 

@@ -1,6 +1,6 @@
-"""What the kept tensors of a traced run say: each is compared with its formula (nanorlhf/rules/formulas.py) in float64.
+"""Rules that compare the tensors of a trace with their formulas (nanorlhf/rules/formulas.py) in float64.
 
-The settings are those in the trace. A rule looks at one traced update of n responses and T tokens.
+The settings are those in the trace. A rule examines one traced update of n responses and T tokens.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ class Traced:
     kl_coef: float
     algorithm: str
     statistics: dict[str, float]
-    """of the whole rollout: advantage_mean, advantage_var, for REINFORCE++ return_mean, return_var; with
+    """over the whole rollout: advantage_mean, advantage_var, for REINFORCE++ return_mean, return_var; with
     --whiten-rewards also reward_mean, reward_var"""
     tensors: dict[str, Tensor]
     """as nanorlhf/training/trace.py lists them, floats as float64"""
     record: Record
     """the settings; no rows"""
     tokenizer: Tokenizer | None
-    """None: the run has saved none yet"""
+    """None if the run has not saved one yet"""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -42,22 +42,22 @@ class Traced:
 
     @property
     def after_end(self) -> Tensor:
-        """(n, T)"""
+        """(n, T) True after EOS."""
         return self.column > self["eos_index"][:, None]
 
     @property
     def at_score(self) -> Tensor:
-        """(n, T) True where a response's score becomes a reward."""
+        """(n, T) True at the position where the score is added to the rewards."""
         return self.column == self["score_index"][:, None]
 
     @property
     def kl(self) -> Tensor:
-        """(n, T) k1, 0 where there is no action."""
+        """(n, T) k1 of actions, 0 elsewhere."""
         return torch.where(self["actions"], evaluate(formulas.KL, self.tensors), 0.0)
 
     @property
     def numbers(self) -> formulas.Numbers:
-        """For formulas; rewards, values and KL are 0 where none counts."""
+        """The numbers for formulas, with masked rewards, values and KL set to 0."""
         tensors = self.tensors | {name: self[name][:, None] for name in ("eos_index", "score_index")}
         for name in ("rewards", "values"):
             if name in tensors:
@@ -67,11 +67,11 @@ class Traced:
 
     @property
     def has_weights(self) -> bool:
-        """Whether the kept advantages are multiplied by importance weights."""
+        """True if the stored advantages are multiplied by importance weights."""
         return self.record.settings.get("sampler.correction") == "tis"
 
     def differs(self, found: Tensor, expected: Tensor, mask: Tensor) -> float | None:
-        """The largest difference where the mask is True, if rounding does not explain it."""
+        """Return the largest difference within the mask, or None if rounding explains it."""
         found, expected = found[mask], expected[mask]
         if not len(found):
             return None
@@ -93,19 +93,19 @@ def text_after_eos(trace: Traced) -> Finding | None:
         return None
     return Finding(
         name="text-after-eos",
-        seen=f"{rows} of {len(trace['response'])} kept responses go on after their end, where only [PAD] may stand.",
-        means="The sampler does not notice EOS. Masks cut there, but the reward model reads what follows.",
-        where="generate in nanorlhf/generate.py: a row that has ended gets [PAD]",
+        seen=f"{rows} of {len(trace['response'])} traced responses have tokens other than [PAD] after their end.",
+        means="The sampler doesn't stop at EOS. Masks end there, but the reward model reads the tokens that follow.",
+        where="generate in nanorlhf/generate.py, which must fill finished rows with [PAD]",
     )
 
 
 def masks(trace: Traced) -> Finding | None:
-    """actions: up to EOS, which is an action; states: with the finished response, if the score falls due after EOS."""
+    """Check the masks: actions end at EOS, which is an action; states end one later if the score is added after EOS."""
     settings, numbers = trace.record.settings, trace.numbers
     texts = {"actions": formulas.ACTION_MASK, "states": formulas.state_mask(settings)}
     expected = {name: evaluate(text, numbers) for name, text in texts.items()}
     problems = [
-        f"{name} is True at {trace[name].sum()} positions, which should be {mask.sum()}"
+        f"{name} is True at {trace[name].sum()} positions instead of {mask.sum()}"
         for name, mask in expected.items()
         if (trace[name] != mask).any()
     ]
@@ -116,20 +116,20 @@ def masks(trace: Traced) -> Finding | None:
         problems += [f"eos_index is not the first EOS in {wrong.sum()} responses"] if wrong.any() else []
     due = (trace["eos_index"] + (settings.get("score_at") == "after_eos")).clamp(max=len(trace.column) - 1)
     if (trace["score_index"] != due).any():
-        problems += [f"score_index is {trace['score_index'].tolist()}, which should be {due.tolist()}"]
+        problems += [f"score_index is {trace['score_index'].tolist()} instead of {due.tolist()}"]
     if not problems:
         return None
     return Finding(
         name="masks",
-        seen=f"Of {len(trace['response'])} kept responses {'; '.join(problems)}.",
-        means="EOS is the last action: masked out, nobody learns when to stop. Beyond it there are only pads, which no "
-        "loss may count.",
+        seen=f"In {len(trace['response'])} traced responses {'; '.join(problems)}.",
+        means="EOS is the last action: if it is masked, the policy doesn't learn when to stop. After it there is only "
+        "[PAD], which must not be part of any loss.",
         where="eos_masks in nanorlhf/ppo.py, and Batch.of in nanorlhf/batch.py",
     )
 
 
 def first_epoch(trace: Traced) -> Finding | None:
-    """In one minibatch per epoch, the first epoch reads the parameters that wrote the rollout."""
+    """Check that ratios are 1 in the first epoch, which with one minibatch uses the weights of the rollout."""
     if trace.record.number("num_minibatches", 1) > 1 or trace.record.ratio_is_to_the_sampler:
         return None
     new = trace["new_logprobs"][:1]
@@ -139,9 +139,9 @@ def first_epoch(trace: Traced) -> Finding | None:
         return None
     return Finding(
         name="first-ratio",
-        seen=f"In the first epoch, before any step, a kept token's ratio is off 1 by {error:.2g}.",
-        means="The update computes other log-probabilities than the rollout for the same tokens and the same weights: "
-        "another temperature, mask or position, or dropout.",
+        seen=f"In the first epoch, before any step, the ratio of a traced token is off 1 by {error:.2g}.",
+        means="The update computes other log-probabilities than the rollout for the same tokens and weights: another "
+        "temperature, mask or position, or dropout.",
         where="response_logprobs in nanorlhf/logprobs.py and its two callers, read_logprobs and the training script",
     )
 
@@ -155,9 +155,9 @@ def first_reference(trace: Traced) -> Finding | None:
         return None
     return Finding(
         name="first-kl",
-        seen=f"Before any step policy and reference differ by {kl.mean():.2g} nats per kept token.",
-        means="They are still the same model, so they are read in two ways: at two temperatures, with two masks or "
-        "positions, or from two checkpoints.",
+        seen=f"Before any step policy and reference differ by {kl.mean():.2g} nats per traced token.",
+        means="They are still the same model, so they are evaluated differently: another temperature, mask or "
+        "position, or another checkpoint.",
         where="read_logprobs in nanorlhf/logprobs.py, and reference in nanorlhf/peft.py",
     )
 
@@ -170,16 +170,16 @@ def missing_eos(trace: Traced) -> Finding | None:
         return None
     return Finding(
         name="missing-eos-score",
-        seen=f"Kept responses without EOS score {', '.join(f'{x:.4g}' for x in trace['scores'][cut].tolist())}, with "
-        f"--missing-eos-score {score:g}.",
-        means="The reward model never saw such an ending, so its score means nothing: it has to be replaced, not "
-        "lowered.",
+        seen=f"The scores of traced responses without EOS are "
+        f"{', '.join(f'{x:.4g}' for x in trace['scores'][cut].tolist())}, but --missing-eos-score is {score:g}.",
+        means="The reward model was not trained on unfinished responses, so its score is meaningless: it must be "
+        "replaced, not lowered.",
         where="the EOS trick in the training script",
     )
 
 
 def score_at_the_end(trace: Traced) -> Finding | None:
-    """PPO's value model starts as a copy of the reward model: at EOS both read the same number, the score."""
+    """Check that in update 0 PPO's value at the score's position is the score: both models are still the same."""
     settings = trace.record.settings
     reward_model, value_model = settings.get("reward_model"), settings.get("value_model")
     if settings.get("reward") is not None or settings.get("reward_weights") is not None:
@@ -187,7 +187,7 @@ def score_at_the_end(trace: Traced) -> Finding | None:
     one = isinstance(reward_model, str) or isinstance(reward_model, list) and len(reward_model) == 1
     if trace.update != 0 or trace.algorithm != "ppo" or value_model is not None or not one:
         return None
-    # the state after EOS is the one that has read it
+    # the state after EOS has read the whole response, as the reward model has
     reads_eos = trace["has_eos"] & (trace["score_index"] == trace["eos_index"] + 1)
     value = torch.where(trace.at_score, trace["values"], 0.0).sum(1)
     if (difference := trace.differs(value, trace["scores"], reads_eos)) is None:
@@ -195,51 +195,51 @@ def score_at_the_end(trace: Traced) -> Finding | None:
     return Finding(
         name="score-at-the-end",
         seen=f"Before any step the score of a finished response and its value after EOS differ by {difference:.2g}.",
-        means="The value model is still a copy of the reward model, so both are the same number, read at the same "
-        "token. One of them is read elsewhere: in the query, before EOS, over all tokens, or one column off.",
+        means="The value model is still a copy of the reward model, so both must be the same output at the same token. "
+        "One of them is read elsewhere: in the query, before EOS, over all tokens, or one position off.",
         where="end_scores and end_index in nanorlhf/reward.py, response_values in nanorlhf/logprobs.py",
     )
 
 
 def expected_rewards(trace: Traced) -> Tensor:
-    """(n, T) beta times minus the KL, a token's own reward, and the score once."""
+    """Return the rewards (n, T): -beta times the KL, plus the token's own reward, plus the score at one position."""
     penalty, scored, _ = formulas.reward(trace.record.settings, has_token_rewards=True)
     return torch.where(trace.at_score, evaluate(scored, trace.numbers), evaluate(penalty, trace.numbers))
 
 
 def reward_sum(trace: Traced) -> Finding | None:
-    """A response's rewards sum to its score minus beta times its KL: the score once, at a position that counts.
+    """Check that rewards sum to the score, added once at an unmasked position, minus beta times the KL.
 
-    Rewards per token count as well.
+    Rewards per token are part of the sum.
     """
     if trace.algorithm != "ppo":
         return None
     states = trace["states"]
-    # summed over what counts, and with the score even where its position does not
+    # the expected sum includes the score even if its position is masked
     expected = torch.where(states | trace.at_score, expected_rewards(trace), 0.0).sum(1)
     found = torch.where(states, trace["rewards"], 0.0).sum(1)
     if (difference := trace.differs(found, expected, torch.ones(len(found), dtype=torch.bool))) is None:
         return None
     return Finding(
         name="reward-sum",
-        seen=f"A kept response's rewards sum to {difference:.3g} more or less than its score minus beta "
-        f"({trace.kl_coef:.3g}) times its KL, with its rewards per token.",
-        means="The KL has the wrong sign, a token's KL or the score counts twice or never, or the score lies where it "
-        "is masked away. Rewards of your own belong in batch.token_rewards, which the trace keeps.",
+        seen=f"The rewards of a traced response sum to {difference:.3g} more or less than its score minus beta "
+        f"({trace.kl_coef:.3g}) times its KL, plus its rewards per token.",
+        means="The KL has the wrong sign, a token's KL or the score is added twice or never, or the score is at a "
+        "masked position. Put a script's own rewards into batch.token_rewards, which the trace stores.",
         where="the rewards in train_ppo.py, and score_index in nanorlhf/batch.py",
     )
 
 
 def reward_places(trace: Traced) -> Finding | None:
-    """With rewards per token: each token has its own."""
+    """Check that rewards per token are added at their own tokens."""
     if trace.algorithm != "ppo" or not trace["token_rewards"].any() or reward_sum(trace) is not None:
         return None
     if (difference := trace.differs(trace["rewards"], expected_rewards(trace), trace["states"])) is None:
         return None
     return Finding(
         name="token-rewards",
-        seen=f"Rewards have the right sum in each kept response, and those of single tokens are up to {difference:.3g} "
-        "off their KL penalty and their own reward.",
+        seen="The rewards of each traced response have the right sum, but single tokens are up to "
+        f"{difference:.3g} off their KL penalty plus their own reward.",
         means="The reward of a token is added at another token, such as the next one.",
         where="the rewards in train_ppo.py, and as_scores in nanorlhf/rewards/rule.py",
     )
@@ -247,7 +247,7 @@ def reward_places(trace: Traced) -> Finding | None:
 
 # -------------------------------------------------------------------------------------------------------- 3. advantages
 def gae_recursion(trace: Traced) -> Finding | None:
-    """A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; after the last state all is 0."""
+    """Check GAE: A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; 0 after the last state."""
     if trace.algorithm != "ppo":
         return None
     gamma, lam = trace.record.number("gamma", 1.0), trace.record.number("lam", 1.0)
@@ -258,9 +258,10 @@ def gae_recursion(trace: Traced) -> Finding | None:
         return None
     return Finding(
         name="gae",
-        seen=f"Advantages are up to {difference:.2g} off the recursion of GAE, from the kept rewards and values, gamma "
-        f"{gamma:g} and lambda {lam:g}.",
-        means="What comes after the end enters the sum, a discount is missing, or the next value is not the next.",
+        seen=f"Advantages are up to {difference:.2g} off GAE of the traced rewards and values at gamma {gamma:g} and "
+        f"lambda {lam:g}.",
+        means="The sum includes positions after the end, a discount is missing, or the next value is at the wrong "
+        "position.",
         where="gae in kernels/gae.py",
     )
 
@@ -274,13 +275,13 @@ def returns(trace: Traced) -> Finding | None:
     return Finding(
         name="returns",
         seen=f"The value model's targets are up to {difference:.2g} off advantage plus value.",
-        means="It learns something else than returns: rewards, whitened advantages, or another column.",
-        where="gae in kernels/gae.py, and what becomes of its two results in the training script",
+        means="It learns something other than returns: rewards, whitened advantages, or another position.",
+        where="gae in kernels/gae.py, and the use of its two results in the training script",
     )
 
 
 def whitened_advantages(trace: Traced) -> Finding | None:
-    """(A - mean) / sqrt(variance + 1e-8), both over the actions of the whole rollout; REINFORCE++ whitens returns."""
+    """Check (A - mean) / sqrt(variance + 1e-8) over the actions of the whole rollout; REINFORCE++ whitens returns."""
     if trace.algorithm not in ("ppo", "reinforce++") or trace.has_weights:
         return None
     expected = evaluate(formulas.advantage(trace.algorithm, trace.record.settings), trace.numbers)
@@ -288,15 +289,15 @@ def whitened_advantages(trace: Traced) -> Finding | None:
         return None
     return Finding(
         name="whitening",
-        seen=f"The loss's advantages are up to {difference:.2g} off those that mean and variance over the rollout's "
-        "actions give.",
-        means="The statistics count padding, are those of a minibatch or a rank, or --whiten-advantages is ignored.",
+        seen=f"The advantages in the loss are up to {difference:.2g} off advantages whitened over the rollout's "
+        "actions.",
+        means="The statistics include padding, cover only a minibatch or a rank, or --whiten-advantages is ignored.",
         where="whiten in nanorlhf/ppo.py, and its mask in the training script",
     )
 
 
 def groups_of(trace: Traced) -> Tensor | None:
-    """Scores (G, k) of the kept groups; None where groups are not whole, or the algorithm has none."""
+    """Return the scores (G, k) of the traced groups; None if groups are incomplete or the algorithm has none."""
     k = int(trace.record.number("samples_per_query", 1))
     index = trace["index"]
     if k < 2 or len(index) % k or (index // k != index[::k].repeat_interleave(k) // k).any():
@@ -305,7 +306,7 @@ def groups_of(trace: Traced) -> Tensor | None:
 
 
 def group_advantages(trace: Traced) -> Finding | None:
-    """A response against the others of its query, as the papers have it; REINFORCE++ has no groups."""
+    """Check advantages within the responses to a query against the papers' formulas; REINFORCE++ has no groups."""
     if groups_of(trace) is None or trace.has_weights or trace.algorithm not in formulas.WITH_GROUPS:
         return None
     k = int(trace.record.number("samples_per_query", 1))
@@ -317,8 +318,8 @@ def group_advantages(trace: Traced) -> Finding | None:
         return None
     return Finding(
         name="group-advantages",
-        seen=f"Advantages are up to {difference:.2g} off those that {trace.algorithm} gives the kept groups' scores.",
-        means="Groups are not the k responses to one query, or mean, deviation or KL are another algorithm's.",
+        seen=f"Advantages are up to {difference:.2g} off {trace.algorithm}'s formula for the traced groups.",
+        means="Groups are not the k responses to one query, or mean, deviation or KL follow another algorithm.",
         where="the advantages in nanorlhf/grpo.py",
     )
 
@@ -336,15 +337,15 @@ def groups_alike(traces: Sequence[Traced]) -> Finding | None:
         return None
     return Finding(
         name="groups-alike",
-        seen=f"In {alike} of {len(groups)} kept groups all responses have the same score.",
-        means="Such a group has no advantages, so nothing is learned: the reward is 0 or 1 for all, the temperature is "
-        "too low, or the responses of a query are copies.",
-        where="--temperature and --samples-per-query, and the uniforms of the sampler",
+        seen=f"In {alike} of {len(groups)} traced groups all responses have the same score.",
+        means="The advantages of such a group are 0, so nothing is learned from it: the reward is 0 or 1 for all "
+        "responses, the temperature is too low, or the responses to a query are copies.",
+        where="--temperature and --samples-per-query, and the sampler's uniform random numbers",
     )
 
 
 def examine_traces(traces: Sequence[Traced]) -> list[Finding]:
-    """The first finding of each rule, which says of which update it is; a trace without tokens has none."""
+    """Return the first finding of each rule, with the number of its update. Traces without tokens are skipped."""
     traces = [trace for trace in traces if trace["response"].numel()]
     findings = []
     for rule in RULES:
@@ -358,7 +359,7 @@ def examine_traces(traces: Sequence[Traced]) -> list[Finding]:
 
 
 def traced(tensors: dict[str, Tensor], about: dict, record: Record, tokenizer: Tokenizer | None) -> Traced:
-    """From what `read_trace` returns."""
+    """Build a `Traced` from the results of `read_trace`."""
     return Traced(
         update=about["update"],
         kl_coef=about["kl_coef"],

@@ -273,7 +273,7 @@ def test_the_exit_status_says_whether_something_was_found(findings, monkeypatch,
         main(Args(command=Code()))
     out = " ".join(capsys.readouterr().out.split())
     assert stopped.value.code == len(findings)
-    said = "x: A y. B. Look at z. See docs/troubleshooting.md." if findings else "nothing found"
+    said = "x: A y. B. Look at z. See docs/troubleshooting.md." if findings else "no findings"
     assert out == f"not checked: processes: --processes needs Linux {said}"
 
 

@@ -73,7 +73,7 @@ def test_the_command_exits_by_what_it_finds(tmp_path, capsys, error, status):
     with pytest.raises(SystemExit) as stopped:
         main(Args(command=Run(directories=(run,))))
     assert stopped.value.code == status
-    assert capsys.readouterr().out.startswith("first-ratio: " if status else "nothing found")
+    assert capsys.readouterr().out.startswith("first-ratio: " if status else "no findings")
 
 
 def test_the_command_needs_a_run():
