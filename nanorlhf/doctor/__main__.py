@@ -1,11 +1,11 @@
-"""The doctor: what is wrong with changed code, or with a run. docs/doctor.md
+"""The doctor finds bugs in modified code and in runs. docs/doctor.md
 
-python -m nanorlhf.doctor code                   does what must hold for any policy-gradient code still hold?
-python -m nanorlhf.doctor code --scripts DIR     of scripts, and a package, that you have changed elsewhere
-python -m nanorlhf.doctor code -- --my-flag 0.1  with a flag of yours, which the training runs get that have it
-python -m nanorlhf.doctor run runs/tiny/ppo      what do a run's metrics, settings, samples and traces say?
+python -m nanorlhf.doctor code                   check invariants of any policy-gradient code in this tree
+python -m nanorlhf.doctor code --scripts DIR     check scripts and packages that you have modified in DIR
+python -m nanorlhf.doctor code -- --my-flag 0.1  pass your own flag to the training scripts that have it
+python -m nanorlhf.doctor run runs/tiny/ppo      check a run's metrics, settings, samples and traces
 
-The exit status is 0 where nothing was found, 1 where something was, and 2 for bad input.
+The exit status is 0 without findings, 1 with findings, and 2 for bad input.
 """
 
 import sys
@@ -23,12 +23,12 @@ from nanorlhf.rules.finding import report
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Run the scripts on tiny models, and check what must hold for any policy-gradient code."""
+    """Run the scripts on tiny models, and check invariants of any policy-gradient code."""
 
     scripts: Path = code.ROOT
-    """directory of changed scripts, and of a changed nanorlhf/ or kernels/; what it lacks is taken from here"""
+    """directory with modified scripts, nanorlhf/ or kernels/; missing files are taken from this tree"""
     flags: tyro.conf.Positional[tuple[str, ...]] = ()
-    """after `--`: flags of the training scripts, such as one that you have added; each script gets those that it has"""
+    """after `--`: flags of the training scripts, such as one that you added; each script gets the flags that it has"""
 
     def run(self) -> int:
         findings, unchecked = code.examine(self.scripts, self.flags)
@@ -39,15 +39,15 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Read what runs have written, finished or not."""
+    """Check the files of finished or running runs."""
 
     directories: tyro.conf.Positional[tuple[Path, ...]]
-    """of runs; a reward model's run says what PPO's first scores should be"""
+    """run directories; a reward model's run provides the expected first scores of PPO"""
 
     def run(self) -> int:
         if not self.directories:
-            raise InputError("nanorlhf.doctor run: name the directory of a run.")
-        from nanorlhf.doctor import diagnosis  # imports PyTorch, and code that the other form may find broken
+            raise InputError("nanorlhf.doctor run: missing the directory of a run.")
+        from nanorlhf.doctor import diagnosis  # imports PyTorch, and code that `doctor code` may find broken
 
         status = report(diagnosis.examine(self.directories))
         for sentence in diagnosis.unchecked(self.directories):

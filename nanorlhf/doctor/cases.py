@@ -1,4 +1,4 @@
-"""The runs that the doctor looks at: settings of the scripts in its small world, each run made once."""
+"""The runs that the doctor examines: scripts with settings for its small world, each run once."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,23 +20,23 @@ B = 16
 """responses per update"""
 SCRIPTS = ("train_sft", "train_rm", "train_dpo", "train_ppo", "train_grpo", "train_rlcf")
 OF_THE_WORLD = ("--data", "--out", "--sft", "--model", "--device", "--resume", "--overwrite", "--trace")
-"""flags that no user sets, because the world has its own"""
+"""flags that the doctor sets itself"""
 
 
 class CannotCheckError(Exception):
-    """A check does not apply to the code that is examined; says why."""
+    """A check doesn't apply to the examined code; the message gives the reason."""
 
 
 @dataclass
 class Cases:
-    """The world, and the runs in it by their settings."""
+    """The world, and its runs by their settings."""
 
     world: World
     runs: dict[str, Watched] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
-    """words of the command line that the training scripts get, as far as they have such a flag"""
+    """command-line words, passed to the training scripts that have these flags"""
     words: dict[str, list[str]] = field(default_factory=dict)
-    """script -> those of the flags that it takes"""
+    """script -> the words of the flags that it accepts"""
 
     def run(
         self,
@@ -45,7 +45,7 @@ class Cases:
         patches: Callable[[], AbstractContextManager] = nullcontext,
         **changes: Any,
     ) -> Watched:
-        """What was seen of a script with `changes` of its settings here; made once, but for a run with patches."""
+        """Run a script with `changes` to its settings, and return its record; runs without patches are cached."""
         key = f"{name} {stop_at} {sorted(changes.items())}"
         if patches is not nullcontext or key not in self.runs:
             out = self.world.root / "runs" / f"{name}-{len(self.runs)}"
@@ -53,7 +53,7 @@ class Cases:
         return self.runs[key]
 
     def settings(self, name: str, **changes: Any) -> Any:
-        """The settings of a script in this world, then the user's flags, then `changes`."""
+        """Return the settings of a script in this world, overridden by the user's flags and then by `changes`."""
         root = self.world.root
         common: dict[str, Any] = {"data": self.world.data, "device": "cpu", "max_query_length": 40, "seed": 1}
         sft, rollout = {"sft": str(root / "sft")}, {"response_length": T, "total_episodes": B, "batch_size": B}
@@ -74,7 +74,7 @@ class Cases:
         return replace(self.with_flags(name, replace(recipe, **settings)), **changes)
 
     def flags_of(self, name: str) -> list[str]:
-        """The words of those flags that a script takes."""
+        """Return the words of the flags that a script accepts."""
         if name not in self.words:
             groups = grouped(self.flags)
             self.words[name] = [word for _, words in groups if refusal(name, words) is None for word in words]
@@ -85,10 +85,10 @@ class Cases:
         return parse_flags(type(settings), words, f"{name}.py", settings) if words else settings
 
     def check_flags(self) -> None:
-        """Raise InputError for a flag that no training script takes, and for one that the doctor sets itself."""
+        """Raise InputError for flags that no training script accepts, and for flags that the doctor sets itself."""
         for flag, words in grouped(self.flags):
             if flag in OF_THE_WORLD:
-                raise InputError(f"nanorlhf.doctor code: {flag} is not examined: the doctor sets it itself.")
+                raise InputError(f"nanorlhf.doctor code: unsupported flag {flag}: the doctor sets it itself.")
             having = [name for name in SCRIPTS if flag in flag_names(recipe_of(name))]
             if not having:
                 raise InputError(f"nanorlhf.doctor code: no training script has the flag {flag}.")
@@ -97,7 +97,7 @@ class Cases:
                 raise InputError(str(refusals[0]))
 
     def policy(self) -> GPT:
-        """The policy from which the scripts start, and their reference."""
+        """Return the initial policy of the scripts, which is also their reference."""
         policy = load_gpt(str(self.world.root / "sft"))
         return policy.forbid(self.world.tokenizer.pad_id, self.world.tokenizer.vocab_size)
 
@@ -106,12 +106,12 @@ class Cases:
 
 
 def recipe_of(name: str) -> Any:
-    """The settings of a script's first recipe."""
+    """Return the settings of a script's first recipe."""
     return next(iter(script(name).RECIPES.values()))[1]
 
 
 def flag_names(settings: Any, prefix: str = "--") -> set[str]:
-    """The flags of a dataclass, those of its groups such as --sampler.top-p, and --no-x."""
+    """Return the flags of a dataclass, including nested ones such as --sampler.top-p, and --no-x."""
     found = set()
     for name, value in vars(settings).items():
         flag = f"{prefix}{name.replace('_', '-')}"
@@ -122,7 +122,7 @@ def flag_names(settings: Any, prefix: str = "--") -> set[str]:
 
 
 def refusal(name: str, words: list[str]) -> str | None:
-    """Why a script does not take a flag and its value; None if it does."""
+    """Return the reason why a script rejects a flag and its value; None if it accepts them."""
     try:
         check_ranges(parse_flags(type(recipe_of(name)), words, f"{name}.py", recipe_of(name)))
     except InputError as error:
@@ -131,7 +131,10 @@ def refusal(name: str, words: list[str]) -> str | None:
 
 
 def grouped(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Each flag, without `=value` and with dashes, and its words. Raises InputError for a word before the first."""
+    """Split a command line into (flag with dashes and without `=value`, its words).
+
+    Raises InputError for a word before the first flag.
+    """
     groups: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--"):
@@ -139,14 +142,17 @@ def grouped(words: Sequence[str]) -> list[tuple[str, list[str]]]:
         elif groups:
             groups[-1][1].append(word)
         else:
-            raise InputError(f"nanorlhf.doctor code: {word!r:.80} is no flag: begin with -- --flag.")
+            raise InputError(f"nanorlhf.doctor code: expected a flag after --, got {word!r:.80}.")
     return groups
 
 
 def rereading(
     name: str, change: Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> Callable[[], AbstractContextManager]:
-    """For `run`: what the script reads of its rollouts is change(batch, logprobs, ref_logprobs), (B, T) each."""
+    """Return a patch for `run` that replaces what `read_logprobs` returns by change(batch, logprobs, ref_logprobs).
+
+    All are (B, T). Raises CannotCheckError if the script doesn't use `read_logprobs`.
+    """
 
     def changed(read: Callable) -> Callable:
         def reread(policy: Any, ref_policy: Any, batch: Any, *others: Any, **named: Any) -> Any:
@@ -156,13 +162,13 @@ def rereading(
         return reread
 
     if not hasattr(script(name), "read_logprobs"):
-        raise CannotCheckError(f"{name}.py does not read the rollout by `read_logprobs`")
+        raise CannotCheckError(f"{name}.py doesn't use `read_logprobs`")
     return partial(replaced, script(name), "read_logprobs", changed)
 
 
 @torch.no_grad()
 def distributions_alone(policy: GPT, ids: list[int], temperature: float) -> Tensor:
-    """Log-probabilities (L, V) of what follows each token of one text, without padding or other rows, in float64."""
+    """Return next-token log-probabilities (L, V) of a text by itself, without padding or other rows, in float64."""
     hidden = policy(torch.tensor([ids]))[0].double()
     logits = hidden @ policy.lm_head.weight.double().T / temperature
     if policy.forbidden is not None:
@@ -171,19 +177,19 @@ def distributions_alone(policy: GPT, ids: list[int], temperature: float) -> Tens
 
 
 def logprobs_alone(policy: GPT, query: list[int], response: list[int], temperature: float) -> Tensor:
-    """Log-probabilities (t,) of the tokens of one response, in float64."""
+    """Return the log-probabilities (t,) of the tokens of a response, in float64."""
     logprobs = distributions_alone(policy, query + response, temperature)[len(query) - 1 : -1]
     return logprobs[torch.arange(len(response)), torch.tensor(response)]
 
 
 @torch.no_grad()
 def outputs_alone(model: ScalarModel, ids: list[int]) -> Tensor:
-    """What a scalar model says at each token (L,) of one text, read alone."""
+    """Return a scalar model's outputs (L,) at the tokens of a text, processed by itself."""
     return model(torch.tensor([ids]))[0].double()
 
 
 def unpadded(tensors: dict[str, Tensor], pad_id: int) -> list[tuple[list[int], list[int]]]:
-    """Query and response of each row of a trace, without [PAD]; the response ends as its EOS or [PAD] says."""
+    """Return query and response of each row of a trace without [PAD]; the response includes EOS, if it has one."""
     rows = []
     for query, response in zip(tensors["query"].tolist(), tensors["response"].tolist(), strict=True):
         end = response.index(pad_id) if pad_id in response else len(response)
@@ -192,7 +198,7 @@ def unpadded(tensors: dict[str, Tensor], pad_id: int) -> list[tuple[list[int], l
 
 
 def far(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> bool:
-    """Whether two tensors differ by more than float32's rounding, relative to the larger."""
+    """Test if two tensors differ by more than float32 rounding, relative to the larger one."""
     if a.shape != b.shape or not (a.isfinite().all() and b.isfinite().all()):
         return True
     if a.numel() == 0:

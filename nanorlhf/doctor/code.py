@@ -1,7 +1,7 @@
-"""Examine scripts and a package that somebody has changed: run them in a small world, and check what must hold.
+"""Run modified scripts and packages in a small world, and check invariants.
 
-The checks hold for any correct policy-gradient code: none compares a text with ours. They run in processes of their
-own, in a copy of this tree with the changed files in place of ours.
+The invariants are true of any correct policy-gradient code; no check compares source text. The checks run in separate
+processes, in a copy of this tree with the modified files.
 """
 
 import json
@@ -20,30 +20,30 @@ from nanorlhf.rules.finding import Finding, nearest_first
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("train_*.py", "eval.py", "nanorlhf", "kernels", "data")
-"""what is examined: scripts and packages"""
+"""the scripts and packages that are examined"""
 PARTS = (("model_checks", "rollout_checks", "run_checks"), ("update_checks", "stage_checks", "family_checks"))
-"""modules of checks; each part has a process"""
+"""modules with checks; each tuple runs in one process"""
 
 
 def examine(scripts: Path, flags: Sequence[str] = ()) -> tuple[list[Finding], list[str]]:
-    """What is wrong with the scripts in a directory, nearest to the input first, and what could not be checked.
+    """Return findings for the scripts in a directory, nearest to the input first, and the checks that don't apply.
 
-    Files and folders that the directory lacks are ours. flags: of the training runs, for scripts that have them.
-    Raises InputError for a directory without any of them, and for flags that no script takes.
+    Missing files and packages are taken from this tree. flags: passed to the training scripts that have them.
+    Raises InputError for a directory without scripts or packages, and for flags that no script accepts.
     """
     if not (ROOT / "train_ppo.py").is_file():
-        raise InputError(f"nanorlhf.doctor code checks a clone of the repository, and {ROOT} is none: run it in one.")
+        raise InputError(f"nanorlhf.doctor code checks a clone of the repository, but {ROOT} isn't one.")
     if not scripts.is_dir():
-        raise InputError(f"--scripts {scripts}: there is no such directory.")
+        raise InputError(f"--scripts {scripts}: directory not found.")
     if not any(path for pattern in OURS[:4] for path in scripts.glob(pattern)):
-        raise InputError(f"--scripts {scripts} holds neither a script such as train_ppo.py nor nanorlhf/.")
+        raise InputError(f"--scripts {scripts} contains neither a script such as train_ppo.py nor nanorlhf/.")
     with tempfile.TemporaryDirectory(prefix="doctor-") as directory:
         tree = Path(directory)
         is_here = scripts.resolve() == ROOT
         if not is_here:
             overlay(ROOT, tree)
             overlay(scripts, tree)
-            for ours in ("nanorlhf/doctor", "nanorlhf/rules"):  # the doctor is ours, with what its findings are made of
+            for ours in ("nanorlhf/doctor", "nanorlhf/rules"):  # the doctor's own code
                 shutil.rmtree(tree / ours)
                 shutil.copytree(ROOT / ours, tree / ours)
         root = ROOT if is_here else tree
@@ -63,7 +63,7 @@ def examine(scripts: Path, flags: Sequence[str] = ()) -> tuple[list[Finding], li
 
 
 def one_of_each(findings: Sequence[Finding]) -> list[Finding]:
-    """The first finding of each name, which says how many others have it: one bug can show in every script."""
+    """Merge findings with the same name, since one bug can affect every script: keep the first and count the others."""
     by_name: dict[str, list[Finding]] = {}
     for finding in dict.fromkeys(findings):
         by_name.setdefault(finding.name, []).append(finding)
@@ -74,7 +74,7 @@ def one_of_each(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def overlay(source: Path, tree: Path) -> None:
-    """Copy the scripts and packages of a directory into the tree, over what is there."""
+    """Copy the scripts and packages of a directory into the tree, overwriting existing files."""
     for pattern in OURS:
         for path in source.glob(pattern):
             if path.is_dir():
@@ -85,7 +85,7 @@ def overlay(source: Path, tree: Path) -> None:
 
 
 def start(tree: Path, world: Path, modules: Sequence[str], flags: Sequence[str]) -> subprocess.Popen[str]:
-    """A process of one thread that runs the checks of these modules in the tree."""
+    """Start a single-threaded process that runs the checks of these modules in the tree."""
     environment = os.environ | {
         "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1",
         "TQDM_DISABLE": "1", "NANORLHF_KERNELS": "default",
@@ -97,18 +97,18 @@ def start(tree: Path, world: Path, modules: Sequence[str], flags: Sequence[str])
 
 
 def broken(errors: str) -> Finding:
-    lines = errors.strip().splitlines() or ["no word"]
+    lines = errors.strip().splitlines() or ["no output"]
     places = [line.strip() for line in lines if line.strip().startswith("File ") and "/lib/python" not in line]
     return Finding(
         name="crash",
         seen=f"The code can't be run: {lines[-1]:.300}",
-        means="It ends with an error before anything can be checked.",
+        means="It fails before anything can be checked.",
         where=places[-1].removeprefix("File ") if places else "the changed files",
     )
 
 
 def check(world: Path, modules: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[Finding], list[str]]:
-    """Run the checks of the modules, each to its end, in a new world. Raises InputError for flags of no script."""
+    """Run all checks of the modules in a new world. Raises InputError for flags that no script accepts."""
     import importlib
 
     import torch
@@ -127,13 +127,13 @@ def check(world: Path, modules: Sequence[str], flags: Sequence[str] = ()) -> tup
                 findings += function(cases)
             except CannotCheckError as error:
                 unchecked.append(f"{function.__name__}: {error}")
-            except Exception as error:  # noqa: BLE001  a crash of the examined code is what we look for
+            except Exception as error:  # noqa: BLE001  a crash of the examined code is a finding
                 findings.append(crash(function.__name__, error))
     return findings, unchecked
 
 
 def crash(name: str, error: Exception) -> Finding:
-    """The finding that a check did not come to its end."""
+    """Return the finding for a check that raised an error."""
     frames = traceback.extract_tb(error.__traceback__)
     tree = Path.cwd()
     theirs = [f for f in frames if Path(f.filename).is_relative_to(tree) and "doctor" not in Path(f.filename).parts]
@@ -143,7 +143,7 @@ def crash(name: str, error: Exception) -> Finding:
     return Finding(
         name="crash",
         seen=f"The check {name!r} ended with {type(error).__name__}: {' '.join(str(error).split()):.200}",
-        means="The changed code fails on settings that ours runs with, or a function has other arguments now.",
+        means="The modified code fails with settings that work in this tree, or the arguments of a function changed.",
         where=f"{file}:{place.lineno} ({place.name})",
     )
 

@@ -1,7 +1,8 @@
-"""Read what runs have written, finished or not, and say what is wrong with them.
+"""Check the files of finished or running runs.
 
-Of each run metrics.jsonl and args.json, and where they are summary.json, samples.jsonl, tokenizer.json, trace/ and
-state/. The run of PPO's reward model is found at the path in args.json, among the given runs, or beside the run.
+Each run must have metrics.jsonl and args.json; summary.json, samples.jsonl, tokenizer.json, trace/ and state/ are read
+if they exist. The run of PPO's reward model is searched at the path in args.json, among the runs that are examined, and
+next to the run.
 """
 
 import itertools
@@ -30,13 +31,13 @@ from nanorlhf.training.resume import states
 from nanorlhf.training.run_directory import flat_settings, read_metrics, whole_rows
 from nanorlhf.training.trace import read_trace
 
-LARGEST_CHECKPOINT = 10**9  # bytes; a larger one is not read again
+LARGEST_CHECKPOINT = 10**9  # bytes; larger checkpoints are not loaded
 
 
 def examine(runs: Sequence[Path]) -> list[Finding]:
-    """Return what is wrong with the runs, the nearest to the input first; each names its run if there are several.
+    """Return the findings of the runs, nearest to the input first. With several runs, each finding names its run.
 
-    Raises InputError for a directory that holds no run, and for damaged files.
+    Raises InputError for a directory without a run, and for damaged files.
     """
     findings = []
     for run in runs:
@@ -47,10 +48,10 @@ def examine(runs: Sequence[Path]) -> list[Finding]:
 
 
 def examine_run(run: Path, runs: Sequence[Path]) -> list[Finding]:
-    """`runs`: where the run of its reward model is looked for as well."""
+    """Return the findings of a run. The run of its reward model is also searched among `runs`."""
     record = read_record(run)
     if not record.rows:
-        raise InputError(f"{run}/metrics.jsonl holds no row yet: wait for the run's first step.")
+        raise InputError(f"{run}/metrics.jsonl is empty: wait for the run's first step.")
     try:
         findings = examine_metrics(record)
     except InputError as error:
@@ -67,7 +68,7 @@ def examine_run(run: Path, runs: Sequence[Path]) -> list[Finding]:
 
 
 def unchecked(runs: Sequence[Path]) -> list[str]:
-    """Return what could not be checked of the runs, a sentence each."""
+    """Return a sentence for each run whose traces could not be checked."""
     sentences = []
     for run in runs:
         paths = sorted((run / "trace").glob("update-*.safetensors"))
@@ -75,24 +76,22 @@ def unchecked(runs: Sequence[Path]) -> list[str]:
             continue
         if not paths and not any("objective/kl" in row for row in read_metrics(run)):
             continue  # a stage without rollouts
-        why = (
-            "the trace holds no tokens" if paths else "there is no trace (--trace 4 of train_ppo.py and train_grpo.py)"
-        )
-        sentences.append(f"{run}: masks, rewards, returns and advantages of single responses, because {why}")
+        why = "the trace is empty" if paths else "there is no trace (train_ppo.py and train_grpo.py with --trace 4)"
+        sentences.append(f"{run}: masks, rewards, returns and advantages of responses, because {why}")
     return sentences
 
 
 def read_record(run: Path) -> Record:
-    """Raises InputError where args.json is missing or damaged, and for broken rows of metrics."""
+    """Read a run's record. Raises InputError if args.json is missing or damaged, or a row of metrics is broken."""
     settings = flat_settings(read_object(run / "args.json"))
     summary = read_object(run / "summary.json") if (run / "summary.json").exists() else {}
     return Record(settings=settings, rows=read_metrics(run), summary=summary)
 
 
 def reward_model_run(record: Record, run: Path, runs: Sequence[Path]) -> Path | None:
-    """The run of train_rm.py that scored: at the path in args.json, among the given ones, or beside this one."""
+    """Find the run of the reward model: at the path in args.json, among `runs`, or next to this run."""
     path = record.settings.get("reward_model")
-    if not isinstance(path, str) or record.settings.get("reward") is not None:  # an ensemble, or something else scored
+    if not isinstance(path, str) or record.settings.get("reward") is not None:  # an ensemble, or another kind of reward
         return None
     name = Path(path).name
     places = [Path(path), *(other for other in runs if other.name == name), run.parent / name]
@@ -100,14 +99,14 @@ def reward_model_run(record: Record, run: Path, runs: Sequence[Path]) -> Path | 
 
 
 def long_samples(run: Path, record: Record, tokenizer: Tokenizer) -> Finding | None:
-    """The samples' texts, tokenised again, are about as long as the responses that were counted."""
+    """Check that retokenized samples are about as long as the logged response lengths."""
     path = run / "samples.jsonl"
     rows = record.having("response_length", "policy/loss")
-    # a program is counted up to its error, and its sample is whole
+    # a program's length is logged up to its error, but its sample is complete
     if not path.exists() or not rows or any("compile_rate" in row for row in rows):
         return None
     texts = [field(row, "response", str, str(path)) for row in whole_rows(path)]
-    texts = [text for text in texts if "\ufffd" not in text]  # which stands for bytes that are no text
+    texts = [text for text in texts if "\ufffd" not in text]  # the replacement character of invalid UTF-8
     if len(texts) < 20:
         return None
     length = sum(1 + len(ids) for ids in tokenizer.encode_responses(texts)) / len(texts)  # with EOS
@@ -116,10 +115,10 @@ def long_samples(run: Path, record: Record, tokenizer: Tokenizer) -> Finding | N
         return None
     return Finding(
         name="text-after-eos",
-        seen=f"The {len(texts)} texts of samples.jsonl have {length:.3g} tokens on average, and response_length is "
+        seen=f"The {len(texts)} texts in samples.jsonl have {length:.3g} tokens on average, but response_length is "
         f"{counted:.3g}.",
-        means="Text goes on after EOS: masks cut there, but the reward model reads what follows.",
-        where="generate in nanorlhf/generate.py: a row that has ended gets [PAD]",
+        means="The sampler doesn't stop at EOS. Masks end there, but the reward model reads the tokens that follow.",
+        where="generate in nanorlhf/generate.py, which must fill finished rows with [PAD]",
     )
 
 
@@ -139,26 +138,26 @@ def read_and_examine_traces(run: Path, tokenizer: Tokenizer | None) -> list[Find
 
 
 def repeated_order(queries: dict[int, dict[int, str]]) -> Finding | None:
-    """Two updates do not ask the same queries in the same places, where there are many."""
+    """Check that no two updates have the same queries at the same positions, if there are many queries."""
     num_queries = len({query for asked in queries.values() for query in asked.values()})
     for first, second in itertools.combinations(queries, 2):
         shared = queries[first].keys() & queries[second].keys()
         asked = {queries[first][row] for row in shared}
         alike = all(queries[first][row] == queries[second][row] for row in shared)
-        if alike and len(asked) >= 4 and num_queries >= 32:  # by chance once in a million
+        if alike and len(asked) >= 4 and num_queries >= 32:  # by chance, once in a million
             return Finding(
                 name="order",
-                seen=f"Updates {first} and {second} ask the same queries in the same places: {len(asked)} different "
-                f"ones, of {num_queries} in the trace.",
-                means="All epochs have one order, or one batch comes again and again.",
-                where="nanorlhf/dataset.py (batch_indices) and the call of it in the training script",
+                seen=f"Updates {first} and {second} have the same queries at the same positions: {len(asked)} "
+                f"different ones, of {num_queries} in the trace.",
+                means="All epochs have the same order, or the same batch is repeated.",
+                where="nanorlhf/dataset.py (batch_indices) and its call in the training script",
             )
     return None
 
 
 # ------------------------------------------------------------------------------------------------------ saved states
 def examine_states(run: Path, record: Record) -> list[Finding]:
-    """What the states in state/, which --resume loads, say of the optimizer, the generator and the checkpoint."""
+    """Check optimizer, generator and checkpoint against the states in state/, which --resume loads."""
     kept = [load_pickle(path / "state.pt", mmap=True) for path in states(run) if (path / "state.pt").exists()]
     kept = [state for state in kept if isinstance(state, dict)]
     if not kept:
@@ -168,7 +167,7 @@ def examine_states(run: Path, record: Record) -> list[Finding]:
 
 
 def adam_steps(record: Record, state: dict[str, Any]) -> Finding | None:
-    """Adam has counted as many steps as the run has taken."""
+    """Check that Adam's step count is the number of the run's steps."""
     steps: Any = state.get("steps")
     try:
         counts = [int(moments["step"]) for moments in steps["optimizer"]["state"].values()]
@@ -177,7 +176,7 @@ def adam_steps(record: Record, state: dict[str, Any]) -> Finding | None:
         return None
     is_rollout = any("objective/kl" in row for row in record.rows)
     if any(row.get("groups/dropped", 0.0) > 0 for row in record.rows):
-        return None  # minibatches without a response take no step
+        return None  # minibatches without responses are skipped
     expected = taken * (record.steps_per_update if is_rollout else 1) - skipped
     if not counts or max(counts) >= 0.9 * expected:
         return None
@@ -185,30 +184,30 @@ def adam_steps(record: Record, state: dict[str, Any]) -> Finding | None:
         name="optimizer",
         seen=f"After {taken} {'updates' if is_rollout else 'steps'} Adam has counted {max(counts)} of {expected:g} "
         "optimizer steps.",
-        means="The optimizer was made anew within the loop, or --resume did not restore it: its moments and their bias "
-        "correction began again.",
+        means="The optimizer was recreated in the loop, or --resume did not restore it, so its moments and their bias "
+        "correction started again.",
         where="the optimizer in the training script, and its `run.track`",
     )
 
 
 def generator_rests(kept: Sequence[dict[str, Any]]) -> Finding | None:
-    """Between two states random numbers were drawn."""
+    """Check that random numbers were drawn between two states."""
     generators = [(state["step"], state["generator"]) for state in kept if isinstance(state.get("generator"), Tensor)]
     for (later, new), (earlier, old) in itertools.pairwise(generators):
         if later != earlier and torch.equal(new, old):
             return Finding(
                 name="random-numbers",
-                seen=f"The generator of the responses is in the same state after {earlier} and after {later} updates.",
-                means="It is seeded again in every update, or is not the one that is drawn from: rollouts are no new "
+                seen=f"The sampling generator is in the same state after {earlier} and after {later} updates.",
+                means="It is reseeded in every update, or the sampler uses another generator: rollouts are not new "
                 "samples of the policy.",
-                where="the generator and the uniforms in the training script",
+                where="the generator and the uniform random numbers in the training script",
             )
     return None
 
 
 @torch.no_grad()
 def saved_otherwise(run: Path, record: Record, state: dict[str, Any]) -> Finding | None:
-    """The checkpoint of a finished run computes what the weights in its last state do."""
+    """Check that the checkpoint of a finished run computes the same outputs as the weights in its last state."""
     file = run / "model.safetensors"
     weights = state.get("policy", state.get("model"))
     is_small = file.exists() and file.stat().st_size < LARGEST_CHECKPOINT
@@ -221,13 +220,13 @@ def saved_otherwise(run: Path, record: Record, state: dict[str, Any]) -> Finding
         if record.settings.get("tune") == "lora":
             tune(live, "lora", int(record.number("lora_rank", LORA_RANK)), tuple(record.settings["lora_targets"]))
         live.load_state_dict(weights)
-    except (RuntimeError, KeyError):  # of another program
+    except (RuntimeError, KeyError):  # written by another program
         return None
     if saved.config.num_decoder_blocks:
         return None
     ids = torch.randint(saved.config.vocab_size, (1, min(16, saved.config.n_ctx)), generator=torch.Generator())
     x, y = live(ids), saved(ids)
-    if is_scalar:  # its mean was set to 0 after the last state
+    if is_scalar:  # normalisation changed the mean after the last state
         x, y = x - x.mean(), y - y.mean()
     else:
         x, y = x @ live.lm_head.weight.T, y @ saved.lm_head.weight.T
@@ -236,8 +235,8 @@ def saved_otherwise(run: Path, record: Record, state: dict[str, Any]) -> Finding
         return None
     return Finding(
         name="checkpoint",
-        seen=f"The saved model computes outputs up to {gap:.2g} off those of the weights in {run / 'state'}, relative "
-        "to the largest.",
-        means="Updates are merged with another scale or twice, or something that is trained is not saved.",
+        seen=f"The outputs of the saved model are up to {gap:.2g} off the outputs of the weights in {run / 'state'}, "
+        "relative to the largest.",
+        means="Updates are merged with a wrong scale or twice, or trained weights are not saved.",
         where="nanorlhf/peft.py (merge) and nanorlhf/training/run.py (write_checkpoint)",
     )

@@ -1,4 +1,4 @@
-"""Every family of pretrained models computes what `transformers` computes of the same weights."""
+"""Checks of the families of pretrained models against `transformers`."""
 
 import os
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 3, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 2.0},
     "gemma3_text": {"sliding_window": 3, "sliding_window_pattern": 2},
 }
-"""settings whose default does not fit these sizes, or changes nothing in 12 tokens"""
+"""settings with defaults that don't fit these sizes or have no effect within 12 tokens"""
 
 
 def families(cases: Cases) -> Iterator[Finding]:
-    """A model made and saved by transformers gives the same logits when we load it; T5 aside."""
+    """Check that a model saved by transformers has the same logits when we load it; all families but T5."""
     try:
         os.environ["HF_HUB_OFFLINE"] = "1"
         import transformers
@@ -41,10 +41,10 @@ def families(cases: Cases) -> Iterator[Finding]:
         names = {ours: spec[0] if isinstance(spec, tuple) else spec for ours, spec in family.settings.items()}
         sizes = {names[ours]: size for ours, size in SIZES.items() if ours in names}
         config = transformers.AutoConfig.for_model(name, **sizes, **family.constants | OTHERS.get(name, {}))
-        # eager: SDPA, which transformers 5.17 takes for Gemma 2, ignores the cap of the attention logits
+        # eager: SDPA, which transformers 5.17 uses for Gemma 2, ignores the cap on attention logits
         theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
         with torch.no_grad():
-            for parameter in theirs.parameters():  # biases too are not 0
+            for parameter in theirs.parameters():  # biases are 0 otherwise
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         path = cases.world.root / "families" / name
         theirs.save_pretrained(path)
@@ -54,9 +54,9 @@ def families(cases: Cases) -> Iterator[Finding]:
         if not gap < 1e-3:
             yield Finding(
                 name="families",
-                seen=f"The logits of a {name} model are up to {gap:.2g} off those of transformers.",
-                means="A weight has another's name or layout, or a setting is read wrongly: rotary pairs, norms, "
-                "the order of attention and MLP, a bias.",
+                seen=f"The logits of a {name} model are up to {gap:.2g} off transformers.",
+                means="A weight has the wrong name or layout, or a setting is misread: rotary pairs, norms, the order "
+                "of attention and MLP, a bias.",
                 where="nanorlhf/pretrained/families/",
             )
 

@@ -1,4 +1,4 @@
-"""What must hold for any language model in RL: padding, neighbours and caches change nothing."""
+"""Invariants of any language model in RL: padding, other rows and caches don't change its outputs."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +18,7 @@ from nanorlhf.rules.finding import Finding
 
 TEMPERATURE = 0.6
 STEP = 1e-2
-"""of a parameter, by which differences are taken"""
+"""step size of finite differences in parameters"""
 ARCHITECTURES: tuple[Architecture, ...] = ("gpt2", "gpt_neox")
 
 
@@ -30,7 +30,7 @@ def small_models(cases: Cases) -> Iterator[tuple[str, GPT]]:
 
 
 def texts(cases: Cases) -> tuple[list[list[int]], list[list[int]]]:
-    """Queries and responses of different lengths; the last response has no EOS."""
+    """Return queries and responses of different lengths; the last response has no EOS."""
     tokenizer = cases.world.tokenizer
     queries = [tokenizer.encode(text) for text in ("sun:", "so rain and wind:", "hail and snow and mist:", "dew")]
     responses = [tokenizer.encode(text) + [tokenizer.eos_id] for text in (" wind", " sun rain", " ", " hail mist")]
@@ -38,7 +38,7 @@ def texts(cases: Cases) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def padding(cases: Cases) -> Iterator[Finding]:
-    """A row's log-probabilities, scores and values are its own."""
+    """Check that a row's log-probabilities don't depend on padding and other rows."""
     pad_id = cases.world.tokenizer.pad_id
     queries, responses = texts(cases)
     for name, policy in small_models(cases):
@@ -53,8 +53,8 @@ def padding(cases: Cases) -> Iterator[Finding]:
                 gap = (together[row][actions[row]].double() - alone).abs().max().item()
                 yield Finding(
                     name="padding",
-                    seen=f"A response of a {name} model has other log-probabilities in a padded batch than alone, by "
-                    f"up to {gap:.2g} nats.",
+                    seen=f"With a {name} model, a response's log-probabilities in a padded batch and by itself differ "
+                    f"by up to {gap:.2g} nats.",
                     means="Positions count the padding, tokens attend to it, or labels are shifted by one.",
                     where="nanorlhf/masks.py (position_ids, attention_mask) and nanorlhf/logprobs.py (response_hidden)",
                 )
@@ -62,7 +62,7 @@ def padding(cases: Cases) -> Iterator[Finding]:
 
 
 def model_slopes(cases: Cases) -> Iterator[Finding]:
-    """The gradient of each parameter is how log-probabilities and scores change with it, by differences."""
+    """Check the gradient of log-probabilities and values in each parameter by finite differences."""
     pad_id = cases.world.tokenizer.pad_id
     queries, responses = texts(cases)
     query, response = left_pad(queries, pad_id), right_pad(responses, pad_id)
@@ -86,7 +86,7 @@ def model_slopes(cases: Cases) -> Iterator[Finding]:
             direction *= STEP / direction.norm()
             outputs = []
             with torch.no_grad():
-                for step in (direction, -2 * direction, direction):  # there, back, and to the start
+                for step in (direction, -2 * direction, direction):  # forward, backward, and back to the original
                     parameter.add_(step)
                     outputs.append(output(model).item())
             difference = (outputs[0] - outputs[1]) / 2
@@ -95,15 +95,15 @@ def model_slopes(cases: Cases) -> Iterator[Finding]:
         if wrong:
             yield Finding(
                 name="model-gradient",
-                seen=f"Outputs of a {name} change with {wrong[0]} otherwise than its gradient says; {len(wrong)} of "
-                f"{len(parameters)} parameters are like this.",
+                seen=f"The gradient of a {name}'s outputs in {wrong[0]} disagrees with finite differences, as for "
+                f"{len(wrong)} of {len(parameters)} parameters.",
                 means="Something between this parameter and the output is detached, or a backward pass is wrong.",
                 where="nanorlhf/model.py, nanorlhf/logprobs.py and kernels/",
             )
 
 
 def determinism(cases: Cases) -> Iterator[Finding]:
-    """The model that samples and the model that is trained are the same function."""
+    """Check that the model is the same function in training and evaluation mode."""
     queries, responses = texts(cases)
     for name, policy in small_models(cases):
         ids = torch.tensor([queries[1] + responses[1]])
@@ -116,7 +116,7 @@ def determinism(cases: Cases) -> Iterator[Finding]:
         if not (torch.equal(first, second) and torch.equal(first, third)):
             yield Finding(
                 name="dropout",
-                seen=f"Two passes of a {name} model over the same text differ.",
+                seen=f"Two forward passes of a {name} model over the same text differ.",
                 means="Dropout is on: the policy that sampled and the policy that is updated are different functions.",
                 where="nanorlhf/model.py",
             )
@@ -124,7 +124,7 @@ def determinism(cases: Cases) -> Iterator[Finding]:
 
 
 def sampling(cases: Cases) -> Iterator[Finding]:
-    """Cached decoding samples from the distribution that the update computes, and stops at EOS."""
+    """Check that cached decoding samples from the distribution that the update computes, and stops at EOS."""
     tokenizer = cases.world.tokenizer
     queries, _ = texts(cases)
     queries = [query for query in queries for _ in range(8)]
@@ -141,8 +141,8 @@ def sampling(cases: Cases) -> Iterator[Finding]:
             if set(ids[end:]) - {tokenizer.pad_id}:
                 yield Finding(
                     name="text-after-eos",
-                    seen=f"A {name} model went on writing after EOS.",
-                    means="The sampler does not stop at EOS; what follows is scored or costs time.",
+                    seen=f"A {name} model continued after EOS.",
+                    means="The sampler doesn't stop at EOS; the tokens that follow are scored or cost time.",
                     where="nanorlhf/generate.py (generate)",
                 )
                 return
@@ -156,8 +156,8 @@ def sampling(cases: Cases) -> Iterator[Finding]:
         if not gap < 1e-3:
             yield Finding(
                 name="sampler-logprobs",
-                seen=f"The sampler's log-probabilities of a {name} model are {gap:.2g} nats off those of a full "
-                "forward pass at the same temperature.",
+                seen=f"With a {name} model, the sampler's log-probabilities are {gap:.2g} nats off a full forward pass "
+                "at the same temperature.",
                 means="The KV cache, a position or the temperature differs between sampling and training, or logits "
                 "are rounded.",
                 where="nanorlhf/generate.py (generate) and nanorlhf/cache.py (KVCache)",
@@ -166,16 +166,16 @@ def sampling(cases: Cases) -> Iterator[Finding]:
         if num_strange:
             yield Finding(
                 name="sampler-distribution",
-                seen=f"{num_strange} tokens that a {name} model sampled are not those that its distribution and the "
-                "random numbers give.",
-                means="Something filters or reshapes the distribution, so the ratio is taken against another one.",
+                seen=f"With a {name} model, {num_strange} sampled tokens don't follow from its distribution and the "
+                "random numbers.",
+                means="Something filters or reshapes the distribution, so ratios refer to another distribution.",
                 where="nanorlhf/generate.py (draw, generate)",
             )
             return
 
 
 def pad_token(cases: Cases) -> Iterator[Finding]:
-    """[PAD], which may be one of the head's rows, and the head's spare rows have probability 0."""
+    """Check that [PAD], which may be an id of the head, and the head's unused ids are never sampled."""
     tokenizer = cases.world.tokenizer
     queries, _ = texts(cases)
     pad_id = tokenizer.encode("#")[0]  # as in Pythia, whose [PAD] is one of the ids
@@ -183,7 +183,7 @@ def pad_token(cases: Cases) -> Iterator[Finding]:
     policy = small_policy(small_config(tokenizer.vocab_size + 2), tokenizer.eos_id)
     policy.forbid(pad_id, tokenizer.vocab_size)
     forbidden = torch.tensor([pad_id, tokenizer.vocab_size, tokenizer.vocab_size + 1])
-    with torch.no_grad():  # likelier than EOS, were they allowed
+    with torch.no_grad():  # if allowed, they would be more likely than EOS
         policy.lm_head.weight[forbidden] = 2 * policy.lm_head.weight[tokenizer.eos_id]
     response, _ = generating.generate(
         policy, query, query != pad_id, T, eos_id=tokenizer.eos_id, pad_id=pad_id,
@@ -194,18 +194,17 @@ def pad_token(cases: Cases) -> Iterator[Finding]:
         yield Finding(
             name="pad-sampled",
             seen="[PAD], or an id without a token, was sampled within a response.",
-            means="The head has rows that no token may come from and they are not forbidden: a response is cut where "
-            "[PAD] is drawn.",
+            means="These ids of the head are not forbidden, and a response ends at the first [PAD].",
             where="nanorlhf/model.py (GPT.forbid)",
         )
 
 
 def masks(cases: Cases) -> Iterator[Finding]:
-    """Actions end with EOS or before [PAD]; the finished response is one more state."""
+    """Check that actions end with EOS or before [PAD], and states one later, with the finished response."""
     eos, pad = cases.world.tokenizer.eos_id, cases.world.tokenizer.pad_id
     response = torch.tensor([[5, 6, eos, pad, pad], [5, 6, 7, 8, 9], [eos, pad, pad, pad, pad], [5, 6, 7, pad, pad],
                              [5, 6, 7, 8, eos]])  # fmt: skip
-    lengths = torch.tensor([3, 5, 1, 3, 5])  # the fourth was cut, and has no EOS
+    lengths = torch.tensor([3, 5, 1, 3, 5])  # the fourth was truncated, without EOS
     batch = Batch.of(
         [{}] * 5, torch.tensor([[pad, 4]] * 5), response, torch.zeros(5, 5), eos, pad, "after_eos"
     )  # fmt: skip
@@ -214,20 +213,20 @@ def masks(cases: Cases) -> Iterator[Finding]:
     if not torch.equal(batch.actions, t < lengths[:, None]):
         wrong.append("the actions do not end with EOS, or with the last token of a response without one")
     if not torch.equal(batch.states, t <= lengths[:, None]):
-        wrong.append("the states are not the actions and one more")
+        wrong.append("the states are not the actions and one more position")
     if not torch.equal(batch.score_index, lengths.clamp(max=4)):
-        wrong.append("the score does not fall due in the state after the last token")
+        wrong.append("the score is not in the state after the last token")
     for found in wrong:
         yield Finding(
             name="masks",
-            seen=f"Of five responses written by hand {found}.",
+            seen=f"In five handwritten responses {found}.",
             means="An index is off by one: EOS gets no gradient, or padding gets one.",
             where="nanorlhf/ppo.py (eos_masks) and nanorlhf/batch.py (Batch.of)",
         )
 
 
 def nan_after_the_end(cases: Cases) -> Iterator[Finding]:
-    """What is masked does not count, even NaN."""
+    """Check that masked positions don't affect the losses, even if they are NaN."""
     actions = torch.tensor([[True, True, False]])
     numbers = torch.tensor([[0.1, -0.2, torch.nan]])
     new = torch.tensor([[0.1, -0.2, 0.3]], requires_grad=True)
@@ -246,15 +245,15 @@ def nan_after_the_end(cases: Cases) -> Iterator[Finding]:
 
 
 def seam(cases: Cases) -> Iterator[Finding]:
-    """Query and response, tokenised apart, are the tokens of the joined text."""
+    """Check that query and response, tokenised separately, have the ids of the concatenated text."""
     tokenizer = cases.world.tokenizer
     for query, response in (("sun and rain:", "wind"), ("TL;DR:", "snow hail")):
         ids = tokenizer.encode(query) + dataset.response_ids(query, response, tokenizer)
         if ids != [*tokenizer.encode(f"{query} {response}"), tokenizer.eos_id]:
             yield Finding(
                 name="seam",
-                seen=f"The ids of {query + ' ' + response!r} are not those of its query, its response and EOS.",
-                means="The blank between query and response is missing, or a token spans the two.",
+                seen=f"The ids of {query + ' ' + response!r} differ from its query's ids, its response's ids and EOS.",
+                means="The space between query and response is missing, or a token spans both.",
                 where="nanorlhf/dataset.py (with_blank, response_ids)",
             )
             return

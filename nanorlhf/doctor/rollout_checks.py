@@ -1,7 +1,7 @@
-"""What must hold for the numbers of a rollout: scores, masks, KL, rewards, returns, and what is logged of them.
+"""Invariants of a rollout: scores, masks, KL, rewards, returns, and their metrics.
 
-Rewards are examined by differences: another score, another KL, another penalty, and all else as it was. So a script
-that adds rewards of its own passes.
+Rewards are checked by differences: change the score, the KL or the penalty, and leave the rest unchanged. So a script
+may add its own rewards.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,18 +27,18 @@ SCRIPT = "train_ppo.py (2.3 to 2.5)"
 
 
 def usual(cases: Cases) -> Watched:
-    """Three updates of PPO with a reward model, as most checks read them."""
+    """Return PPO's run of three updates with a reward model, which most checks use."""
     return cases.run("train_ppo", **LONGER)
 
 
 def by_rule(cases: Cases, rule: str = "score", **changes: Any) -> dict[str, Tensor]:
-    """The rollout of one update of PPO, scored by a rule: the same responses each time."""
+    """Return the rollout of one PPO update scored by a rule; the responses are always the same."""
     settings = PPO | {"reward": cases.world.rule(rule), "kl_coef": 0.0} | changes
     return cases.run("train_ppo", **settings).traces()[0][0]
 
 
 def readings(cases: Cases) -> Iterator[Finding]:
-    """Log-probabilities, scores and values of a rollout are those of each text read alone."""
+    """Check that a rollout's log-probabilities, scores and values are the same as for each text by itself."""
     pad_id = cases.world.tokenizer.pad_id
     policy, reward_model = cases.policy(), cases.reward_model()
     tensors, about = usual(cases).traces()[0]
@@ -63,25 +63,25 @@ def readings(cases: Cases) -> Iterator[Finding]:
     }
     means = {
         "logprobs": "A token is predicted from the wrong position or at another temperature.",
-        "ref_logprobs": "The reference is read at another temperature or position than the policy.",
-        "sampled_logprobs": "The rollout is sampled from another distribution than the one that the ratio is taken "
-        "against: another temperature, a filter, or a cache that is off by one.",
-        "values": "A value must be read before its token is known, from the same left-padded row.",
-        "scores": "A score is the output at the last token, EOS, and depends on neither padding nor other tokens.",
+        "ref_logprobs": "The reference is evaluated at another temperature or position than the policy.",
+        "sampled_logprobs": "The rollout is not sampled from the policy in the denominator of the ratio: another "
+        "temperature, a filter, or a cache that is off by one.",
+        "values": "A value must be read at the position before its token, in the same left-padded row.",
+        "scores": "A score is the output at the last token, EOS, and depends on neither padding nor later tokens.",
     }
     where = {"values": "nanorlhf/logprobs.py (response_values)", "scores": "nanorlhf/reward.py (end_scores, end_index)"}
     for name, gap in gaps.items():
         if not gap < 1e-3:
             yield Finding(
                 name="readings",
-                seen=f"In the first rollout {said[name]} are up to {gap:.2g} off those of the same texts alone.",
+                seen=f"In the first rollout {said[name]} are up to {gap:.2g} off the same texts by themselves.",
                 means=means[name],
                 where=where.get(name, "nanorlhf/logprobs.py, nanorlhf/training/sampler.py, --temperature"),
             )
 
 
 def reference(cases: Cases) -> Iterator[Finding]:
-    """The reference never changes, whatever is trained."""
+    """Check that the reference doesn't change during training, with full weights or LoRA."""
     pad_id = cases.world.tokenizer.pad_id
     policy = cases.policy()
     for tune in ("full", "lora"):
@@ -97,21 +97,21 @@ def reference(cases: Cases) -> Iterator[Finding]:
             yield Finding(
                 name="reference-moves",
                 seen=f"With --tune {tune} the reference's log-probabilities after two updates are up to {gap:.2g} "
-                "nats off those of the initial policy.",
-                means="The reference is not a frozen copy of the initial policy, so the KL means nothing.",
+                "nats off the initial policy's.",
+                means="The reference is not a frozen copy of the initial policy, so the KL is meaningless.",
                 where="nanorlhf/peft.py (reference) and nanorlhf/training/loading.py (prepare_policy)",
             )
         elif moved < 1e-3:
             yield Finding(
                 name="policy-stays",
                 seen=f"With --tune {tune} two updates did not change the policy.",
-                means="Its parameters are not those of the optimizer, or no gradient reaches them.",
+                means="Its parameters are not in the optimizer, or no gradient reaches them.",
                 where="the script's optimizer, and nanorlhf/peft.py (tune)",
             )
 
 
 def rule_inputs(cases: Cases) -> Iterator[Finding]:
-    """A reward function gets the text of the response, without its query, and the row of the data that was asked."""
+    """Check that a reward function gets the text of the response, without its query, and the matching example."""
     tokenizer = cases.world.tokenizer
     rows = load_demonstrations(cases.world.data / "sft.train.jsonl", tokenizer, None, None)
     truth = {row.record["query"]: row.record["response"] for row in rows}
@@ -122,13 +122,13 @@ def rule_inputs(cases: Cases) -> Iterator[Finding]:
     }
     said = {
         "score": "A rule that counts characters",
-        "truth": "A rule that counts characters, also of the demonstration in the row of the data,",
-        "seldom": "With --algorithm dapo, which samples groups without a difference again, a rule",
+        "truth": "A rule that counts characters of the response and of the example's demonstration",
+        "seldom": "With --algorithm dapo, which resamples groups with equal scores, a rule",
     }
     means = {
-        "score": "The rule gets something else than the response: the query, or tokens after EOS.",
-        "truth": "The rule gets the row of another query: rows were put in another order than their responses.",
-        "seldom": "A response was replaced and kept the score of the old one, or the other way round.",
+        "score": "The rule gets more than the response: the query, or tokens after EOS.",
+        "truth": "The rule gets the example of another query: examples and responses are in different orders.",
+        "seldom": "A response was replaced but kept the old score, or the other way round.",
     }
     where = {
         "score": "nanorlhf/rewards/rule.py (Rule._score)",
@@ -140,11 +140,11 @@ def rule_inputs(cases: Cases) -> Iterator[Finding]:
         tensors, about = run.traces()[0]
         for row, (_, response) in enumerate(unpadded(tensors, tokenizer.pad_id)):
             expected = rule(tokenizer.decode(response), about["queries"][row])
-            keeps_score = tensors["has_eos"][row] or script == "train_grpo"  # there without a penalty
+            keeps_score = tensors["has_eos"][row] or script == "train_grpo"  # which has no penalty here
             if keeps_score and abs(tensors["scores"][row].item() - expected) > 1e-4:
                 yield Finding(
                     name="rule-inputs",
-                    seen=f"{said[name]} gave a response {tensors['scores'][row]:.3g}, and gives its text "
+                    seen=f"{said[name]} gave a response the score {tensors['scores'][row]:.3g} instead of "
                     f"{expected:.3g}.",
                     means=means[name],
                     where=where[name],
@@ -153,7 +153,7 @@ def rule_inputs(cases: Cases) -> Iterator[Finding]:
 
 
 def token_rewards(cases: Cases) -> Iterator[Finding]:
-    """A reward for a token is added at that token, and nowhere else."""
+    """Check that rewards per token are added at their own tokens."""
     dense, nothing = by_rule(cases, "per_token"), by_rule(cases, "nothing")
     T = dense["rewards"].size(1)
     moved = dense["rewards"] - nothing["rewards"]
@@ -162,21 +162,21 @@ def token_rewards(cases: Cases) -> Iterator[Finding]:
         row, t = divmod(int((moved - expected).abs().argmax()), T)
         yield Finding(
             name="token-rewards",
-            seen=f"A rule gives {expected[row, t]:.3g} at position {t} of a response, and the reward there moves by "
+            seen=f"A rule gives {expected[row, t]:.3g} at position {t} of a response, but the reward there changes by "
             f"{moved[row, t]:.3g}.",
-            means="The reward of a token belongs to the state in which the token was chosen. Added one position later "
-            "it counts as the consequence of the next token; after the end it is lost.",
+            means="The reward of a token belongs to the state in which the token was chosen. One position later it is "
+            "credited to the next token; after the end it is lost.",
             where=f"{SCRIPT} and nanorlhf/rewards/rule.py (as_scores)",
         )
 
 
 def score_placement(cases: Cases) -> Iterator[Finding]:
-    """A score moves the reward at exactly one position, that of a state, and by as much."""
+    """Check that a change of the score changes the reward at exactly one position, a state, by the same amount."""
     base, higher = by_rule(cases), by_rule(cases, "higher")
     lower_penalty = by_rule(cases, missing_eos_score=-3.0)
     for other, is_moved, difference, what in (
-        (higher, base["has_eos"], 3.0, "scores that are 3 higher"),
-        (lower_penalty, ~base["has_eos"], -2.0, "--missing-eos-score 2 lower"),
+        (higher, base["has_eos"], 3.0, "raising scores by 3"),
+        (lower_penalty, ~base["has_eos"], -2.0, "lowering --missing-eos-score by 2"),
     ):
         if not torch.equal(base["response"], other["response"]):
             raise CannotCheckError("the responses of the first update depend on the reward")
@@ -188,26 +188,26 @@ def score_placement(cases: Cases) -> Iterator[Finding]:
             last = int(base["states"][row].sum()) - 1
             found = None
             if not expected and places:
-                found = f"change the rewards of a response {ending} EOS, whose score is the penalty or the rule's"
+                found = f"changes the rewards of a response {ending} EOS"
             elif expected and len(places) != 1:
-                found = f"change the rewards of a response {ending} EOS at {len(places)} positions"
+                found = f"changes the rewards of a response {ending} EOS at {len(places)} positions"
             elif expected and abs(moved[row, places[0]].item() - expected) > 1e-4:
-                found = f"change one reward of a response {ending} EOS by {moved[row, places[0]]:.3g}"
+                found = f"changes one reward of a response {ending} EOS by {moved[row, places[0]]:.3g}"
             elif expected and places[0] > last:
-                found = f"change the reward at position {places[0]} of a response whose last state is {last}"
+                found = f"changes the reward at position {places[0]} of a response with its last state at {last}"
             if found is not None:
                 yield Finding(
                     name="score-placement",
                     seen=f"In the same rollout, {what} {found}.",
-                    means="A score counts once, at the last state of its response; a response without EOS has the "
-                    "penalty instead of its score, and nothing of both.",
+                    means="A score is added once, at the last state of its response. A response without EOS gets the "
+                    "penalty instead of its score, not both.",
                     where=f"{SCRIPT} and nanorlhf/batch.py (score_index)",
                 )
                 break
 
 
 def kl_penalty(cases: Cases) -> Iterator[Finding]:
-    """A token that the reference finds likelier is rewarded by beta times the difference, and no other is."""
+    """Check that raising the reference's log-probability of a token raises only its reward, by beta times as much."""
     base = by_rule(cases, kl_coef=0.5)
     T = base["rewards"].size(1)
     table = 0.1 * torch.arange(1, T + 1)
@@ -223,18 +223,18 @@ def kl_penalty(cases: Cases) -> Iterator[Finding]:
         row, t = divmod(int((moved - expected).abs().argmax()), T)
         yield Finding(
             name="kl-penalty",
-            seen=f"With a reference {table[t]:.2g} nats higher at token {t}, and beta 0.5, its reward moves by "
-            f"{moved[row, t]:.3g} and not by {expected[row, t]:.3g}.",
-            means="The reward of a token is -beta * (log policy - log reference): a wrong sign rewards leaving the "
-            "reference, a wrong mask counts padding.",
+            seen=f"With beta 0.5, raising the reference by {table[t]:.2g} nats at token {t} changes its reward by "
+            f"{moved[row, t]:.3g} instead of {expected[row, t]:.3g}.",
+            means="The reward of a token is -beta * (log policy - log reference). A wrong sign rewards leaving the "
+            "reference, a wrong mask includes padding.",
             where=SCRIPT,
         )
 
 
 def returns(cases: Cases) -> Iterator[Finding]:
-    """At lambda 1 a return is the discounted sum of the rewards to come, and the advantage is what exceeds the value.
+    """Check that at lambda 1 returns are discounted sums of future rewards, and advantages are returns minus values.
 
-    At any lambda the kernel equals the sums of its definition, and nothing after the end matters.
+    For any lambda, GAE must equal its definition as a sum and ignore positions after the end.
     """
     tensors = cases.run("train_ppo", lam=1.0, gamma=0.9).traces()[0][0]
     states = tensors["states"]
@@ -246,7 +246,7 @@ def returns(cases: Cases) -> Iterator[Finding]:
             name="returns",
             seen=f"At lambda 1 and gamma 0.9 the value model's targets are up to {gap:.2g} off the discounted sums of "
             "rewards.",
-            means="The targets are not returns, the discount is missing, or a value counts after the end.",
+            means="The targets are not returns, the discount is missing, or a value after the end is included.",
             where="train_ppo.py (2.5) and kernels/gae.py",
         )
     excess = (tensors["returns"] - evaluate(GAE["returns"][0], tensors))[states].abs().max().item()
@@ -254,7 +254,7 @@ def returns(cases: Cases) -> Iterator[Finding]:
         yield Finding(
             name="returns",
             seen=f"Advantages plus values are up to {excess:.2g} off the value model's targets.",
-            means="Advantage and target come from different rewards or values.",
+            means="Advantages and targets are computed from different rewards or values.",
             where="train_ppo.py (2.5)",
         )
     yield from gae_by_hand()
@@ -272,7 +272,7 @@ def gae_by_hand() -> Iterator[Finding]:
         for t in range(length):
             expected[row, t] = sum((gamma * lam) ** (s - t) * deltas[s] for s in range(t, length))
     poisoned = [torch.where(states, x, 1e3) for x in (rewards, values)]
-    named = {"its definition": (rewards, values), "itself without numbers after the end": poisoned}
+    named = {"its definition": (rewards, values), "its definition if numbers after the end aren't 0": poisoned}
     for what, (r, v) in named.items():
         advantages, _ = gae(r, v, gamma, lam, states)
         gap = (advantages.double() - expected)[states].abs().max().item()
@@ -280,22 +280,22 @@ def gae_by_hand() -> Iterator[Finding]:
             yield Finding(
                 name="gae",
                 seen=f"GAE at gamma {gamma} and lambda {lam} is up to {gap:.2g} off {what}.",
-                means="The recursion is delta_t + gamma * lambda * A_(t+1); after the last state both are 0.",
+                means="The recursion is A_t = delta_t + gamma * lambda * A_(t+1), and 0 after the last state.",
                 where="kernels/gae.py",
             )
             return
 
 
 def whitening(cases: Cases) -> Iterator[Finding]:
-    """Whitened advantages have mean 0 and variance 1 over the tokens; whitened rewards keep their mean."""
+    """Check that whitened advantages have mean 0 and variance 1 over actions, and whitened rewards keep their mean."""
     tensors, _ = usual(cases).traces()[0]
     counted = tensors["advantages"][tensors["actions"]]
     mean, variance = counted.mean().item(), counted.var(correction=0).item()
     if abs(mean) > 1e-3 or abs(variance - 1) > 1e-2:
         yield Finding(
             name="whitening",
-            seen=f"Whitened advantages have mean {mean:.3g} and variance {variance:.3g} over the tokens that count.",
-            means="Mean and variance count padding, or states instead of tokens: the step's size then depends on "
+            seen=f"Whitened advantages have mean {mean:.3g} and variance {variance:.3g} over the actions.",
+            means="Mean and variance include padding, or states instead of actions: the step size then depends on "
             "--response-length.",
             where="train_ppo.py (2.5) and nanorlhf/ppo.py (whiten)",
         )
@@ -306,15 +306,15 @@ def whitening(cases: Cases) -> Iterator[Finding]:
     if abs(shift) > 1e-3 or abs(variance - 1) > 1e-2:
         yield Finding(
             name="whitening",
-            seen=f"--whiten-rewards moves the mean of the rewards by {shift:.3g} and gives them the variance "
+            seen=f"--whiten-rewards changes the mean of the rewards by {shift:.3g}, and their variance is then "
             f"{variance:.3g}.",
-            means="Rewards are divided by their standard deviation over the states and keep their mean.",
+            means="Whitened rewards have variance 1 over the states and must keep their mean.",
             where="nanorlhf/ppo.py (whiten)",
         )
 
 
 def controller(cases: Cases) -> Iterator[Finding]:
-    """The adaptive KL coefficient rises where a response's KL is above the target."""
+    """Check that the adaptive KL coefficient rises if the KL per response is above the target."""
     kl = usual(cases).metrics[1]["objective/kl"]
     if not kl > 0.05:
         raise CannotCheckError(f"the KL is {kl:.3g} after an update")
@@ -325,13 +325,13 @@ def controller(cases: Cases) -> Iterator[Finding]:
             name="kl-controller",
             seen=f"With --kl-target {kl / 1.1:.3g} and a KL of {kl:.3g} nats per response the coefficient goes from "
             f"{before:.6g} to {after:.6g}.",
-            means="The error has the wrong sign, or the controller is given another KL than that of a response.",
+            means="The error has the wrong sign, or the controller gets another KL than the KL per response.",
             where="nanorlhf/ppo.py (KLCoefficient) and the last line of the script's loop",
         )
 
 
 def statistics(cases: Cases) -> Iterator[Finding]:
-    """What is logged is what the rollout's own numbers give."""
+    """Check the logged metrics against metrics recomputed from the rollout."""
     run = usual(cases)
     for (tensors, _), row in zip(run.traces()[1:], run.metrics[1:], strict=True):
         actions = tensors["actions"]
@@ -350,8 +350,8 @@ def statistics(cases: Cases) -> Iterator[Finding]:
             if name in row and abs(row[name] - value) > 1e-3 * max(1.0, abs(value)):
                 yield Finding(
                     name="statistics",
-                    seen=f"{name} is logged as {row[name]:.4g}, and the rollout gives {value:.4g}.",
-                    means="A mean counts padding, divides by another number than it sums over, or has a wrong sign.",
+                    seen=f"{name} is logged as {row[name]:.4g}, but is {value:.4g} in the rollout.",
+                    means="A mean includes padding, has the wrong denominator, or has a wrong sign.",
                     where="nanorlhf/training/update_metrics.py and kernels/kl.py",
                 )
         yield from explained_variance(tensors, row)
@@ -359,7 +359,7 @@ def statistics(cases: Cases) -> Iterator[Finding]:
 
 
 def explained_variance(tensors: dict[str, Tensor], row: dict[str, float]) -> Iterator[Finding]:
-    """For a script that logs it, over the states or the actions: 1 - Var(returns - values) / Var(returns)."""
+    """Check a logged explained variance, 1 - Var(returns - values) / Var(returns), over the states or the actions."""
     expected = []
     for mask in (tensors["states"], tensors["actions"]):
         returns, values = tensors["returns"][mask], tensors["values"][mask]
@@ -369,8 +369,8 @@ def explained_variance(tensors: dict[str, Tensor], row: dict[str, float]) -> Ite
         if "explained_variance" in name and min(abs(logged - value) for value in expected) > 1e-3:
             yield Finding(
                 name="statistics",
-                seen=f"{name} is logged as {logged:.4g}, and returns and values of the states give {expected[0]:.4g}.",
-                means="A variance counts padding, or the two variances change places.",
+                seen=f"{name} is logged as {logged:.4g}, but is {expected[0]:.4g} over the states.",
+                means="A variance includes padding, or the two variances are swapped.",
                 where="the script's metrics",
             )
 

@@ -1,4 +1,4 @@
-"""What must hold for a run as a whole: its data, random numbers, optimizer, checkpoints, seeds and processes."""
+"""Invariants of a whole run: its data, random numbers, optimizer, checkpoints, seeds and processes."""
 
 import json
 import math
@@ -23,7 +23,7 @@ OF_COMMAND = (
     *("data", "sft", "reward_model", "max_query_length", "response_length", "total_episodes", "batch_size", "seed"),
     *("micro_batch_size", "num_ppo_epochs", "lr", "temperature", "gold", "device", "trace"),
 )
-"""settings that differ from the recipe's: flags of the run in two processes"""
+"""settings that differ from the recipe, passed as flags to the run with two processes"""
 
 
 TWO_EPOCHS: dict[str, dict[str, Any]] = {
@@ -32,32 +32,32 @@ TWO_EPOCHS: dict[str, dict[str, Any]] = {
     "train_rlcf": {"total_episodes": 3 * B, "num_ppo_epochs": 1, "lr": 1e-2, "save_every": 1},
     **dict.fromkeys(("train_sft", "train_rm", "train_dpo"), {"num_epochs": 2.0, "warmup_steps": 2, "save_every": 2}),
 }
-"""runs that read the 24 rows of the world twice"""
+"""runs of two epochs over the world's 24 examples"""
 
 
 def seeds(cases: Cases) -> Iterator[Finding]:
-    """One seed repeats a run to the last digit, and two seeds see other data."""
+    """Check that equal seeds give identical runs, and different seeds different data."""
     first = usual(cases)
     again = cases.run("train_ppo", out=cases.world.root / "runs" / "again", **LONGER)
     if any(not torch.equal(a, b) for a, b in zip(first.parameters[-1], again.parameters[-1], strict=True)):
         yield Finding(
             name="seeds",
-            seen="The same settings and seed give other parameters after three updates.",
-            means="Something draws random numbers outside the seed, or depends on time or on the order of a set.",
+            seen="Two runs with the same settings and seed have different parameters after three updates.",
+            means="Something draws unseeded random numbers, or depends on time or on the order of a set.",
             where="the script's generators",
         )
     other = cases.run("train_ppo", seed=2)
     if first.traces()[0][1]["queries"] == other.traces()[0][1]["queries"]:
         yield Finding(
             name="seeds",
-            seen="Two seeds answer the same queries in the same order.",
-            means="The order of the data does not depend on --seed, so a band over seeds is too narrow.",
+            seen="Two seeds have the same queries in the same order.",
+            means="The order of the data doesn't depend on --seed, so the spread over seeds is underestimated.",
             where="nanorlhf/dataset.py (batch_indices)",
         )
 
 
 def resuming(cases: Cases) -> Iterator[Finding]:
-    """A run that is interrupted and resumed ends where it would have ended."""
+    """Check that interrupting and resuming a run doesn't change its final weights."""
     for name, settings in TWO_EPOCHS.items():
         first = cases.run(name, **settings)
         out = cases.world.root / "runs" / f"interrupted-{name}"
@@ -67,16 +67,16 @@ def resuming(cases: Cases) -> Iterator[Finding]:
         if any(far(a, b, 1e-5) for a, b in pairs):
             yield Finding(
                 name="resuming",
-                seen=f"A run of {name}.py that was interrupted before its last step and resumed ends with other "
+                seen=f"A run of {name}.py that is interrupted before its last step and resumed has different final "
                 "weights.",
-                means="Something is saved and not loaded, or not saved: the optimizer's moments, a generator, a "
+                means="Something is not saved, or saved but not loaded: the optimizer's moments, a generator, a "
                 "coefficient.",
                 where=f"`run.track` in {name}.py, nanorlhf/training/run.py and nanorlhf/training/resume.py",
             )
 
 
 def saved_tensors(out: Path) -> list[Tensor]:
-    """Of the model in a run's directory, and of a value model below it."""
+    """Return the saved tensors of a run's model, and of its value model if there is one."""
     files = [path / "model.safetensors" for path in (out, out / "value_model") if path.exists()]
     return [tensor for file in files for _, tensor in sorted(load_file(file).items())]
 
@@ -87,7 +87,7 @@ def saved_weights(out: Path) -> list[Tensor]:
 
 
 def processes(cases: Cases) -> Iterator[Finding]:
-    """Two processes do what one does."""
+    """Check that two processes compute the same update as one."""
     if sys.platform != "linux":
         raise CannotCheckError("--processes needs Linux")
     one = cases.run("train_ppo", num_ppo_epochs=1)
@@ -102,8 +102,8 @@ def processes(cases: Cases) -> Iterator[Finding]:
     if result.returncode:
         yield Finding(
             name="processes",
-            seen=f"With --processes 2 train_ppo.py ends with: {(result.stderr.strip().splitlines() or ['?'])[-1]:.200}",
-            means="Something waits for, or writes over, another process.",
+            seen=f"With --processes 2 train_ppo.py fails: {(result.stderr.strip().splitlines() or ['?'])[-1]:.200}",
+            means="A process waits for another one, or overwrites its files.",
             where="train_ppo.py and nanorlhf/distributed.py",
         )
         return
@@ -115,47 +115,47 @@ def processes(cases: Cases) -> Iterator[Finding]:
     step = max((x - y).abs().max().item() for x, y in start)
     gap = max((x - y).abs().max().item() for x, y in weights)
     if odd or gap > 0.1 * step:
-        what = f"{odd[0]} is {b[odd[0]]:.4g} and not {a[odd[0]]:.4g}" if odd else "the step leads to other weights"
+        what = f"{odd[0]} is {b[odd[0]]:.4g} instead of {a[odd[0]]:.4g}" if odd else "the weights after a step differ"
         yield Finding(
             name="processes",
-            seen=f"In two processes {what}, for the same responses.",
-            means="Ranks read the same rows, or each divides by its own count instead of that of all.",
+            seen=f"With two processes {what}, for the same responses.",
+            means="Ranks use the same rows, or each divides by its own count instead of the total.",
             where="nanorlhf/distributed.py (rank_slice, all_sum, sum_gradients) and the script's counts",
         )
 
 
 # ------------------------------------------------------------------------------------------ data and random numbers
 def orders(cases: Cases) -> Iterator[Finding]:
-    """An epoch has each row once, in an order of its own."""
-    num_rows = len((cases.world.data / "sft.train.jsonl").read_text().splitlines())  # as many as in the other files
+    """Check that an epoch has each example once, and that epochs have different orders."""
+    num_rows = len((cases.world.data / "sft.train.jsonl").read_text().splitlines())  # the same in all files
     for name, settings in TWO_EPOCHS.items():
         run = cases.run(name, **settings)
-        # the rows themselves where a stage hands them on, else the numbers of those that it asked for
+        # the examples passed to `backward` if the stage uses it, else their indices
         seen: list[Any] = [tuple(row.query) for batch in run.batches for row in batch]
         seen = seen or [i for some in run.indices for i in some]
         if len(seen) < 2 * num_rows:
-            raise CannotCheckError(f"{name}.py does not ask `batch_indices` for its rows")
+            raise CannotCheckError(f"{name}.py doesn't use `batch_indices`")
         first, second = seen[:num_rows], seen[num_rows : 2 * num_rows]
         found = None
         if len(set(first)) < num_rows or len(set(second)) < num_rows:
             missing = max(num_rows - len(set(epoch)) for epoch in (first, second))
-            found = f"{missing} of {num_rows} rows are missing in an epoch of {name}.py, and others come twice"
+            found = f"{missing} of {num_rows} examples are missing in an epoch of {name}.py, and others occur twice"
         elif first == second:
-            found = f"The second epoch of {name}.py has its {num_rows} rows in the order of the first"
+            found = f"The second epoch of {name}.py has its {num_rows} examples in the same order as the first"
         if found is not None:
             yield Finding(
                 name="order",
                 seen=f"{found}.",
-                means="The order of an epoch depends on the seed and on the number of the epoch, and every row comes "
-                "once in each.",
-                where=f"nanorlhf/dataset.py (batch_indices) and the call of it in {name}.py",
+                means="The order of an epoch must depend on the seed and on the number of the epoch, and contain each "
+                "example once.",
+                where=f"nanorlhf/dataset.py (batch_indices) and its call in {name}.py",
             )
 
 
 def random_numbers(cases: Cases) -> Iterator[Finding]:
-    """Each row of each update has random numbers of its own.
+    """Check that each row of each update has different random numbers.
 
-    A policy that does not change answers one query again and again: the same answers are the same numbers.
+    An unchanged policy answers one query repeatedly, so equal answers mean equal random numbers.
     """
     data = cases.world.root / "one_query"
     if not data.exists():
@@ -170,10 +170,10 @@ def random_numbers(cases: Cases) -> Iterator[Finding]:
     for name, others in settings.items():
         changes: dict[str, Any] = {"data": data, "lr": 0.0, "total_episodes": 3 * B} | others
         long, short = cases.run(name, **changes), cases.run(name, **changes | {"total_episodes": B, "seed": 2})
-        # one micro-batch per update, its rows in the order of their lengths
+        # one micro-batch per update, with rows sorted by length
         answers, other = ([sorted(micro_batch.ids) for micro_batch in run.micro_batches] for run in (long, short))
         if (len(answers), len(other)) != (3, 1):
-            raise CannotCheckError(f"{name}.py does not read its rollout by `response_logprobs`")
+            raise CannotCheckError(f"{name}.py doesn't use `response_logprobs`")
         found = None
         again = [(i, j) for j in range(len(answers)) for i in range(j) if answers[i] == answers[j]]
         num_alike = len(answers[0]) - len(set(answers[0]))
@@ -186,28 +186,28 @@ def random_numbers(cases: Cases) -> Iterator[Finding]:
         if found is not None:
             yield Finding(
                 name="random-numbers",
-                seen=f"Where an unchanged policy of {name}.py is asked one query again and again, {found}.",
-                means="Random numbers are used twice: drawn once for all updates, from a generator that is seeded "
-                "again, or for several rows. Rollouts then are no new samples of the policy.",
-                where=f"the generator and the uniforms in {name}.py",
+                seen=f"When an unchanged policy of {name}.py answers one query repeatedly, {found}.",
+                means="Random numbers are reused: drawn once for all updates, from a reseeded generator, or shared by "
+                "several rows. Rollouts are then not new samples of the policy.",
+                where=f"the generator and the uniform random numbers in {name}.py",
             )
 
 
 # -------------------------------------------------------------------------------------------------------- the optimizer
 def optimizer(cases: Cases) -> Iterator[Finding]:
-    """Each step is AdamW's, whose moments go back to the first step of the run, and at the rate of the schedule."""
+    """Check that each step is AdamW's, with moments since the first step, at the learning rate of the schedule."""
     for name, changes in TWO_EPOCHS.items():
         run, settings = cases.run(name, **changes), cases.settings(name, **changes)
         kind = run.optimizers[0][0] if run.optimizers else "no optimizer"
         if kind != "AdamW":
-            raise CannotCheckError(f"{name}.py steps by {kind}, and not by AdamW")
+            raise CannotCheckError(f"{name}.py uses {kind} instead of AdamW")
         found = wrong_counts(run) or wrong_settings(run, settings) or wrong_step(run)
         if found is not None:
             yield Finding(
                 name="optimizer",
                 seen=f"{found} ({name}.py).",
-                means="The optimizer is made anew or reset, so its moments and their bias correction begin again; it "
-                "has other settings than the flags say; or its step is another one.",
+                means="The optimizer is recreated or reset, so its moments and their bias correction start again; its "
+                "settings differ from the flags; or it takes another kind of step.",
                 where=f"the optimizer in {name}.py, and nanorlhf/training/optimizer.py",
             )
         rates = [group[0]["lr"] for _, group in run.optimizers]
@@ -217,22 +217,22 @@ def optimizer(cases: Cases) -> Iterator[Finding]:
             i = wrong[0]
             yield Finding(
                 name="schedule",
-                seen=f"Step {i} of {len(rates)} of {name}.py has the learning rate {rates[i]:.3g}, where --schedule "
+                seen=f"Step {i} of {len(rates)} of {name}.py has the learning rate {rates[i]:.3g}, but --schedule "
                 f"{settings.schedule} with --warmup-steps {getattr(settings, 'warmup_steps', 0)} gives "
                 f"{expected[i]:.3g}.",
-                means="The schedule counts other steps than the optimizer takes: twice as many, those of an epoch, or "
-                "from another number on.",
-                where=f"nanorlhf/training/optimizer.py (lr_factor) and the call of it in {name}.py",
+                means="The schedule doesn't count the optimizer's steps: it counts twice as many, only one epoch, or "
+                "starts at another number.",
+                where=f"nanorlhf/training/optimizer.py (lr_factor) and its call in {name}.py",
             )
 
 
 def wrong_counts(run: Watched) -> str | None:
-    """Adam counts a step of a parameter where it has a gradient."""
+    """Check that Adam has counted a step of a parameter whenever it had a gradient."""
     for step, (_, groups) in enumerate(run.optimizers):
         for number, group in enumerate(groups):
             taken = sum(gradients[number] is not None for gradients in run.gradients[:step])
             if group["step"] != taken:
-                return f"Before step {step} Adam has counted {group['step']} steps of a parameter that has had {taken}"
+                return f"Before step {step} Adam has counted {group['step']} steps of a parameter instead of {taken}"
     return None
 
 
@@ -244,12 +244,12 @@ def wrong_settings(run: Watched, settings: Any) -> str | None:
             expected = {"betas": tuple(adam.betas), "eps": adam.eps, "weight_decay": adam.weight_decay}
             for name, value in found.items():
                 if value != expected[name] and not (name == "weight_decay" and value == 0):
-                    return f"The optimizer's {name} is {value}, and --adam.{name.replace('_', '-')} {expected[name]}"
+                    return f"The optimizer's {name} is {value}, but --adam.{name.replace('_', '-')} is {expected[name]}"
     return None
 
 
 def wrong_step(run: Watched) -> str | None:
-    """AdamW in float64, from the gradients of all steps so far, against what became of the parameters."""
+    """Compare each parameter's change with AdamW in float64, computed from the gradients of all steps so far."""
     after = [*run.parameters[1:], [parameter.detach() for parameter in run.live]]
     moments: dict[int, tuple[Tensor, Tensor, int]] = {}
     for step, (before, gradients, (_, groups)) in enumerate(
@@ -273,7 +273,7 @@ def wrong_step(run: Watched) -> str | None:
 
 
 def expected_rates(settings: Any, num_steps: int, n: int) -> list[float]:
-    """The learning rate of each optimizer step, of which each of n updates has equally many."""
+    """Return the learning rate of each optimizer step; each of the n updates has the same number of steps."""
     warm, rates = getattr(settings, "warmup_steps", 0), []
     for i in range(n):
         progress = (i - warm) / (n - warm)
@@ -282,9 +282,9 @@ def expected_rates(settings: Any, num_steps: int, n: int) -> list[float]:
     return [rate for rate in rates for _ in range(num_steps // n)]
 
 
-# ------------------------------------------------------------------------------------------------------- what is saved
+# --------------------------------------------------------------------------------------------------------- checkpoints
 def checkpoints(cases: Cases) -> Iterator[Finding]:
-    """What a run saves computes what it has trained, also where its updates are merged into the weights."""
+    """Check that a saved model computes the same outputs as the trained model, also if its updates are merged."""
     yield from frozen_weights(cases)
     yield from updates_alone(cases)
     lora = {"tune": "lora", "lr": 0.1}
@@ -300,7 +300,7 @@ def checkpoints(cases: Cases) -> Iterator[Finding]:
         run = cases.run(name, **settings)
         tune = settings.get("tune", "full")
         if run.out not in run.saved:
-            raise CannotCheckError(f"{name}.py does not save by `write_checkpoint`")
+            raise CannotCheckError(f"{name}.py doesn't use `write_checkpoint`")
         for directory in (run.out, run.out / "value_model"):
             live = run.saved.get(directory)
             if live is None:
@@ -308,14 +308,14 @@ def checkpoints(cases: Cases) -> Iterator[Finding]:
             load = load_scalar if hasattr(live, "score") else load_gpt
             gap = difference(live, load(str(directory)))
             if not {*map(id, live.parameters())} & {*map(id, run.live)}:
-                gap = math.inf  # another model than the one that the optimizer has
+                gap = math.inf  # the optimizer has another model
             if not gap < 1e-3:
                 yield Finding(
                     name="checkpoint",
-                    seen=f"What {name}.py --tune {tune} saves computes outputs up to {gap:.2g} off those of the model "
-                    "that it has trained.",
-                    means="Updates are merged with another scale, twice or into the live weights, or something that is "
-                    "trained is not saved.",
+                    seen=f"The outputs of the model that {name}.py --tune {tune} saves are up to {gap:.2g} off the "
+                    "outputs of the model that it trained.",
+                    means="Updates are merged with a wrong scale, twice or into the live weights, or trained weights "
+                    "are not saved.",
                     where="nanorlhf/peft.py (merge) and nanorlhf/training/run.py (write_checkpoint)",
                 )
                 return
@@ -323,7 +323,7 @@ def checkpoints(cases: Cases) -> Iterator[Finding]:
 
 @torch.no_grad()
 def difference(a: Any, b: Any) -> float:
-    """How far the outputs of two models for the same ids lie apart, relative to the largest."""
+    """Return the largest difference of two models' outputs for the same ids, relative to the largest output."""
     ids = torch.randint(a.config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
     x, y = a(ids), b(ids)
     if not hasattr(a, "score"):
@@ -333,7 +333,7 @@ def difference(a: Any, b: Any) -> float:
 
 
 def frozen_weights(cases: Cases) -> Iterator[Finding]:
-    """LoRA of rank 1 changes the rows of q and of v by matrices of rank 1, and nothing else."""
+    """Check that rank-1 LoRA changes only the rows of q and of v, each by a rank-1 matrix."""
     run = cases.run("train_sft", tune="lora", lr=0.1, lora_rank=1)
     before, after = (dict(load_gpt(str(path)).named_parameters()) for path in (cases.world.root / "sft", run.out))
     q, k, _ = load_gpt(str(run.out)).config.qkv_rows
@@ -343,29 +343,29 @@ def frozen_weights(cases: Cases) -> Iterator[Finding]:
         pieces = change.split((q, k, len(change) - q - k)) if name.endswith(".qkv.weight") else (None, change, None)
         frozen, updated = pieces[1], [piece for piece in pieces[::2] if piece is not None]
         if frozen.abs().max() > 1e-5:
-            found = f"changes {name}, which it should leave frozen"
+            found = f"changes {name}, which should be frozen"
         for piece in updated:
             singular = torch.linalg.svdvals(piece)
             if singular[1] > 1e-3 * singular[0] + 1e-6:
-                found = f"with --lora-rank 1 changes {name} by a matrix of a higher rank"
+                found = f"with --lora-rank 1 changes {name} by a matrix of higher rank"
             elif singular[0] < 1e-6:
                 found = f"does not change {name}"
     if found is not None:
         yield Finding(
             name="frozen-weights",
             seen=f"train_sft.py --tune lora {found}.",
-            means="The updates were merged before training, so that whole matrices are trained; or what should be "
-            "frozen has a gradient.",
+            means="The updates were merged before training, so whole matrices are trained; or frozen weights have a "
+            "gradient.",
             where="nanorlhf/peft.py (tune, add_updates)",
         )
 
 
 def updates_alone(cases: Cases) -> Iterator[Finding]:
-    """What LoRA saves for peft, added to the checkpoint that it started from, is the checkpoint that it saves."""
+    """Check that the initial checkpoint plus the LoRA updates saved for peft is the merged checkpoint."""
     run = cases.run("train_sft", tune="lora", lr=0.1, lora_rank=1)
     adapter = run.out / "adapter"
     if not (adapter / "adapter_model.safetensors").exists():
-        raise CannotCheckError("LoRA's updates are not saved alone, in adapter/")
+        raise CannotCheckError("LoRA's updates are not saved separately in adapter/")
     settings = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")
     base, whole = (load_file(path / "model.safetensors") for path in (cases.world.root / "sft", run.out))
@@ -384,9 +384,9 @@ def updates_alone(cases: Cases) -> Iterator[Finding]:
     if not gap < 1e-4:
         yield Finding(
             name="checkpoint",
-            seen=f"LoRA's updates in adapter/, added to the checkpoint of --model as peft does, are up to {gap:.2g} "
+            seen=f"The checkpoint of --model plus LoRA's updates in adapter/, added as in peft, is up to {gap:.2g} "
             "off the merged weights.",
-            means="They are saved with another scale, rank or layout than they are trained with.",
+            means="The updates are saved with another scale, rank or layout than they are trained with.",
             where="nanorlhf/pretrained/adapters.py (save_updates)",
         )
 

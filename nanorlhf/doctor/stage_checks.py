@@ -1,4 +1,4 @@
-"""What must hold for the other stages: SFT, reward model, DPO, RLCF and the evaluation."""
+"""Invariants of the other stages: SFT, reward model, DPO, RLCF and the evaluation."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,9 +20,9 @@ from nanorlhf.rules.finding import Finding
 
 
 def supervised_gradients(cases: Cases) -> Iterator[Finding]:
-    """The gradient of each loss is that of its formula, on texts that are read alone.
+    """Check the gradient of each loss against its formula, with each text processed by itself.
 
-    Of the second step, as before the first one all margins of DPO are 0.
+    This checks the second step, because all margins of DPO are 0 before the first.
     """
     pairs = ("sigmoid", "ipo", "robust", "hinge", "kto", "orpo", "simpo")
     runs: list[tuple[str, dict[str, Any]]] = [
@@ -39,7 +39,7 @@ def supervised_gradients(cases: Cases) -> Iterator[Finding]:
         run = cases.run(name, stop_at=2, **changes)
         what = f"{name}.py --{next(iter(settings)).replace('_', '-')} {next(iter(settings.values()))}"
         if len(run.batches) < 2 or len(run.parameters) < 2:
-            raise CannotCheckError(f"{name}.py does not hand its rows to `backward`")
+            raise CannotCheckError(f"{name}.py doesn't use `backward`")
         model: Any = load_gpt(str(cases.world.root / "sft"))
         reference = load_gpt(str(cases.world.root / "sft"))
         if name == "train_rm":
@@ -63,16 +63,16 @@ def supervised_gradients(cases: Cases) -> Iterator[Finding]:
         if any(far(a, b, 1e-2) for a, b in paired(run.gradients[1], expected)):
             yield Finding(
                 name="supervised-gradient",
-                seen=f"The gradient of the second step of {what} is not that of its formula, on the same rows read one "
-                "by one.",
-                means="A term of the loss is detached, missing or counted twice, has another sign or scale, or the "
+                seen=f"In the second step of {what}, the gradient differs from the formula's on the same examples, "
+                "processed one by one.",
+                means="A term of the loss is detached, missing or counted twice, or has a wrong sign or scale, or the "
                 "reference is not the initial policy.",
                 where=f"{name}.py, the loss",
             )
 
 
 def reward_model(cases: Cases) -> Iterator[Finding]:
-    """Demonstrations score 0 on average, and a reward model that cannot tell two responses apart is right in none."""
+    """Check that demonstrations score 0 on average, and that ties don't count as correct."""
     tokenizer = cases.world.tokenizer
     run = cases.run("train_rm")
     model = load_scalar(str(run.out))
@@ -81,8 +81,8 @@ def reward_model(cases: Cases) -> Iterator[Finding]:
     if not abs(mean) < 1e-3:
         yield Finding(
             name="normalisation",
-            seen=f"After the normalisation the demonstrations score {mean:.3g} on average, and not 0.",
-            means="The bias is not saved, not subtracted, or measured on other responses or positions.",
+            seen=f"After normalisation the demonstrations score {mean:.3g} on average instead of 0.",
+            means="The bias is not saved, not subtracted, or computed from other responses or positions.",
             where="train_rm.py (normalise)",
         )
     with torch.no_grad():
@@ -93,21 +93,21 @@ def reward_model(cases: Cases) -> Iterator[Finding]:
         yield Finding(
             name="ties",
             seen=f"A reward model that gives every response the same score ranks {right.item() / len(pairs):.0%} of "
-            "the pairs right.",
-            means="A tie counts as an agreement with the labeller.",
+            "the pairs correctly.",
+            means="Ties count as correct.",
             where="train_rm.py (contrastive_loss)",
         )
 
 
 def reference_point(cases: Cases) -> Iterator[Finding]:
-    """KTO compares rewards with one reference point for the whole batch, whatever the size of a micro-batch.
+    """Check that KTO has one reference point for the whole batch, whatever the size of a micro-batch.
 
-    It is 0 at the start and wherever the policy makes unrelated responses less likely, and then nothing can be seen.
-    With no weight on undesirable responses all responses of this world become likelier, and it is above 0 from the
-    second step on.
+    The reference point is 0 before the first step, and whenever the policy makes unrelated responses less likely; an
+    error doesn't show then. With weight 0 on undesirable responses, all responses in this world become more likely,
+    and it is above 0 from the second step on.
     """
     if not hasattr(dpo, "Labels"):
-        raise CannotCheckError("nanorlhf/dpo.py has no `Labels`, by which KTO weighs its responses")
+        raise CannotCheckError("nanorlhf/dpo.py has no `Labels` with KTO's weights")
     labels = dpo.Labels(undesirable_weight=0.0)
     whole, parts = (
         cases.run("train_dpo", loss="kto", labels=labels, beta=1.0, lr=1e-2, micro_batch_size=size) for size in (B, 3)
@@ -119,18 +119,18 @@ def reference_point(cases: Cases) -> Iterator[Finding]:
         yield Finding(
             name="reference-point",
             seen="With --loss kto the gradient changes with --micro-batch-size.",
-            means="The reference point is estimated from the rows of a micro-batch or of a rank: estimate it from the "
-            "whole batch, before the split.",
+            means="The reference point is estimated from a micro-batch or a rank: estimate it from the whole batch, "
+            "before splitting.",
             where="train_dpo.py (reference_point, and the loop)",
         )
 
 
 def cut_programs(cases: Cases) -> Iterator[Finding]:
-    """RLCF trains no token after the one that a compiler blames."""
+    """Check that RLCF doesn't train on tokens after the compiler's error token."""
     module = script("train_rlcf")
     if not hasattr(module, "check_responses"):
-        raise CannotCheckError("train_rlcf.py does not ask `check_responses` for the token to blame")
-    calls: list[tuple[Tensor, Any]] = []  # responses (B, T), and what the compiler says of them
+        raise CannotCheckError("train_rlcf.py doesn't use `check_responses`")
+    calls: list[tuple[Tensor, Any]] = []  # responses (B, T), and their results
 
     def listened(function: Callable) -> Callable:
         def check(records: list[dict], response: Tensor, *others: Any, **named: Any) -> Any:
@@ -149,15 +149,15 @@ def cut_programs(cases: Cases) -> Iterator[Finding]:
     if not torch.equal(trained, expected):
         yield Finding(
             name="cut-programs",
-            seen=f"By the compiler the programs of a rollout end after {expected.tolist()} tokens, and they are "
-            f"trained on {trained.tolist()}.",
-            means="The response that was cut is dropped and the whole one is used.",
+            seen=f"According to the compiler, the programs of a rollout end after {expected.tolist()} tokens, but "
+            f"{trained.tolist()} tokens are trained on.",
+            means="The truncated response is discarded and the full one is used.",
             where="train_rlcf.py (2.4)",
         )
 
 
 def held_out(cases: Cases) -> Iterator[Finding]:
-    """Training reads no validation row, and evaluation no training row."""
+    """Check that training uses no validation examples, and evaluation no training examples."""
     root = cases.world.root
     queries = {
         split: {row.record["query"] for row in load_demonstrations(
@@ -168,8 +168,8 @@ def held_out(cases: Cases) -> Iterator[Finding]:
     if trained - queries["train"]:
         yield Finding(
             name="held-out",
-            seen="PPO sampled from a query that is not in the training file.",
-            means="Rows that the evaluation needs are trained on.",
+            seen="PPO sampled responses to a query that is not in the training file.",
+            means="It trains on examples that are reserved for evaluation.",
             where="train_ppo.py (1)",
         )
     module, out = script("eval"), root / "runs" / "eval"
@@ -188,7 +188,7 @@ def held_out(cases: Cases) -> Iterator[Finding]:
             name="held-out",
             seen=f"{len(read - queries['validation'])} of {len(read)} queries of the evaluation are not in the "
             "validation file.",
-            means="The evaluation measures what was memorised.",
+            means="The evaluation measures memorisation.",
             where="nanorlhf/evals/summaries.py",
         )
 

@@ -1,6 +1,6 @@
-"""The losses of SFT, reward models, DPO and its relatives by their formulas, on texts that are read one by one.
+"""Reference losses of SFT, reward models, DPO and its variants, computed one text at a time.
 
-Nothing is shared with the scripts but the model's forward pass. Means over the rows of a batch.
+They share only the model's forward pass with the scripts. Losses are means over the examples of a batch.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from nanorlhf.model import GPT, ScalarModel
 
 
 def token_logprobs(policy: GPT, query: list[int], response: list[int]) -> Tensor:
-    """(t,) of the tokens of one response."""
+    """Return the log-probabilities (t,) of a response's tokens."""
     logprobs = policy.logits(policy(torch.tensor([query + response]))[0]).log_softmax(-1)
     position = torch.arange(len(response)) + len(query) - 1
     return logprobs[position, torch.tensor(response)]
 
 
 def imitation_loss(model: GPT, rows: Sequence[Any], loss_on: str) -> Tensor:
-    """The mean surprise at the labels of a batch, EOS among them; of a text the first token is no label."""
+    """Return the mean negative log-likelihood of a batch's labels, which include EOS but no text's first token."""
     logprobs = []
     for row in rows:
         ids, first = row.query + row.response, len(row.query) if loss_on == "response" else 1
@@ -30,7 +30,7 @@ def imitation_loss(model: GPT, rows: Sequence[Any], loss_on: str) -> Tensor:
 
 
 def score_loss(model: ScalarModel, rows: Sequence[Any], loss: str) -> Tensor:
-    """-log sigmoid of the margin, or the squared error; a score is the output at the last token."""
+    """Return -log sigmoid of the margin, or the squared error; a score is the output at the last token."""
 
     def score(row: Any, response: list[int]) -> Tensor:
         return model(torch.tensor([row.query + response]))[0, -1]
@@ -41,7 +41,7 @@ def score_loss(model: ScalarModel, rows: Sequence[Any], loss: str) -> Tensor:
 
 
 def preference_loss(policy: GPT, reference: GPT, rows: Sequence[Any], settings: Any) -> Tensor:
-    """Of --loss sigmoid, ipo, robust, hinge, kto, orpo or simpo: docs/algorithms.md has the papers."""
+    """Return --loss sigmoid, ipo, robust, hinge, kto, orpo or simpo. docs/algorithms.md lists the papers."""
     loss, beta, e = settings.loss, settings.beta, settings.labels.smoothing
 
     def log_ratio(row: Any, response: list[int]) -> Tensor:
@@ -51,7 +51,7 @@ def preference_loss(policy: GPT, reference: GPT, rows: Sequence[Any], settings: 
 
     losses = []
     if loss == "kto":
-        with torch.no_grad():  # each query with the responses to the next one
+        with torch.no_grad():  # pair each query with the responses to the next one
             pairs = zip(rows, [*rows[1:], rows[0]], strict=True)
             others = [log_ratio(row, y) for row, other in pairs for y in (other.chosen, other.rejected)]
         z0 = torch.stack(others).mean().clamp(min=0)
@@ -61,7 +61,7 @@ def preference_loss(policy: GPT, reference: GPT, rows: Sequence[Any], settings: 
             losses.append((desirable + settings.labels.undesirable_weight * (1 - torch.sigmoid(-rejected))) / 2)
         return torch.stack(losses).mean()
     for row in rows:
-        if loss in ("orpo", "simpo"):  # without a reference, by the mean over a response's tokens
+        if loss in ("orpo", "simpo"):  # no reference; means over a response's tokens
             chosen, rejected = (token_logprobs(policy, row.query, y).mean() for y in (row.chosen, row.rejected))
         if loss == "orpo":
             odds = [y - torch.log(1 - y.exp()) for y in (chosen, rejected)]

@@ -1,4 +1,4 @@
-"""What must hold for the update of any policy-gradient method: ratios, clips, counts, and the gradient itself."""
+"""Invariants of the update of any policy-gradient method: ratios, clipping, denominators, and gradients."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +23,15 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     **{"grpo": {}, "dr_grpo": {}, "rloo": {}, "reinforce++": {}},
     **{"gspo": {}, "dapo": NO_KL, "cispo": NO_KL, "online_dpo": ONE_STEP},
 }
-"""of train_grpo.py, and the settings that they need"""
+"""algorithms of train_grpo.py, with the settings that they require"""
 UNBIASED = ("dr_grpo", "rloo", "reinforce++", "cispo")
-"""whose gradient is that of the expected score, up to a factor, where all responses are to one query"""
+"""algorithms with the gradient of the expected score, up to a factor, if all responses are to one query"""
 RATIOS = (1.0, 3.0, 0.3, 200.0)
 DR_GRPO: dict[str, Any] = {"algorithm": "dr_grpo", "reward_model": None, "num_epochs": 1}
 
 
 def first_ratio(cases: Cases) -> Iterator[Finding]:
-    """Before the first step, policy and rollout agree on every token."""
+    """Check that policy and rollout agree on every token before the first step."""
     runs = {"train_ppo.py": usual(cases), "train_grpo.py": cases.run("train_grpo", algorithm="grpo")}
     for name, run in runs.items():
         tensors, _ = run.traces()[0]
@@ -46,18 +46,17 @@ def first_ratio(cases: Cases) -> Iterator[Finding]:
         if not gap < 1e-3:
             yield Finding(
                 name="first-ratio",
-                seen=f"Before the first step {name} finds log-probabilities up to {gap:.2g} nats off those of the "
-                "rollout.",
-                means="Rollout and update read the policy differently: temperature, dropout, padding or masks. Every "
-                "ratio is wrong.",
-                where=f"{name}, the two calls that read the policy",
+                seen=f"Before the first step, log-probabilities in {name} are up to {gap:.2g} nats off the rollout's.",
+                means="Rollout and update evaluate the policy differently: temperature, dropout, padding or masks. "
+                "Every ratio is wrong.",
+                where=f"{name}, the two calls that evaluate the policy",
             )
         logged = run.metrics[0].get("policy/first_ratio_error", 0.0)
         if gap < 1e-3 < logged:
             yield Finding(
                 name="first-ratio",
-                seen=f"{name} logs a first ratio error of {logged:.2g} where the ratios are 1.",
-                means="The statistic reads other tokens than the loss.",
+                seen=f"{name} logs a first ratio error of {logged:.2g}, but the ratios are 1.",
+                means="The metric covers other tokens than the loss.",
                 where="nanorlhf/training/update_metrics.py",
             )
     one_epoch = cases.run("train_ppo", **PPO, reward=cases.world.rule("score"), kl_coef=0.0).metrics[0]
@@ -65,15 +64,14 @@ def first_ratio(cases: Cases) -> Iterator[Finding]:
         if name in one_epoch and abs(one_epoch[name] - expected) > 1e-3:
             yield Finding(
                 name="statistics",
-                seen=f"{name} is logged as {one_epoch[name]:.4g} over one epoch of one step, in which every ratio "
-                "is 1.",
-                means="The sum runs over padding, or is divided by another count.",
+                seen=f"{name} is logged as {one_epoch[name]:.4g} over one epoch of one step, but every ratio is 1.",
+                means="The sum includes padding, or has the wrong denominator.",
                 where="nanorlhf/training/update_metrics.py",
             )
 
 
 def slopes_of_rows(run: Watched, pad_id: int) -> list[tuple[int, Tensor, Tensor]]:
-    """Row, advantages and slopes (t,) of each response of the first epoch whose text no other row has."""
+    """Return row, advantages (t,) and slopes (t,) of each response in the first epoch, except for duplicates."""
     tensors, _ = run.traces()[0]
     texts = [tuple(query + response) for query, response in unpadded(tensors, pad_id)]
     num_rows = num_micro_batches = 0
@@ -90,19 +88,19 @@ def slopes_of_rows(run: Watched, pad_id: int) -> list[tuple[int, Tensor, Tensor]
 
 
 def slopes(cases: Cases) -> Iterator[Finding]:
-    """The first step follows the advantages, and padding has no slope."""
+    """Check that the first step's slopes have the sign of the advantages, and that padding has none."""
     runs = {"train_ppo.py": usual(cases)}
     for algorithm, settings in ALGORITHMS.items():
         runs[f"train_grpo.py --algorithm {algorithm}"] = cases.run("train_grpo", algorithm=algorithm, **settings)
     for name, run in runs.items():
         first, *_ = run.micro_batches
         if first.slopes is None:
-            raise CannotCheckError(f"no gradient reaches the log-probabilities that {name} asks for")
+            raise CannotCheckError(f"no gradient reaches the log-probabilities in {name}")
         if first.slopes[~first.actions].abs().max() > 0 or not first.slopes.isfinite().all():
             yield Finding(
                 name="slopes",
-                seen=f"With {name} the loss has a slope in log-probabilities after the end of a response.",
-                means="Tokens after EOS must not be trained on: the mask of the loss is wrong.",
+                seen=f"With {name} the loss depends on log-probabilities after the end of a response.",
+                means="The mask of the loss is wrong: tokens after EOS must not be trained on.",
                 where=f"{name.partition(' ')[0]}, the losses",
             )
             continue
@@ -113,32 +111,32 @@ def slopes(cases: Cases) -> Iterator[Finding]:
             share = (together <= 0).double().mean().item()
             yield Finding(
                 name="slopes",
-                seen=f"Before the first step of {name}, {share:.0%} of the tokens with an advantage have no gradient, "
-                "or one of the wrong sign.",
-                means="A token that was better than expected must become likelier. EOS may be masked, or the loss has "
-                "a wrong sign.",
+                seen=f"Before the first step of {name}, {share:.0%} of the tokens with an advantage have no gradient "
+                "or a gradient with the wrong sign.",
+                means="A token that was better than expected must become more likely. EOS may be masked, or the loss "
+                "has a wrong sign.",
                 where=f"{name.partition(' ')[0]}, the losses, and nanorlhf/ppo.py (eos_masks)",
             )
         elif any(far(w, w[:1].expand_as(w)) for w in weights if len(w)):
             yield Finding(
                 name="slopes",
-                seen=f"Before the first step of {name}, tokens of one response are weighed differently for the same "
+                seen=f"Before the first step of {name}, the tokens of a response have different weights at the same "
                 "advantage.",
-                means="Every token of a response has the same weight: its loss is a mean or a sum.",
+                means="All tokens of a response must have the same weight, because its loss is a mean or a sum.",
                 where=f"{name.partition(' ')[0]}, the losses",
             )
 
 
 def gradients(cases: Cases) -> Iterator[Finding]:
-    """The gradient of the parameters is that of the loss's slopes, through texts that are read alone.
+    """Check the parameters' gradients against the loss's slopes, backpropagated through one text at a time.
 
-    So whatever the loss is, it reaches all of the policy and all of the value model. Of the first two steps: the
-    gradient of one is no part of the other.
+    So any loss must reach the whole policy and the whole value model. This checks the first two steps, since the
+    gradient of the first must not be part of the second.
     """
     runs = {
         "train_ppo.py": (usual(cases), cases.reward_model()),
         "train_grpo.py": (cases.run("train_grpo", algorithm="grpo"), None),
-        "train_rlcf.py": (cases.run("train_rlcf"), None),  # its value model is new
+        "train_rlcf.py": (cases.run("train_rlcf"), None),  # its value model has new weights
     }
     for name, (run, value_model) in runs.items():
         policy, temperature = cases.policy(), cases.settings(name.removesuffix(".py")).temperature
@@ -149,9 +147,7 @@ def gradients(cases: Cases) -> Iterator[Finding]:
             theirs, before = run.gradients[step], run.parameters[step]
             for what, model, read, heat in models:
                 if not all(x.slopes is not None and x.is_all for x in read[part]) or not read[part]:
-                    raise CannotCheckError(
-                        f"the loss of {name} reads the {what} otherwise than by nanorlhf/logprobs.py"
-                    )
+                    raise CannotCheckError(f"the loss of {name} doesn't evaluate the {what} with nanorlhf/logprobs.py")
                 parameters = [*model.parameters()]
                 found, theirs = theirs[: len(parameters)], theirs[len(parameters) :]
                 values, before = before[: len(parameters)], before[len(parameters) :]
@@ -164,10 +160,10 @@ def gradients(cases: Cases) -> Iterator[Finding]:
                 if any(far(x, y, 1e-2) for x, y in paired(found, expected)):
                     yield Finding(
                         name="gradients",
-                        seen=f"The gradient of the {what} in step {step} of {name} is not that of its outputs, each by "
-                        "as much as the loss asks for.",
-                        means="A part of the model is detached, such as all but its head; the gradient of the step "
-                        "before is still in it; it is scaled, or clipped before all micro-batches are in; or a "
+                        seen=f"The gradient of the {what} in step {step} of {name} is not the loss's slopes "
+                        "backpropagated through its outputs.",
+                        means="A part of the model is detached, such as all but its head; the gradient of the previous "
+                        "step was not cleared; it is scaled, or clipped before all micro-batches are added; or a "
                         "backward pass is wrong.",
                         where=f"{name}, from `zero_grad` to the step, nanorlhf/logprobs.py and kernels/",
                     )
@@ -177,16 +173,16 @@ def gradients(cases: Cases) -> Iterator[Finding]:
 def gradient_of(
     model: GPT | ScalarModel, read: list[Slopes], of_policy: list[Slopes], temperature: float = 1.0
 ) -> list[Tensor | None]:
-    """The sum of slopes times what the model says of each text alone, as a gradient of each parameter.
+    """Return each parameter's gradient of the sum of slopes times outputs, processing one text at a time.
 
-    of_policy: the same micro-batches as the policy reads them, which know how long a response is.
+    of_policy: the policy's records of the same micro-batches, which contain the response lengths.
     """
     total = torch.zeros(())
     for some, others in zip(read, of_policy, strict=True):
         assert some.slopes is not None
         for ids, mask, slopes, actions in zip(some.ids, some.actions, some.slopes, others.actions, strict=True):
             first, t = len(ids) - int(actions.sum()) - 1, int(mask.sum())
-            outputs = model(torch.tensor([ids]))[0, first : first + t]  # from the position before the response on
+            outputs = model(torch.tensor([ids]))[0, first : first + t]  # starting at the position before the response
             if isinstance(model, GPT):
                 logprobs = (model.logits(outputs) / temperature).log_softmax(-1)
                 outputs = logprobs[torch.arange(t), torch.tensor(ids[-t:])]
@@ -195,7 +191,7 @@ def gradient_of(
 
 
 def micro_batches(cases: Cases) -> Iterator[Finding]:
-    """The size of a micro-batch changes no gradient."""
+    """Check that gradients don't depend on the size of a micro-batch."""
     scripts: dict[str, tuple[str, dict[str, Any]]] = {
         "train_sft.py": ("train_sft", {}),
         "train_sft.py --max-grad-norm 0.1": ("train_sft", {"max_grad_norm": 0.1}),
@@ -210,21 +206,21 @@ def micro_batches(cases: Cases) -> Iterator[Finding]:
     for name, (module, changes) in scripts.items():
         whole, parts = (cases.run(module, micro_batch_size=size, **changes) for size in (B, 3))
         if not whole.gradients or not parts.gradients:
-            raise CannotCheckError(f"{name} took no step of an optimizer")
-        # the second one too: before the first step DPO's margins are all 0, and so is any mean of them
+            raise CannotCheckError(f"{name} took no optimizer step")
+        # also the second step: before the first, all of DPO's margins are 0, and so is any mean of them
         steps = zip(whole.gradients[:2], parts.gradients[:2], strict=True)
         if any(far(a, b, 1e-2) for x, y in steps for a, b in paired(x, y)):
             yield Finding(
                 name="micro-batches",
                 seen=f"The gradient of {name} changes with --micro-batch-size.",
-                means="A micro-batch is divided by its own number of tokens, or looks at its own rows for a "
-                "statistic: divide by the count of the whole minibatch, and take statistics before the split.",
-                where=f"{name.partition(' ')[0]}, what each loss is divided by",
+                means="A micro-batch is divided by its own number of tokens, or uses statistics of its rows: "
+                "divide by the count of the whole minibatch, and compute statistics before splitting.",
+                where=f"{name.partition(' ')[0]}, the denominator of each loss",
             )
 
 
 def paired(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Gradients of the same parameters, divided by the largest of all: a gradient that is rounding alone is 0."""
+    """Pair gradients of the same parameters, divided by the largest of all, so that pure rounding error is about 0."""
     numbers = [x.abs().max().item() for x in (*a, *b) if x is not None]
     largest = max(numbers, default=1.0) or 1.0
     for x, y in zip(a, b, strict=True):
@@ -236,7 +232,7 @@ def paired(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Iterator[t
 
 
 def two_models(cases: Cases) -> Iterator[Finding]:
-    """The policy gets no value gradient, and the value model no policy gradient."""
+    """Check that the value loss doesn't reach the policy, nor the policy loss the value model."""
     with_values, without = (
         cases.run("train_ppo", num_ppo_epochs=1, value_coef=coefficient) for coefficient in (0.1, 0.0)
     )
@@ -249,7 +245,7 @@ def two_models(cases: Cases) -> Iterator[Finding]:
         yield Finding(
             name="two-models",
             seen="The policy's gradient changes with --value-coef.",
-            means="The value loss reaches the policy, or the policy's loss is scaled by it.",
+            means="The value loss reaches the policy, or --value-coef scales the policy loss.",
             where="train_ppo.py (2.6)",
         )
     if any(gradient is not None and gradient.abs().max() > 0 for gradient in b[num_policy:]):
@@ -270,17 +266,17 @@ def two_models(cases: Cases) -> Iterator[Finding]:
 
 
 def older_policy(batch: Any, logprobs: Tensor, ref_logprobs: Tensor) -> tuple[Tensor, Tensor]:
-    """The rollout as an older policy would have written it: the ratios of row i begin at RATIOS[i % 4]."""
+    """Change the rollout's log-probabilities to an older policy's: the initial ratios of row i are RATIOS[i % 4]."""
     ratios = torch.tensor(RATIOS).repeat(len(batch) // len(RATIOS))
     return torch.where(batch.actions, logprobs - ratios.log()[:, None], logprobs), ref_logprobs
 
 
 def clipping(cases: Cases) -> Iterator[Finding]:
-    """A token that has gone far in the direction of its advantage has no gradient, and any other token has one."""
+    """Check that tokens that moved far in the direction of their advantage have no gradient, and others have one."""
     settings: dict[str, tuple[dict[str, Any], float, float]] = {
         "train_ppo": (PPO | {"clip_range": 0.2}, 0.2, 0.2),
         "train_grpo": (DR_GRPO | {"clip_range": (0.5, 4.0)}, 0.5, 4.0),
-    }  # and how far a ratio counts below 1 and above
+    }  # with the clip range below and above 1
     for name, (changes, below, above) in settings.items():
         changes = changes | {"reward": cases.world.rule("score"), "kl_coef": 0.0}
         run = cases.run(name, patches=rereading(name, older_policy), **changes)
@@ -293,9 +289,9 @@ def clipping(cases: Cases) -> Iterator[Finding]:
             others = with_advantage & ~gone_far & (ratio < 100)  # a dual clip may stop those
             silent = found.abs() < 1e-9
             for what, mask in (
-                ("have gone far and still have a gradient", with_advantage & gone_far & ~silent),
-                ("are inside the clip range, or move back to it, and have no gradient", others & silent),
-                ("have a gradient of the wrong sign", others & (found.sign() == advantages.sign()) & ~silent),
+                ("are clipped but have a gradient", with_advantage & gone_far & ~silent),
+                ("are within the clip range, or move back to it, but have no gradient", others & silent),
+                ("have a gradient with the wrong sign", others & (found.sign() == advantages.sign()) & ~silent),
             ):
                 wrong[what] = wrong.get(what, 0) + int(mask.sum())
         for what, count in wrong.items():
@@ -304,26 +300,26 @@ def clipping(cases: Cases) -> Iterator[Finding]:
                     name="clipping",
                     seen=f"With ratios of 1, 3, 0.3 and 200 in the first step of {name}.py, and --clip-range "
                     f"{changes['clip_range']}, {count} tokens {what}.",
-                    means="The clipped loss is the larger of two, max(-A * ratio, -A * clip(ratio)), of the ratio to "
-                    "the rollout's own log-probabilities, and no token is left out for being far. Of two numbers of "
-                    "the clip range the first is how far the ratio may fall below 1.",
-                    where=f"nanorlhf/ppo.py (policy_loss, ratio_bounds) and the call of it in {name}.py",
+                    means="The loss is max(-A * ratio, -A * clip(ratio)), the ratio is to the rollout's "
+                    "log-probabilities, and no token is dropped for a large ratio. If the clip range has two numbers, "
+                    "the first is the range below 1.",
+                    where=f"nanorlhf/ppo.py (policy_loss, ratio_bounds) and its call in {name}.py",
                 )
                 break
 
 
 def back_and_forth(batch: Any, logprobs: Tensor, ref_logprobs: Tensor) -> tuple[Tensor, Tensor]:
-    """The rollout as an older policy would have written it: ratios of 2 and 2/3 take turns in each response."""
+    """Change the rollout's log-probabilities to an older policy's: ratios alternate between 2 and 2/3."""
     return torch.where(batch.actions, logprobs - turns(logprobs.size(1)), logprobs), ref_logprobs
 
 
 def turns(T: int) -> Tensor:
-    """(T,) log 2, log 2/3, log 2, ..., whose mean is above log 1.1."""
+    """Return log 2, log 2/3, log 2, ... (T,), with a mean above log 1.1."""
     return torch.where(torch.arange(T) % 2 == 0, math.log(2), math.log(2 / 3))
 
 
 def ratio_statistics(cases: Cases) -> Iterator[Finding]:
-    """What is logged of ratios and clips describes those that the loss clips: of tokens, or of whole responses."""
+    """Check that logged ratio and clip fraction refer to what the loss clips: tokens or whole responses."""
     settings: dict[str, tuple[str, dict[str, Any]]] = {
         "train_ppo.py": ("train_ppo", PPO),
         "train_grpo.py --algorithm dr_grpo": ("train_grpo", DR_GRPO),
@@ -334,16 +330,16 @@ def ratio_statistics(cases: Cases) -> Iterator[Finding]:
         run = cases.run(module, patches=rereading(module, back_and_forth), **changes)
         tensors, _ = run.traces()[0]
         slopes_of = run.token_slopes()
-        log_ratios, clipped = [], []  # of each response, (t,)
+        log_ratios, clipped = [], []  # (t,) for each response
         for row, (query, response) in enumerate(unpadded(tensors, cases.world.tokenizer.pad_id)):
             if tuple(query + response) not in slopes_of:
-                raise CannotCheckError(f"{name} leaves a response out of its loss")
+                raise CannotCheckError(f"{name} excludes a response from its loss")
             actions = tensors["actions"][row]
             advantages, found = tensors["advantages"][row][actions], slopes_of[tuple(query + response)]
             log_ratios.append(turns(len(actions))[actions])
             clipped.append((found.abs() < 1e-9) & (advantages.abs() > 1e-3))
         if not torch.cat(clipped).any():
-            continue  # a script may do without a clip
+            continue  # the script doesn't clip
         if any(x.any() != x.all() for x in clipped):
             what, ratio, share = "tokens", torch.cat(log_ratios).exp().mean(), torch.cat(clipped).double().mean()
         else:
@@ -354,33 +350,32 @@ def ratio_statistics(cases: Cases) -> Iterator[Finding]:
             if logged is not None and abs(logged - expected) > 1e-3:
                 yield Finding(
                     name="statistics",
-                    seen=f"The loss of {name} clips the ratios of {what}, and {metric} is logged as {logged:.3g} where "
-                    f"it is {expected:.3g} of {what}.",
-                    means="The statistic describes other ratios than those that the loss clips.",
+                    seen=f"The loss of {name} clips the ratios of {what}, but {metric} is logged as {logged:.3g} "
+                    f"instead of {expected:.3g}, its value over {what}.",
+                    means="The metric doesn't describe the ratios that the loss clips.",
                     where=f"{name.partition(' ')[0]} and nanorlhf/training/update_metrics.py (UpdateStatistics)",
                 )
                 break
 
 
 def baselines(cases: Cases) -> Iterator[Finding]:
-    """Among responses of equal scores nothing is to be learned; twice the scores give the same advantages, or twice."""
+    """Check that equal scores give a gradient of 0, and that doubled scores give equal or doubled advantages."""
     for algorithm in ALGORITHMS:
         if algorithm in ("reinforce++", "dapo"):
-            continue  # the batch is the baseline; the length counts too
+            continue  # the baseline is the batch's; rewards depend on length
         settings: dict[str, Any] = {
             "algorithm": algorithm, "reward_model": None, "num_epochs": 1, "missing_eos_score": None,
             "kl_coef": 0.1 if algorithm == "online_dpo" else 0.0,
         }  # fmt: skip
         constant = cases.run("train_grpo", reward=cases.world.rule("constant"), **settings)
-        steps = constant.gradients[:1]  # none where groups without a difference are dropped
+        steps = constant.gradients[:1]  # none if groups with equal scores are dropped
         largest = max((g.abs().max().item() for step in steps for g in step if g is not None), default=0.0)
         if largest > 1e-6:
             yield Finding(
                 name="baseline",
                 seen=f"With --algorithm {algorithm} and the same score for every response the gradient is up to "
-                f"{largest:.2g}, and not 0.",
-                means="The baseline is not that of the response's own query, or something else than the score is "
-                "rewarded.",
+                f"{largest:.2g} instead of 0.",
+                means="The baseline is not from the response's query, or something other than the score is rewarded.",
                 where="nanorlhf/grpo.py (1, advantages)",
             )
         once, twice = (
@@ -393,22 +388,21 @@ def baselines(cases: Cases) -> Iterator[Finding]:
         if far(b, a) and far(b, 2 * a):
             yield Finding(
                 name="baseline",
-                seen=f"With --algorithm {algorithm} twice the scores give advantages that are neither the same nor "
-                "twice as large.",
-                means="An advantage is linear in the scores, or divided by their standard deviation.",
+                seen=f"With --algorithm {algorithm} doubling the scores neither preserves nor doubles the advantages.",
+                means="An advantage must be linear in the scores, possibly divided by their standard deviation.",
                 where="nanorlhf/grpo.py (1, advantages)",
             )
 
 
 # ----------------------------------------------------------------------------------------- the world of seven responses
 def letters(cases: Cases) -> tuple[int, int, int]:
-    """The three tokens that the policy of seven responses knows: EOS and two letters."""
+    """Return the three tokens of the policy with seven responses: EOS and two letters."""
     (a,), (b,) = (cases.world.tokenizer.encode(letter) for letter in "xy")
     return cases.world.tokenizer.eos_id, a, b
 
 
 def seven_policy(cases: Cases) -> GPT:
-    """A policy that ends with probability 1/2 and says x or y with 1/4 each, whatever came before."""
+    """Return a policy with probabilities 1/2 of EOS and 1/4 each of x and y at every position."""
     config = replace(small_config(cases.world.tokenizer.vocab_size), n_layer=1)
     torch.manual_seed(0)
     policy = GPT(config)
@@ -423,14 +417,14 @@ def seven_policy(cases: Cases) -> GPT:
 
 
 SCORES = {"": 0.3, "x": 1.0, "y": -0.5, "xx": 0.2, "xy": 1.7, "yx": -1.1, "yy": 0.6}
-"""of the seven responses"""
+"""scores of the seven responses"""
 RULE_OF_SEVEN = f"""def score(queries, responses):
     return [{SCORES}.get(text.strip(), 0.0) for text in responses]
 """
 
 
 def each_in_proportion(rand: Callable) -> Callable:
-    """Random numbers for 16 rows of two tokens that give each response as often as its probability says."""
+    """Return a torch.rand that for 16 rows of two tokens samples each response in proportion to its probability."""
     table = torch.tensor([[first, second] for first in (0.1, 0.3, 0.6, 0.9) for second in (0.1, 0.3, 0.6, 0.9)])
 
     def in_proportion(*size: Any, **named: Any) -> Tensor:
@@ -441,7 +435,7 @@ def each_in_proportion(rand: Callable) -> Callable:
 
 
 def seven_responses(cases: Cases) -> Iterator[Finding]:
-    """In a world of seven responses the gradient is that of the expected score, by enumeration."""
+    """Check the gradient in a world of seven responses against the expected score's, computed by enumeration."""
     root = cases.world.root / "seven"
     if not root.exists():
         root.mkdir()
@@ -467,14 +461,14 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
         f"train_grpo.py --algorithm {name}": (
             "train_grpo", common | {"algorithm": name, "samples_per_query": 16, "num_epochs": 1}
         )
-        for name in UNBIASED  # GRPO's and GSPO's mean over the tokens of a response favours short ones
+        for name in UNBIASED  # GRPO's and GSPO's mean over a response's tokens favours short responses
     }  # fmt: skip
     for name, (module, settings) in runs.items():
         patches = partial(replaced, torch, "rand", each_in_proportion)
         run = cases.run(module, patches=patches, **settings)
         texts = sorted(len(row) for _, row in unpadded(run.traces()[0][0], cases.world.tokenizer.pad_id))
         if texts != [1] * 8 + [2] * 8:
-            raise CannotCheckError(f"{name} does not sample by the numbers of torch.rand((B, T))")
+            raise CannotCheckError(f"{name} doesn't sample with torch.rand((B, T))")
         gradient = head_gradient(run, cases.world.tokenizer.vocab_size)
         estimate = gradient[torch.tensor([eos, x, y]), 0].double()
         cosine = torch.nn.functional.cosine_similarity(estimate, exact, dim=0).item()
@@ -482,18 +476,18 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
             yield Finding(
                 name="exact-gradient",
                 seen=f"In a world of seven responses, each sampled in proportion to its probability, the gradient of "
-                f"{name} has the cosine {cosine:.3f} with that of the expected score.",
-                means="The estimate is biased: a token, a score or a baseline is counted wrongly.",
+                f"{name} has cosine similarity {cosine:.3f} with the gradient of the expected score.",
+                means="The estimate is biased: a token, a score or a baseline is counted incorrectly.",
                 where=f"{name.partition(' ')[0]}, from the scores to the loss",
             )
 
 
 def head_gradient(run: Watched, vocab_size: int) -> Tensor:
-    """The gradient (V, C) of the policy's head in the first step."""
+    """Return the gradient (V, C) of the policy's head in the first step."""
     found = [g for g in run.gradients[0] if g is not None and g.ndim == 2 and len(g) == vocab_size]
     if not found:
         raise CannotCheckError("no parameter of the optimizer is the policy's head")
-    # the head and the embedding have one shape: the head's gradient lies in the first channel
+    # head and embedding have the same shape, but only the head's gradient is in the first channel
     return max(found, key=lambda g: g[:, 0].abs().sum().item())
 
 

@@ -1,7 +1,7 @@
-"""Run a script and keep what it computed: gradients, each token's slope, the rollout, the metrics.
+"""Run a script and record what it computes: gradients, each token's slope, the rollout, the metrics.
 
-Nothing here reads the script's text. The gradients come from a hook that PyTorch calls before each optimizer step, the
-slopes from a hook on the log-probabilities that the script asks for, the rollout from --trace.
+The source text isn't used. Gradients come from a hook that PyTorch calls before each optimizer step, slopes from a hook
+on the log-probabilities that the script computes, and the rollout from --trace.
 """
 
 import contextlib
@@ -27,36 +27,36 @@ Tensors = dict[str, Tensor]
 
 
 class Stopped(Exception):
-    """The doctor has ended a run, as a crash would."""
+    """Raised by the doctor to end a run like a crash."""
 
 
 @dataclass
 class Slopes:
-    """A micro-batch of the update: the loss's slope in the log-probability of each token."""
+    """A micro-batch of the update: the derivative of the loss in the log-probability of each token."""
 
-    ids: list[tuple[int, ...]]  # of each row: query and response, without padding
+    ids: list[tuple[int, ...]]  # query and response of each row, without padding
     actions: Tensor  # (b, t)
     logprobs: Tensor  # (b, t)
-    slopes: Tensor | None = None  # (b, t); None: no gradient came
-    is_all: bool = True  # no gradient came by another way, such as that of an entropy bonus
+    slopes: Tensor | None = None  # (b, t); None without a gradient
+    is_all: bool = True  # False if other outputs, such as the entropy, have a gradient
 
 
 @dataclass
 class Watched:
-    """What one run did."""
+    """The record of a run."""
 
     out: Path
-    gradients: list[list[Tensor | None]] = field(default_factory=list)  # of each optimizer step
+    gradients: list[list[Tensor | None]] = field(default_factory=list)  # at each optimizer step
     parameters: list[list[Tensor]] = field(default_factory=list)  # before each optimizer step
     optimizers: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
     """before each optimizer step: the optimizer's class, and per parameter its group's settings and Adam's `step`"""
-    live: list[Tensor] = field(default_factory=list)  # the parameters of the last optimizer, as they are now
-    micro_batches: list[Slopes] = field(default_factory=list)  # of the policy
+    live: list[Tensor] = field(default_factory=list)  # the parameters of the last optimizer, not copied
+    micro_batches: list[Slopes] = field(default_factory=list)  # the policy's
     value_micro_batches: list[Slopes] = field(default_factory=list)
-    read_before: list[int] = field(default_factory=list)  # micro-batches before each optimizer step ends
-    batches: list[list[Any]] = field(default_factory=list)  # rows of each step of a supervised stage
-    indices: list[list[int]] = field(default_factory=list)  # of the rows that each batch asked for
-    saved: dict[Path, Any] = field(default_factory=dict)  # directory -> the model that was written there last
+    read_before: list[int] = field(default_factory=list)  # number of micro-batches before each optimizer step
+    batches: list[list[Any]] = field(default_factory=list)  # examples of each step of a supervised stage
+    indices: list[list[int]] = field(default_factory=list)  # indices of each batch's examples
+    saved: dict[Path, Any] = field(default_factory=dict)  # directory -> the last model written to it
 
     @property
     def metrics(self) -> list[dict[str, float]]:
@@ -67,14 +67,14 @@ class Watched:
         return [json.loads(line) for line in (self.out / "samples.jsonl").read_text().splitlines()]
 
     def traces(self) -> list[tuple[Tensors, dict[str, Any]]]:
-        """The rollout of each update: its tensors in float64 where they are numbers, and what is said of it."""
+        """Return tensors and metadata of each update's rollout, with floats as float64."""
         return [
             ({name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}, about)
             for tensors, about in read_traces(self.out)
         ]
 
     def token_slopes(self, num_micro_batches: int | None = None) -> dict[tuple[int, ...], Tensor]:
-        """Text of query and response -> the slopes (t,) of its tokens, of the first micro-batches."""
+        """Return a map of query and response ids to the slopes (t,) of their actions in the first micro-batches."""
         found: dict[tuple[int, ...], Tensor] = {}
         for micro_batch in self.micro_batches[:num_micro_batches]:
             if micro_batch.slopes is None:
@@ -85,7 +85,7 @@ class Watched:
 
 
 def script(name: str) -> ModuleType:
-    """train_ppo and the others, as modules of the tree that is examined."""
+    """Import a training script, or eval, from the examined tree."""
     return importlib.import_module(name)
 
 
@@ -95,9 +95,9 @@ def watch(
     stop_at: int | None = None,
     patches: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> Watched:
-    """Run `main` of a script with these settings; stop_at: the optimizer step before which the run ends, as by a crash.
+    """Run `main` of a script with these settings, and return its record.
 
-    patches: a context in which it runs.
+    stop_at: the run ends before this optimizer step, like a crash. patches: a context manager for the run.
     """
     if not args.resume:
         shutil.rmtree(args.out, ignore_errors=True)
@@ -131,16 +131,16 @@ def watch(
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """A context in which nothing is printed."""
+    """Suppress output."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
 @contextlib.contextmanager
 def listening(name: str, kept: Watched) -> Iterator[None]:
-    """Keep what the script reads of its models, with the slope of the loss in each number, its rows, and what it saves.
+    """Record the model outputs that the script computes, their slopes, its examples, and the models that it saves.
 
-    A script that lacks one of these functions has nothing kept of it.
+    Functions that the script doesn't have are skipped.
     """
     module = script(name)
 
@@ -194,5 +194,5 @@ def listening(name: str, kept: Watched) -> Iterator[None]:
 
 
 def replaced(where: Any, name: str, change: Callable[..., Any]) -> contextlib.AbstractContextManager:
-    """A context in which where.name is change(original)."""
+    """Return a context manager that replaces where.name by change(original)."""
     return patch.object(where, name, change(getattr(where, name)))

@@ -1,7 +1,7 @@
 """The world in which the doctor runs the scripts: a few queries, and models of a few thousand weights.
 
-The weights are random, and large enough that a wrong mask or position shows. The positions are learned: rotary ones
-forgive a shift.
+The weights are random, and large enough to reveal a wrong mask or position. Positions are learned, because rotary
+positions would hide a shift.
 """
 
 from dataclasses import dataclass, replace
@@ -68,7 +68,7 @@ class World:
         return self.root / "data"
 
     def rule(self, name: str) -> str:
-        """For --reward."""
+        """Return the value of --reward for a rule."""
         return f"{self.root / 'rules.py'}:{name}"
 
 
@@ -82,7 +82,7 @@ def small_config(vocab_size: int, architecture: Architecture = "gpt2") -> GPTCon
 
 
 def small_policy(config: GPTConfig, eos_id: int) -> GPT:
-    """A policy that ends a response with about one chance in five at each token."""
+    """Return a policy that ends a response with a probability of about 1/5 at each token."""
     torch.manual_seed(0)
     policy = GPT(config).eval()
     direction = torch.nn.functional.normalize(torch.randn(config.d_model), dim=0)
@@ -102,7 +102,7 @@ def make_world(root: Path) -> World:
     data = root / "data"
     data.mkdir()
     tokenizer.save(data)
-    for split, first in (("train", 0), ("validation", 6)):  # no word of one split in the other
+    for split, first in (("train", 0), ("validation", 6)):  # the splits have no word in common
         words = WORDS[first : first + 6]
         texts = [f"{'so ' * (i % 4)}{words[i % 6]} and {words[(i // 6 + 1 + i) % 6]} {i}:" for i in range(24)]
         answers = [" ".join(words[(i + j) % 6] for j in range(1 + i % 3)) for i in range(24)]
@@ -115,7 +115,7 @@ def make_world(root: Path) -> World:
         votes = [row | {"score": len(row["response"]) % 7 - 3.0} for row in rows]
         write_jsonl(data / f"scored.{split}.jsonl", votes)
         write_jsonl(data / f"code.{split}.jsonl", [row | PYTHON | {"response": "x + 1"} for row in rows])
-    # two rows more than ids: no token may come from them
+    # the head has two more rows than ids, which must never be sampled
     policy = small_policy(small_config(tokenizer.vocab_size + 2), tokenizer.eos_id)
     save(policy, root / "sft", tokenizer)
     reward_model = scalar_from_gpt(policy)

@@ -82,7 +82,7 @@ def kl_estimators(record: Record) -> Finding | None:
     """
     rows = [row for row in record.having(*ESTIMATES) if row["objective/kl_exact"] > 0]
     exact = sum(row["objective/kl_exact"] for row in rows)
-    nats = exact * record.number("batch_size", 1)  # over all responses; the variance of their k1 is about twice as large
+    nats = exact * record.number("batch_size", 1)  # over all responses; k1 has about twice this variance
     if not nats > 0 or record.sampler == "other" or kl_negative(record) is not None:
         return None
     chance = sum_error(nats)

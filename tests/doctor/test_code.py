@@ -244,7 +244,7 @@ def test_a_check_that_crashes_names_the_line_of_the_changed_code(world, monkeypa
 
 def test_a_script_without_what_a_check_reads_is_said_not_to_be_checked(monkeypatch):
     monkeypatch.delattr(train_ppo, "read_logprobs")
-    with pytest.raises(CannotCheckError, match="does not read the rollout by `read_logprobs`"):
+    with pytest.raises(CannotCheckError, match="train_ppo.py doesn't use `read_logprobs`"):
         rereading("train_ppo", lambda batch, logprobs, ref_logprobs: (logprobs, ref_logprobs))
 
 
@@ -312,8 +312,8 @@ def test_a_script_gets_those_flags_that_it_has_and_a_check_sets_its_own(world):
     "flags, sentence",
     [
         (("--reward-scale", "2"), "no training script has the flag --reward-scale."),
-        (("2",), "'2' is no flag"),
-        (("--out", "runs"), "--out is not examined: the doctor sets it itself."),
+        (("2",), "expected a flag after --, got '2'."),
+        (("--out", "runs"), "unsupported flag --out: the doctor sets it itself."),
         (("--kl-coef", "much"), "train_ppo.py: "),
         (("--kl-coef", "-1"), "--kl-coef -1.0: it must be at least 0"),
         (("--kl-coef",), "train_ppo.py: "),

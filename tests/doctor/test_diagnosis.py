@@ -77,7 +77,7 @@ def test_the_command_exits_by_what_it_finds(tmp_path, capsys, error, status):
 
 
 def test_the_command_needs_a_run():
-    with pytest.raises(InputError, match="name the directory of a run"):
+    with pytest.raises(InputError, match="missing the directory of a run"):
         main(Args(command=Run(directories=())))
 
 
@@ -131,7 +131,7 @@ def test_a_run_without_a_trace_is_said_to_be_half_checked(traced_run, tmp_path, 
     assert unchecked([traced_run, sft]) == []
     with pytest.raises(SystemExit):
         main(Args(command=Run(directories=(run,))))
-    said = f"not checked: {run}: masks, rewards, returns and advantages of single responses, because there is no trace"
+    said = f"not checked: {run}: masks, rewards, returns and advantages of responses, because there is no trace"
     assert capsys.readouterr().out.splitlines()[-1].startswith(said)
 
 
@@ -148,7 +148,7 @@ def test_a_trace_without_tokens_is_said_to_be_unchecked(traced_run, tmp_path, n,
     run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows())
     save_trace(run / "trace/update-00000000.safetensors", tensors, about)
     assert names(run) == []
-    assert unchecked([run])[0].endswith("because the trace holds no tokens")
+    assert unchecked([run])[0].endswith("because the trace is empty")
 
 
 # ---------------------------------------------------------------------------------------------------- its saved states
@@ -205,7 +205,7 @@ def test_updates_that_ask_the_same_queries_in_the_same_places_are_found():
     orders = {0: {row: f"query {row}" for row in range(32)}, 7: {row: f"query {row + 1}" for row in range(8)}}
     assert repeated_order(orders) is None
     found = repeated_order(orders | {9: {row: f"query {row}" for row in (3, 4, 5, 9)}})
-    assert found is not None and found.seen.startswith("Updates 0 and 9 ask the same queries")
+    assert found is not None and found.seen.startswith("Updates 0 and 9 have the same queries")
 
 
 def test_samples_longer_than_the_counted_responses_are_found(traced_run, tmp_path):
