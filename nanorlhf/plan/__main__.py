@@ -1,9 +1,9 @@
-"""Estimate the memory that a script takes on a GPU, and the flags that make it fit; nothing is loaded or trained.
+"""Estimate a script's GPU memory and the flags that make it fit, without loading or training anything.
 
     nanorlhf plan train_ppo tldr --sft EleutherAI/pythia-1b-deduped
     nanorlhf plan eval tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo
 
-The recipe and the flags are those of the script.
+Recipes and flags are the script's.
 """
 
 import importlib
@@ -30,15 +30,15 @@ PLANS: dict[str, Callable[[ModuleType, Any], str]] = {
 
 
 def main(words: list[str]) -> None:
-    """Print the plan of the script that the first word names; exits with 2 for a model without a shape."""
+    """Print the plan of the script named by the first word; exits with 2 if a model's shape is unknown."""
     name = words[0].removesuffix(".py") if words else "--help"
     if name in ("-h", "--help"):
         print(__doc__)
         return
     with one_sentence():
         if name not in PLANS:
-            raise InputError(f"nanorlhf plan {name}: name one of {', '.join(PLANS)}.")
-        if nanorlhf.TREE != nanorlhf.PACKAGE:  # the scripts are beside nanorlhf/
+            raise InputError(f"nanorlhf plan {name}: unknown script; expected one of {', '.join(PLANS)}.")
+        if nanorlhf.TREE != nanorlhf.PACKAGE:  # the scripts are next to nanorlhf/
             sys.path.insert(0, str(nanorlhf.TREE))
         script = importlib.import_module(str(nanorlhf.module_of(name)))
         print(PLANS[name](script, read_settings(f"nanorlhf plan {name}", words[1:], script.RECIPES)))

@@ -1,7 +1,7 @@
-"""The models of an evaluation, what it does with them, and so its memory.
+"""Models, phases and memory of an evaluation.
 
-Policies are loaded one after the other; the reference and the reward models stay, unless --offload keeps them in CPU
-memory. The largest of several policies counts. Not counted: an --encoder.
+Policies are loaded one after the other, so the largest one counts. The reference and the reward models stay loaded,
+unless --offload moves them to CPU memory. Not counted: an --encoder.
 """
 
 from nanorlhf.checkpoint import holds_reward_model
@@ -16,23 +16,23 @@ REWARD_FLAGS = ("reward_model", "regression_model", "contrastive_model", "gold")
 
 
 def eval_plan(args: EvalArgs) -> str:
-    """Raises InputError for a model without a shape."""
+    """Return the plan of an evaluation. Raises InputError if a model's shape is unknown."""
     return memory_plan(eval_work(args), MACHINES)
 
 
 def eval_work(args: EvalArgs) -> Work:
-    """The models of an evaluation and what they do."""
+    """Return the models and phases of an evaluation."""
     query_length = args.max_query_length
     if isinstance(args, reward_models.Args) and (args.data / "comparisons.cnndm.jsonl").exists():
         query_length = max(query_length, args.max_cnndm_query_length)
     response_length = max(getattr(args, name, 0) for name in ("response_length", "max_response_length"))
-    num_responses = 2 if isinstance(args, reward_models.Args) else 1  # it reads pairs
+    num_responses = 2 if isinstance(args, reward_models.Args) else 1  # a row is a pair
     rows = Rows(query_length, num_responses * response_length, args.dtype)
     models: dict[str, Model] = {}
     phases: list[Phase] = []
 
     def add(name: str, kind: type[GPT | ScalarModel], flag: str, *paths: str) -> None:
-        """The largest of some models, which reads."""
+        """Add the largest of several models, and a phase for its forward passes."""
         shapes = [shape_of(flag, path, query_length + response_length) for path in paths]
         models[name] = max((sized(kind, shape, rows) for shape in shapes), key=lambda model: model.parameters)
         phases.append(Phase(name, "read", (name,), args.batch_size, "batch_size"))
@@ -45,7 +45,7 @@ def eval_work(args: EvalArgs) -> Work:
             add("reference", GPT, "--policies", policies[0])
     if isinstance(args, reward_models.RewardModelArgs):
         paths = args.reward_models[1::2]
-        has_policy = not all(map(holds_reward_model, paths))  # one whose implicit reward counts
+        has_policy = not all(map(holds_reward_model, paths))  # evaluated by its implicit reward
         add("model", GPT if has_policy else ScalarModel, "--reward-models", *paths)
         if has_policy:
             add("reference", GPT, "--ref-policy", args.ref_policy)

@@ -1,23 +1,23 @@
-"""Estimate a run's memory per GPU: shapes alone, no weights.
+"""Estimate a run's memory per GPU from the models' shapes, without weights.
 
-What a GPU holds, in bytes:
+Bytes on a GPU:
 
-    weights       4 per parameter; the matrix products of a frozen model are kept in the dtype of the computation
+    weights       4 per parameter; a frozen model's linear weights are stored in the compute dtype
     gradients     4 per trained parameter
     optimizer     8 per trained parameter: AdamW's two moments
     copies        2 per parameter that autocast casts to bfloat16
     cache         keys and values, while sampling
-    activations   of one block; while updating, also all that the backward pass needs
+    activations   one block's; while updating, also everything saved for the backward pass
 
-The last is measured: the models' own code runs on fake tensors, which have a shape but no memory, and autograd says
-what it saves. With --checkpoint-activations it is the inputs of all blocks, in float32.
+Activations are measured: the models' code runs on fake tensors, which have a shape but no memory, and hooks record what
+autograd saves. With --checkpoint-activations, only the inputs of all blocks are saved, in float32.
 
     --offload      a frozen model is on the GPU only in its own phase
-    --shard fsdp   each of N GPUs holds 1/N of weights, gradients and optimizer state. Copies are then what is gathered:
-                   two blocks with their gradients; to sample and to validate, the full model in float32
+    --shard fsdp   each of N GPUs stores 1/N of weights, gradients and optimizer state. Copies are then the gathered
+                   weights: two blocks with their gradients; while sampling and validating, the full model in float32
 
 Rows are as long as the settings allow. Not counted: CUDA's context and libraries, NCCL's buffers, fragmentation and
-small tensors; USABLE leaves room for them.
+small tensors, for which USABLE leaves room.
 """
 
 from dataclasses import dataclass, replace
@@ -60,10 +60,10 @@ PUBLISHED |= {
 # ------------------------------------------------------------------------------------------------------ what a run does
 @dataclass(frozen=True)
 class Rows:
-    """The longest rows, and the dtype of the computation."""
+    """The lengths of the longest rows, and the compute dtype."""
 
     query_length: int
-    response_length: int  # of both responses in a comparison
+    response_length: int  # total of both responses in a comparison
     dtype: str
 
     @property
@@ -75,26 +75,26 @@ class Rows:
 class Model:
     config: GPTConfig
     parameters: int
-    trained: int  # of them
-    weights: int  # bytes, without frozen weights that are the policy's
-    saved: int  # bytes per row that a backward pass needs
+    trained: int  # number of trained parameters
+    weights: int  # bytes, without frozen weights shared with the policy
+    saved: int  # bytes per row saved for the backward pass
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Some models compute; to sample and to validate, sharded ones are gathered first."""
+    """A part of a run, such as sampling or updating. Sharded models are gathered for sampling and validation."""
 
     name: str
     kind: Literal["sample", "read", "update", "validate"]
     models: tuple[str, ...]
-    num_rows: int  # of all GPUs
-    limit: str | None = None  # the setting that limits the rows of a pass; None: all in one
-    times: int = 1  # rows of a pass per row of the setting
+    num_rows: int  # over all GPUs
+    limit: str | None = None  # the setting that limits the rows of a pass; None: one pass for all rows
+    times: int = 1  # rows of a pass, as a multiple of the setting
 
 
 @dataclass(frozen=True)
 class Flags:
-    """The settings that may change to make a run fit: its result stays the same."""
+    """The settings that may be changed to make a run fit, because they don't affect its result."""
 
     limits: dict[str, int]  # rows of a pass
     checkpoint_activations: bool = False
@@ -126,7 +126,7 @@ def sized(
     args: TrainingArgs | None = None,
     shares_policy: bool = False,
 ) -> Model:
-    """The numbers of a model that is trained as `args` say; None: of a frozen one."""
+    """Return the sizes of a model that is trained with `args`, or of a frozen model if None."""
     tuning: tuple = ("full",)
     if isinstance(args, LoRAArgs) and args.tune != "full":
         tuning = (args.tune, args.lora_rank, args.lora_targets)
@@ -143,9 +143,9 @@ def sized(
     return Model(config, parameters, trained, weights, saved)
 
 
-@cache  # several models of a run have one shape
+@cache  # several models of a run have the same shape
 def saved_per_row(kind: type[GPT | ScalarModel], config: GPTConfig, rows: Rows, tuning: tuple) -> int:
-    """What autograd saves in a forward pass for each row; the weights that it saves are in the passes of 1 and 2."""
+    """Return the bytes that autograd saves per row: two rows minus one row, so that saved weights cancel."""
     with FakeTensorMode():
         model = kind(config)
         tune(model, *tuning)
@@ -153,8 +153,8 @@ def saved_per_row(kind: type[GPT | ScalarModel], config: GPTConfig, rows: Rows, 
 
 
 def saved_bytes(model: GPT | ScalarModel, num_rows: int, rows: Rows) -> int:
-    """What autograd saves in a forward pass."""
-    storages = set()  # of which several tensors may be views
+    """Return the bytes that autograd saves in a forward pass."""
+    storages = set()  # several tensors may be views of one storage
 
     def save(tensor: Tensor) -> Tensor:
         storages.add(tensor.untyped_storage())
@@ -185,7 +185,7 @@ class Memory(NamedTuple):
 
 
 def phase_memory(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Memory:
-    """Bytes on a GPU at the peak of a phase."""
+    """Return the bytes on a GPU at the peak of a phase."""
     shard = flags.shard != "none"
     share = num_gpus if shard else 1
     weights = trained = 0
@@ -204,7 +204,7 @@ def phase_memory(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Memor
     for model in (work.models[name] for name in phase.models):
         config = model.config
         block = max(block, rows * model.saved // config.n_layer)
-        cast = model.trained  # copies of frozen weights are kept for a backward pass alone
+        cast = model.trained  # copies of frozen weights are kept only for a backward pass
         if phase.kind == "sample":
             cache += 2 * config.n_layer * config.kv_heads * config.head_width * tokens * width
         if phase.kind == "update" and model.trained:
@@ -221,17 +221,17 @@ def phase_memory(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Memor
 
 
 def largest_phase(work: Work, flags: Flags, num_gpus: int) -> tuple[Phase, int]:
-    """The phase that takes most, and its bytes."""
+    """Return the phase with the most memory, and its bytes."""
     totals = [sum(phase_memory(work, phase, flags, num_gpus)) for phase in work.phases]
     return work.phases[totals.index(max(totals))], max(totals)
 
 
 # ----------------------------------------------------------------------------------------------- flags that make it fit
 def flags_that_fit(work: Work, num_gpus: int, usable: float) -> Flags:
-    """The cheapest flags with which every phase stays within `usable` bytes; if none do, the smallest.
+    """Return the cheapest flags for which all phases fit into `usable` bytes; if none fit, those with the least memory.
 
-    In order of cost: batches that still keep a GPU busy; --offload; --shard; --checkpoint-activations (a third more
-    time per update); batches of a few rows.
+    In order of cost: smaller batches that still keep a GPU busy; --offload; --shard; --checkpoint-activations (a third
+    more time per update); batches of a few rows.
     """
     asked = work.flags
     shards = ["none", "fsdp"] if asked.shard == "none" else [asked.shard]
@@ -255,7 +255,7 @@ def flags_that_fit(work: Work, num_gpus: int, usable: float) -> Flags:
 
 
 def memory_plan(work: Work, machines: tuple[tuple[int, int], ...] = MACHINES) -> str:
-    """A table per kind of machine, (number of GPUs, GB of each)."""
+    """Return a table per machine, (number of GPUs, GB of each)."""
     rows = work.rows
     lines = [f"GB (10^9 bytes) per GPU in {rows.dtype}, rows of {rows.query_length} + {rows.response_length} tokens"]
     lines.append(" " * 12 + "".join(f"{column:>12}" for column in (*Memory._fields, "all")))
@@ -274,11 +274,14 @@ def memory_plan(work: Work, machines: tuple[tuple[int, int], ...] = MACHINES) ->
 
 
 def shape_of(flag: str, path: str, num_tokens: int) -> GPTConfig:
-    """The shape of a checkpoint, from its config.json unless it is published; `num_tokens` must fit."""
+    """Return the shape of a checkpoint, from PUBLISHED or its config.json.
+
+    Raises InputError if the shape is unknown, or if `num_tokens` exceed the positions of the model.
+    """
     try:
         config = PUBLISHED.get(path.removesuffix("-deduped")) or read_config(path)
     except InputError as error:
-        raise InputError(f"{flag} {str(error).rstrip('.')}; known without one are {', '.join(PUBLISHED)}.") from error
+        raise InputError(f"{flag} {str(error).rstrip('.')}; built-in shapes are {', '.join(PUBLISHED)}.") from error
     if num_tokens > config.n_ctx:
         raise InputError(f"rows of {num_tokens} tokens are longer than the {config.n_ctx} positions of {flag} {path}.")
     return config

@@ -1,4 +1,4 @@
-"""The models of each training script, what it does with them, and so its memory."""
+"""Models, phases and memory of each training script."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from nanorlhf.training.settings import READ_FACTOR, RewardArgs, RolloutArgs, Sup
 
 def sft_plan(args: SupervisedArgs, model: str | None, num_samples: int) -> str:
     if model is None:
-        raise InputError("--model None: a plan needs a shape: name a checkpoint directory or a Hub id.")
+        raise InputError("--model None: expected a checkpoint directory or a Hub id, which give the model's shape.")
     rows = Rows(args.max_query_length, args.max_response_length, args.dtype)
     policy = sized(GPT, shape_of("--model", model, rows.tokens), rows, args)
     sampling = Phase("sampling", "sample", ("policy",), num_samples)
@@ -35,7 +35,7 @@ def dpo_plan(args: SupervisedArgs, sft: str, has_reference: bool = True) -> str:
 
 
 def supervised_plan(args: SupervisedArgs, rows: Rows, models: dict[str, Model], times: int, *others: Phase) -> str:
-    """The plan of a script that updates, and validates `times` as many rows in a pass."""
+    """Return the plan of a script that updates, and validates with `times` as many rows per pass."""
     limit = "micro_batch_size"
     names = tuple(models)
     updating = Phase("updating", "update", names, args.batch_size, limit)
@@ -45,7 +45,7 @@ def supervised_plan(args: SupervisedArgs, rows: Rows, models: dict[str, Model], 
 
 
 def rollout_plan(args: RolloutArgs, value_model: str | None = None, has_value_model: bool = True) -> str:
-    """The plan of PPO and RLCF, and of GRPO, which has no value model. RLCF's discriminator is not counted."""
+    """Return the plan of PPO, RLCF or GRPO, which has no value model. RLCF's discriminator is not counted."""
     rows = Rows(args.max_query_length, args.response_length, args.dtype)
     config = value_config = shape_of("--sft", args.sft, rows.tokens)
     limit = "micro_batch_size"
@@ -61,7 +61,7 @@ def rollout_plan(args: RolloutArgs, value_model: str | None = None, has_value_mo
     scoring: dict[str, tuple[str, str, type[GPT | ScalarModel]]] = {}  # name -> flag, path, kind
     if isinstance(args, RewardArgs):
         found = scoring_models(args.reward, args.reward_model)
-        numbered = enumerate(sorted(found, key=lambda model: model[2] is GPT), start=1)  # a teacher is no value model
+        numbered = enumerate(sorted(found, key=lambda model: model[2] is GPT), start=1)  # scalar models first
         scoring |= {f"reward {number}": model for number, model in numbered}
         if args.gold is not None and not is_function(args.gold):
             scoring["gold"] = "--gold", args.gold, ScalarModel
@@ -70,7 +70,7 @@ def rollout_plan(args: RolloutArgs, value_model: str | None = None, has_value_mo
         models[name] = sized(kind, shape_of(flag, path, rows.tokens) if is_there else config, rows)
         phases += [Phase("scoring", "read", (name,), args.batch_size, limit, READ_FACTOR)]
         if not is_there:
-            notes.append(f"({flag} {path} isn't there: taken to be as large as the policy)")
+            notes.append(f"({flag} {path} not found: assumed to be as large as the policy)")
     is_shared = value_model == "shared"
     if value_model is None and "reward 1" in models and scoring["reward 1"][2] is ScalarModel:
         value_config = models["reward 1"].config

@@ -1,6 +1,6 @@
-"""Bugs of the kind that a training run survives without a word, by the check of `doctor code` that names them.
+"""Silent bugs in training runs, with the check of `doctor code` that finds each.
 
-An edit of a function's syntax tree, as those of course/bugs.py.
+Each is an edit of a function's syntax tree, like the bugs in course/bugs.py.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ OPTIMIZER = "steps.set_lr(lr)"
 SCHEDULE = "lr_factor(args.schedule, step, num_steps, args.warmup_steps)"
 
 PLANTED = (
-    # ---------------------------------------------------------------------------------------------------- what is saved
+    # ------------------------------------------------------------------------------------------------------ checkpoints
     Planted("scale-twice-in-merge", "checkpoints", "nanorlhf.peft:LoRALinear.merged",
             "up @ down", "LORA_SCALE * up @ down"),
     Planted("half-of-the-updates-merged", "checkpoints", "nanorlhf.peft:LoRALinear.merged",

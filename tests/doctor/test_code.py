@@ -1,4 +1,4 @@
-"""`doctor code` finds nothing in our code, and each of the course's bugs in code that has it."""
+"""Tests of `doctor code`: no findings in our code, and a finding for each of the course's bugs."""
 
 import importlib
 import json
@@ -28,7 +28,7 @@ from tools.changes import CHANGES
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (model_checks, rollout_checks, update_checks, stage_checks, run_checks, family_checks)
 CHECKS = {check.__name__: check for module in MODULES for check in module.CHECKS}
-# bug -> a check that names it
+# bug -> a check that finds it
 FOUND_BY = {
     "positions-count-padding": "padding",
     "stale-position-in-decoding": "sampling",
@@ -85,12 +85,12 @@ FOUND_BY = {
     "logits-in-bfloat16": "sampling",
     "dpo-by-mean": "supervised_gradients",
 }
-# bug -> why no check sees it
+# bug -> why no check finds it
 UNSEEN = {
-    "judge-is-always-answered": "an LLM judge's answers are read after training, by no policy-gradient code",
-    "timeout-does-not-compile": "a verdict on executed programs, which no training reads",
+    "judge-is-always-answered": "an LLM judge's answers are read after training, not by policy-gradient code",
+    "timeout-does-not-compile": "a verdict on executed programs, which training doesn't use",
 }
-# change of tools/changes.py -> a check that names it where it was made wrong
+# change of tools/changes.py -> a check that finds its incorrect version
 CHANGE_FOUND_BY = {
     "gspo": "ratio_statistics",
     "clip-higher": "clipping",
@@ -111,7 +111,7 @@ def world(tmp_path_factory) -> World:
 
 @pytest.fixture(scope="module")
 def healthy(world) -> Cases:
-    """Our own code, each run made once."""
+    """Return cases of our own code; each run is made once."""
     return Cases(world)
 
 
@@ -123,7 +123,7 @@ def test_our_own_code_has_no_finding(name, healthy):
 
 @pytest.fixture
 def plant(monkeypatch) -> Iterator[Callable[[Bug | Planted], None]]:
-    """Put a bug into a function of this process, wherever it has been imported."""
+    """Plant a bug in a function of this process, wherever it has been imported."""
 
     def put_in(bug: Bug | Planted) -> None:
         module_name, _, name = bug.where.partition(":")
@@ -137,7 +137,7 @@ def plant(monkeypatch) -> Iterator[Callable[[Bug | Planted], None]]:
         ours: object = importlib.import_module(module_name)
         theirs: object = sick
         for part in name.split("."):
-            if isinstance(ours, types.FunctionType):  # a function within a function: the outer one is replaced
+            if isinstance(ours, types.FunctionType):  # nested function: replace the outer one
                 break
             ours, theirs = getattr(ours, part), getattr(theirs, part)
             ours, theirs = (getattr(f, "__wrapped__", getattr(f, "__func__", f)) for f in (ours, theirs))
@@ -165,7 +165,7 @@ def test_a_bug_of_the_course_is_found(bug, plant, world):
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
 def test_a_bug_that_a_run_survives_is_found(bug, plant, world, monkeypatch):
     script = bug.where.partition(":")[0]
-    script = script if script in run_checks.TWO_EPOCHS else "train_sft"  # elsewhere: in every script
+    script = script if script in run_checks.TWO_EPOCHS else "train_sft"  # other modules affect every script
     monkeypatch.setattr(run_checks, "TWO_EPOCHS", {script: run_checks.TWO_EPOCHS[script]})
     plant(bug)
     assert next(CHECKS[bug.check](Cases(world)))
@@ -189,7 +189,7 @@ def test_a_family_that_rotates_other_pairs_is_found(world, monkeypatch):
 
 
 def test_families_are_compared_with_attention_that_caps_its_logits(world, monkeypatch):
-    """SDPA, which some versions of transformers take for Gemma 2, does not."""
+    """SDPA, which some versions of transformers use for Gemma 2, ignores the cap."""
     asked = []
 
     def from_config(config, **named):
@@ -204,9 +204,9 @@ def test_families_are_compared_with_attention_that_caps_its_logits(world, monkey
 
 @pytest.mark.slow
 def test_the_doctor_examines_a_changed_tree_in_processes_of_its_own(tmp_path, monkeypatch):
-    """A change that only several processes show, in a directory that holds nothing but the changed module.
+    """Examine a bug that shows only with several processes, in a directory with only the modified module.
 
-    By the checks that know it and one other module of them; all of them run above, in this process.
+    This runs the module of checks that finds it and one other; the tests above run all checks in this process.
     """
     assert sorted(name for part in code.PARTS for name in part) == sorted(m.__name__.split(".")[-1] for m in MODULES)
     monkeypatch.setattr(code, "PARTS", (("run_checks",), ("family_checks",)))
@@ -297,7 +297,7 @@ def test_every_finding_has_a_place_in_the_order():
     assert named == set(ORDER) and len(ORDER) == len(named)
 
 
-# ------------------------------------------------------------------------------------------------------ a user's flags
+# -------------------------------------------------------------------------------------------------------- user's flags
 def test_a_script_gets_those_flags_that_it_has_and_a_check_sets_its_own(world):
     cases = Cases(world, flags=("--kl-coef", "0.3", "--adam.eps=1e-6", "--loss", "ipo", "--whiten-rewards"))
     cases.check_flags()

@@ -1,4 +1,4 @@
-"""From the files of runs to findings: what is read, what is refused, what training prints at its end."""
+"""Tests of `doctor run`: the files that it reads, bad input, and the findings that training prints at its end."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def names(*runs: Path) -> list[str]:
     return [finding.name for finding in examine(runs)]
 
 
-# ------------------------------------------------------------------------------------------------- 1. a run's own files
+# ----------------------------------------------------------------------------------------------------- 1. a run's files
 def test_nothing_is_found_in_healthy_files(tmp_path):
     run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows(), {"seconds": 1.0})
     assert names(run) == []
@@ -81,12 +81,12 @@ def test_the_command_needs_a_run():
         main(Args(command=Run(directories=())))
 
 
-# ------------------------------------------------------------------------------------- 2. the run of its reward model
+# ------------------------------------------------------------------------------------------- 2. the reward model's run
 SHIFTED = {"reward_mean_before_normalisation": -1.8, "reward_std": 1.5}
 
 
 def start(score: float) -> list[dict]:
-    """The healthy run with all scores shifted, so that the first is this one."""
+    """Return the healthy run with all scores shifted so that the first is `score`."""
     shift = score - ppo_rows()[0]["objective/score"]
     names = ("objective/score", "objective/rlhf_reward")
     return [row | {name: row[name] + shift for name in names} for row in ppo_rows()]
@@ -127,7 +127,7 @@ def test_a_traced_run_is_healthy_but_for_the_eos_that_it_has_not_learned(traced_
 
 def test_a_run_without_a_trace_is_said_to_be_half_checked(traced_run, tmp_path, capsys):
     run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows())
-    sft = write_run(tmp_path / "rm", RM_SETTINGS, rm_rows())  # which has no rollouts
+    sft = write_run(tmp_path / "rm", RM_SETTINGS, rm_rows())  # no rollouts
     assert unchecked([traced_run, sft]) == []
     with pytest.raises(SystemExit):
         main(Args(command=Run(directories=(run,))))
@@ -154,7 +154,7 @@ def test_a_trace_without_tokens_is_said_to_be_unchecked(traced_run, tmp_path, n,
 # ---------------------------------------------------------------------------------------------------- its saved states
 @pytest.fixture(scope="module")
 def saved_run(miniature, tmp_path_factory) -> Path:
-    """A finished run of three updates of two steps, with its last two states."""
+    """Return a finished run of three updates with two steps each, and its last two states."""
     out = tmp_path_factory.mktemp("saved") / "ppo"
     train_ppo.main(replace(miniature.ppo, out=out, save_every=1, num_ppo_epochs=2, tune="lora", lr=0.01))
     return out
@@ -162,12 +162,12 @@ def saved_run(miniature, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def trained(saved_run, tmp_path) -> Path:
-    """A copy of it, to be changed."""
+    """Return a copy of the saved run, to be changed."""
     return shutil.copytree(saved_run, tmp_path / "ppo")
 
 
 def changed_state(run: Path, change: Callable[[dict], None]) -> list[str]:
-    """Findings of the run with its last state changed."""
+    """Return the findings of the run with its last state changed."""
     path = sorted((run / "state").glob("step-*"))[-1] / "state.pt"
     state = torch.load(path, weights_only=False)
     change(state)
@@ -238,7 +238,7 @@ def test_a_damaged_trace_is_refused(traced_run, tmp_path):
 
 
 def test_training_prints_what_its_metrics_say_at_the_end(miniature, tmp_path, capsys):
-    """With a learning rate of 0 nothing is wrong; one of 1e-12 moves nothing."""
+    """A learning rate of 0 is not a finding, but one of 1e-12 is, because the policy doesn't move."""
     train_ppo.main(replace(miniature.ppo, out=tmp_path / "still", lr=0.0, total_episodes=16))
     assert "policy-rests" not in capsys.readouterr().out
     train_ppo.main(replace(miniature.ppo, out=tmp_path / "rests", lr=1e-12, total_episodes=16))
@@ -248,7 +248,7 @@ def test_training_prints_what_its_metrics_say_at_the_end(miniature, tmp_path, ca
 
 def test_a_doctor_that_fails_does_not_end_the_run(miniature, tmp_path, capsys, monkeypatch):
     def broken(record):
-        raise ZeroDivisionError("by hand")
+        raise ZeroDivisionError("raised by the test")
 
     monkeypatch.setattr("nanorlhf.rules.metric_rules.examine_metrics", broken)
     assert train_ppo.main(replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8))

@@ -1,4 +1,4 @@
-"""tools.doctor judges planted bugs one by one and goes on where it stopped; tools.sick_runs draws what it trained."""
+"""Tests of tools.doctor, which judges planted bugs and can resume, and tools.sick_runs, which plots their runs."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ def demo(tmp_path):
 
 @pytest.fixture
 def judged(monkeypatch, tmp_path):
-    """The names of the bugs that were judged, by a judge that names each bug's level; the table is written apart."""
+    """Replace the judge by a fake that finds bugs of level 1, and return the list of bugs that it judged."""
     names: list[str] = []
 
     def judge(case, args):
@@ -67,7 +67,7 @@ def test_a_change_is_judged_made_right_and_made_wrong(demo, judged, tmp_path, ca
 
 def test_every_run_below_the_healthy_directories_is_examined(demo, judged, tmp_path, capsys):
     write_run(tmp_path / "runs/1/ppo", PPO_SETTINGS, ppo_rows())
-    write_run(tmp_path / "runs/1/ppo/state/step-00000012", PPO_SETTINGS, [])  # has logged nothing
+    write_run(tmp_path / "runs/1/ppo/state/step-00000012", PPO_SETTINGS, [])  # no metrics
     write_run(tmp_path / "runs/sick", PPO_SETTINGS, [row | {"policy/clip_fraction": 0.5} for row in ppo_rows()])
     args = judging.Args(demo=demo, out=tmp_path / "doctor", bugs=("gspo",), healthy=(tmp_path / "runs",), jobs=1)
     judging.main(args)
@@ -93,7 +93,7 @@ def test_a_case_is_planted_and_its_stage_gets_its_flags(demo, tmp_path, monkeypa
     judging.found_in_code.cache_clear()
     assert [judging.judge(case, args).by_run for case in (right, wrong, right)] == [["grpo fails"]] * 3
     sources = [text for text in seen if isinstance(text, str)]
-    assert ["1 - upper, 1 + lower" in text for text in sources] == [False, True]  # the right one once
+    assert ["1 - upper, 1 + lower" in text for text in sources] == [False, True]  # the correct version only once
     flags = right.flags
     assert "dapo" in flags
     assert seen[1] == ("grpo", "clip-higher-right", *flags) and seen[3] == ("grpo", "clip-higher", *flags)

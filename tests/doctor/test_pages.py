@@ -1,4 +1,4 @@
-"""What the pages say of the doctor is what the doctor says."""
+"""Tests that the pages on the doctor agree with its findings and results."""
 
 import csv
 import re

@@ -1,4 +1,4 @@
-"""The memory plan: counts against formulas and transformers, peaks against PyTorch's allocator in real runs."""
+"""Tests of the memory plan: counts against formulas and transformers, peaks against PyTorch's allocator in runs."""
 
 import contextlib
 import gc
@@ -42,13 +42,13 @@ RLCF = train_rlcf.RECIPES["rlcf-codet5"][1]
 
 @pytest.fixture
 def works(monkeypatch):
-    """The plans give their models and phases instead of a table."""
+    """Make plans return their models and phases instead of a table."""
     monkeypatch.setattr(training, "memory_plan", lambda work: work)
 
 
 @pytest.fixture
 def counts(works, monkeypatch):
-    """Plans for tests that count weights or cache: what autograd saves is 0, so that a model needs no fake tensors."""
+    """Make plans skip saved activations, for tests that only count weights or cache: faster, without fake tensors."""
     monkeypatch.setattr(memory, "saved_per_row", lambda kind, config, rows, tuning: 0)
     monkeypatch.setattr(memory, "FakeTensorMode", lambda: torch.device("meta"))
 
@@ -58,7 +58,7 @@ def ppo_work(args) -> Work:
 
 
 def peaks(work: Work, flags: Flags | None = None, num_gpus: int = 1) -> dict[str, Memory]:
-    """Of phases with one name, the largest."""
+    """Return the memory of each phase, the largest of those with the same name."""
     found = {}
     for phase in work.phases:
         memory = phase_memory(work, phase, flags or work.flags, num_gpus)
@@ -67,7 +67,7 @@ def peaks(work: Work, flags: Flags | None = None, num_gpus: int = 1) -> dict[str
 
 
 def allocated(run) -> int:
-    """Peak bytes of PyTorch's CPU allocator during the call, from its own record, once the models are prepared."""
+    """Return the peak bytes of PyTorch's CPU allocator during the call, starting when the models are prepared."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         run()
@@ -106,13 +106,13 @@ def test_pythia_has_the_published_number_of_parameters(counts, size, published):
 def test_codet5_has_the_published_number_of_parameters(counts, name, published):
     config = PUBLISHED[f"Salesforce/codet5-{name}"]
     C, H = config.d_model, config.n_head
-    encoder, decoder = 12 * C**2 + 2 * C, 16 * C**2 + 3 * C  # MLPs are 4 C wide, heads as wide together as the stream
+    encoder, decoder = 12 * C**2 + 2 * C, 16 * C**2 + 3 * C  # MLPs have width 4 C, all heads together C
     by_hand = 32100 * C + config.n_layer * (encoder + decoder) + 2 * C + 2 * 32 * H
     with torch.device("meta"):
         theirs = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**config_object(config)))
     models = ppo_work(replace(RLCF, sft=f"Salesforce/codet5-{name}")).models
     assert models["policy"].parameters == by_hand == theirs.num_parameters() == pytest.approx(published, rel=0.01)
-    assert models["value"].parameters == by_hand + C + 1  # the head is tied, so it goes with nothing
+    assert models["value"].parameters == by_hand + C + 1  # the head is tied, so removing it saves nothing
 
 
 @pytest.mark.parametrize("family", ["gptj", "olmo2", "phi3", "gemma2", "gemma3_text"])
@@ -128,7 +128,7 @@ def test_a_config_alone_gives_the_number_of_parameters(counts, family, tmp_path)
 
 def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4_or_2(counts):
     policy, value = 1_011_781_632, 1_011_781_632 - 50_304 * 2048 + 2048 + 1
-    products = 16 * (12 * 2048**2 + 9 * 2048)  # of the blocks, with biases; those of frozen models are bfloat16
+    products = 16 * (12 * 2048**2 + 9 * 2048)  # blocks, with biases; bfloat16 in frozen models
     for dtype, saving in (("float32", 0), ("bfloat16", 2 * 2 * products)):
         work = ppo_work(replace(TLDR, dtype=dtype))
         held = peaks(work)["updating"]
@@ -142,7 +142,7 @@ def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4_or_2(counts):
 
 def test_the_reference_of_low_rank_updates_takes_nothing_and_a_shared_trunk_counts_once(counts):
     tuned = replace(TLDR, tune="lora", lora_rank=4, lora_targets=("q", "down"))
-    policy, updates = 1_011_781_632, 16 * 4 * (2 * 2048 + 8192 + 2048)  # down and up of q, and of the MLP's last layer
+    policy, updates = 1_011_781_632, 16 * 4 * (2 * 2048 + 8192 + 2048)  # down and up of q, and of the MLP's output
     value, head = policy - 50_304 * 2048 + 2049, 2049
     for value_model in (None, "shared"):
         work = ppo_work(replace(tuned, value_model=value_model))
@@ -158,7 +158,7 @@ def test_the_reference_of_low_rank_updates_takes_nothing_and_a_shared_trunk_coun
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_planned_cache_is_the_one_that_generate_makes(counts, tmp_path, dtype):
-    """Of an encoder-decoder it has the query's keys and values too, made in the first call."""
+    """For an encoder-decoder, it also has the query's keys and values, computed in the first call."""
     query = torch.ones((5, 20), dtype=torch.long)
     shape = {"vocab_size": 64, "d_model": 32, "n_layer": 3, "n_head": 4, "d_mlp": 64}
     for config in (GPTConfig(**shape, n_ctx=64, rotary_dim=4), T5Config(**shape, tied_head=True, head_scale=32**-0.5)):
@@ -195,7 +195,7 @@ PRECISION = 0.12
 
 @pytest.fixture(scope="module")
 def long_rows(tmp_path_factory):
-    """Data with rows of equal length, and a policy and two reward models with random weights."""
+    """Write data with rows of equal length, two policies and two reward models with random weights."""
     root = tmp_path_factory.mktemp("plan")
     tiny.main(tiny.Args(out=root, num_demonstrations=64, num_comparisons=64, num_validation=16, vocab_size=320))
     tokenizer = load_tokenizer(root)
@@ -211,12 +211,12 @@ def long_rows(tmp_path_factory):
     save(ScalarModel(SHAPE), root / "reward", tokenizer)
     save(ScalarModel(replace(SHAPE, d_model=384, d_mlp=1536, rotary_dim=24)), root / "large", tokenizer)
     query, response = (len(tokenizer.encode(row[name])) for name in ("query", "response"))
-    return root, query, response + 2  # the mark and EOS
+    return root, query, response + 2  # "!" and EOS
 
 
 @pytest.fixture
 def ppo_args(long_rows, monkeypatch):
-    """One rollout and one update of rows of full length. Models are in float32 until they are prepared."""
+    """Return PPO settings with two updates of rows of full length. Models are in float32 until they are prepared."""
     root, query_length, _ = long_rows
     plain = train_ppo.Run
 
@@ -234,7 +234,7 @@ def ppo_args(long_rows, monkeypatch):
 
 
 def check_peak(work: Work, run, extra: int = 0) -> None:
-    """The largest phase is what PyTorch's allocator held; on a CPU, so are offloaded models (`extra`)."""
+    """Check the largest phase against PyTorch's allocator; on a CPU, that includes offloaded models (`extra`)."""
     planned, used = largest_phase(work, work.flags, 1)[1] + extra, allocated(run)
     print(f"planned {planned / used:.3f} of {used / 1e6:.1f} MB")
     assert planned == pytest.approx(used, rel=PRECISION)
@@ -261,7 +261,7 @@ def test_ppo_uses_the_planned_memory(works, ppo_args, settings):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_offloaded_models_are_on_the_device_one_at_a_time(works, long_rows, ppo_args, dtype):
-    """The reward models are larger than all else: the peak has a copy of one."""
+    """The reward models are the largest models, so the peak includes a copy of one."""
     large = str(long_rows[0] / "large")
     args = replace(ppo_args, reward_model=large, gold=large, value_model=ppo_args.sft, dtype=dtype, offload=True)
     args = replace(args, micro_batch_size=1)
@@ -273,7 +273,7 @@ def test_offloaded_models_are_on_the_device_one_at_a_time(works, long_rows, ppo_
 
 @pytest.mark.slow
 def test_without_a_value_model_a_run_holds_sixteen_bytes_per_parameter_less(works, ppo_args):
-    """Weights, gradients and two moments, and its activations; as planned and as measured."""
+    """Weights, gradients and two moments, plus its activations; as planned and as measured."""
     other = grpo_args(ppo_args, algorithm="rloo", samples_per_query=2, num_epochs=1)
     work = rollout_plan(other, has_value_model=False)
     assert "value" not in work.models
@@ -334,7 +334,7 @@ def small_work(works, monkeypatch):
 
 @pytest.mark.parametrize("num_gpus", [1, 8])
 def test_the_flags_fit_and_are_no_costlier_than_needed(small_work, num_gpus):
-    """From ample memory to none: costlier flags come later, and the chosen ones stay within the limit."""
+    """As memory shrinks to none, costlier flags come later, and the chosen flags stay within the limit."""
 
     def most(flags: Flags) -> int:
         return largest_phase(small_work, flags, num_gpus)[1]
@@ -362,7 +362,7 @@ def test_requested_flags_stay(small_work):
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory) -> list[str]:
-    """The lines that `nanorlhf plan train_ppo tldr` prints; nothing is written."""
+    """Return the lines that `nanorlhf plan train_ppo tldr` prints; it must write no files."""
     directory, out = tmp_path_factory.mktemp("plan"), io.StringIO()
     flags = ["--sft", TLDR.sft, "--dtype", TLDR.dtype, "--out", str(directory / "ppo")]
     with contextlib.redirect_stdout(out):
@@ -374,7 +374,7 @@ def printed(tmp_path_factory) -> list[str]:
 def test_each_row_of_the_table_adds_up_and_the_columns_are_aligned(printed):
     ends = [match.end() for match in re.finditer(r"\S+", printed[1])]
     assert printed[1].split() == [*Memory._fields, "all"]
-    assert printed[-1].startswith("(--reward-model runs/tldr/rm isn't there")
+    assert printed[-1].startswith("(--reward-model runs/tldr/rm not found")
     machines = [line for line in printed if re.match(r"\d+ x \d+ GB with --micro-batch-size \d+", line)]
     assert [line.split(" with ")[0] for line in machines] == ["8 x 80 GB", "1 x 141 GB"]
     rows = [line for line in printed[2:-1] if line not in machines]
@@ -401,7 +401,7 @@ def test_a_gold_reward_model_counts_as_frozen_and_a_gold_function_does_not_count
         number = sum(parameter.numel() for parameter in ScalarModel(SMALL).parameters())
     assert (work.models["gold"].parameters, work.models["gold"].trained) == (number, 0)
     assert [phase.name for phase in work.phases if "gold" in phase.models] == ["scoring"]
-    assert "--gold no/model isn't there" in "".join(ppo_work(replace(SHORT, gold="no/model")).notes)
+    assert "--gold no/model not found" in "".join(ppo_work(replace(SHORT, gold="no/model")).notes)
     assert "gold" not in ppo_work(replace(SHORT, gold="data/tiny.py:gold_score")).models
 
 
@@ -410,7 +410,7 @@ def test_a_function_that_scores_needs_no_reward_model(counts):
 
 
 def test_each_model_among_several_rewards_counts_as_frozen(counts, tmp_path):
-    """A teacher is a language model, so no value model is its copy."""
+    """A teacher is a language model, so the value model can't be its copy."""
     (tmp_path / "config.json").write_text(json.dumps(config_object(SMALL)))
     with torch.device("meta"):
         sizes = {kind: sum(p.numel() for p in kind(SMALL).parameters()) for kind in (GPT, ScalarModel)}
@@ -419,7 +419,7 @@ def test_each_model_among_several_rewards_counts_as_frozen(counts, tmp_path):
     assert work.models["reward 1"].parameters == sizes[ScalarModel] == work.models["value"].parameters
     assert work.models["reward 2"].parameters == sizes[GPT] and work.models["reward 2"].trained == 0
     alone = ppo_work(replace(SHORT, reward=f"teacher:{tmp_path}"))
-    assert alone.models["value"].parameters > sizes[ScalarModel]  # a copy of the policy, which is larger
+    assert alone.models["value"].parameters > sizes[ScalarModel]  # a copy of the larger policy
 
 
 def test_rlcf_counts_a_value_model_and_grpo_none(counts):
@@ -432,7 +432,7 @@ def test_rlcf_counts_a_value_model_and_grpo_none(counts):
 def test_a_shape_needs_only_config_json(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config_object(SMALL)))
     args = replace(SHORT, sft=str(tmp_path), reward_model=str(tmp_path))
-    assert "isn't there" not in rollout_plan(args, args.value_model)
+    assert "not found" not in rollout_plan(args, args.value_model)
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_a_shape_needs_only_config_json(tmp_path):
         ("train_rm tldr --sft none", "--sft none: "),
         ("train_dpo tldr --sft none", "--sft none: "),
         ("train_ppo tldr --learning 2", "nanorlhf plan train_ppo tldr: unknown flag '--learning'"),
-        ("train_pop", "nanorlhf plan train_pop: name one of train_sft, "),
+        ("train_pop", "nanorlhf plan train_pop: unknown script; expected one of train_sft, "),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence(words, sentence, capsys):

@@ -1,4 +1,4 @@
-"""Healthy runs, written by hand: what the tests of the doctor's rules change in one place."""
+"""Handwritten metrics of healthy runs. Tests of the doctor's rules change one number."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ RM_SETTINGS = {"dtype": "float32", "num_normalisation": 1024, "loss": "contrasti
 
 
 def ppo_rows() -> list[dict]:
-    """Twelve updates: the KL grows by 0.2 nats per update and the score by 0.1, values learn, responses grow."""
+    """Return twelve updates: the KL grows by 0.2 nats per update and the score by 0.1, values learn, responses grow."""
     rows = []
     for step in range(12):
         kl, length, entropy, score = 0.2 * step, 7 + 0.2 * step, 0.2 - 0.01 * step, 0.4 + 0.1 * step
@@ -55,7 +55,7 @@ def ppo_rows() -> list[dict]:
 
 
 def supervised_rows() -> list[dict]:
-    """Forty steps, validated twice: the loss falls from 2 to 0.8."""
+    """Return forty steps with two validations; the loss falls from 2 to 0.8."""
     rows: list[dict] = [{"step": i, "loss": 2 - 0.03 * i, "lr": 1e-3, "skipped_steps": 0} for i in range(40)]
     rows[19]["validation_loss"], rows[39]["validation_loss"] = 1.4, 0.9
     return rows

@@ -1,4 +1,4 @@
-"""How often rules speak of runs that are right: simulated ones, of few responses, few tokens and many updates."""
+"""Tests of false alarms in simulated correct runs with few responses, few tokens and many updates."""
 
 import math
 
@@ -21,15 +21,15 @@ def distribution(logits: np.ndarray) -> np.ndarray:
 def rollouts(
     policies: np.ndarray, reference: np.ndarray, n: int, T: int, rng: np.random.Generator, filtered: float = 0.0
 ) -> dict[str, np.ndarray]:
-    """Per update and response, of policies (U, V): sums over its tokens, which are independent of each other.
+    """Sample n responses per update from policies (U, V) with independent tokens, and return sums over their tokens.
 
-    filtered: tokens less likely than this are not sampled, though the policy has them.
+    filtered: tokens less likely than this are never sampled.
     """
     U = len(policies)
     sampled = np.where(policies < filtered, 0.0, policies)
     upper = (sampled / sampled.sum(1, keepdims=True)).cumsum(1)  # (U, V)
     tokens = (rng.random((U, n, T))[..., None] > upper[:, None, None]).sum(-1).clip(max=V - 1)  # (U, n, T)
-    ended = (tokens == EOS).cumsum(-1) - (tokens == EOS)  # EOS counts, what follows does not
+    ended = (tokens == EOS).cumsum(-1) - (tokens == EOS)  # tokens after EOS
     counted = ended == 0
     log_ratios = np.log(policies / reference)  # (U, V)
     update = np.arange(U)[:, None, None]
@@ -48,7 +48,7 @@ def rollouts(
 
 
 def drifting(updates: int, size: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A reference with rare tokens (V,), and policies (U, V) that leave it slowly: the first is the reference."""
+    """Return policies (U, V) that drift from a reference (V,) with rare tokens, starting at the reference."""
     logits = 2.5 * rng.standard_normal(V)
     logits[EOS] = logits.max()
     direction = rng.standard_normal(V)
@@ -58,7 +58,7 @@ def drifting(updates: int, size: float, rng: np.random.Generator) -> tuple[np.nd
 
 
 def rows_of(seen: dict[str, np.ndarray], settings: dict, rng: np.random.Generator) -> list[dict[str, float]]:
-    """What a right run logs of these rollouts: sparse scores of 0 and 1, a clip that is seldom needed."""
+    """Return the metrics of a correct run with these rollouts: sparse scores of 0 and 1, few clipped tokens."""
     updates, n = seen["kl"].shape
     chance = 0.02 + 0.1 * np.linspace(0, 1, updates)[:, None]
     scores = (rng.random((updates, n)) < chance).astype(float)
@@ -89,7 +89,7 @@ def rows_of(seen: dict[str, np.ndarray], settings: dict, rng: np.random.Generato
 
 @pytest.mark.parametrize("n", [2, 4, 16, 64])
 def test_a_kl_near_0_is_not_called_negative_in_thousands_of_updates(n):
-    """Three standard errors of a few responses are too few: of two, one update in 24 is that far below 0."""
+    """Three standard errors are not enough for few responses: with two, one update in 24 is that far below 0."""
     rng = np.random.default_rng(n)
     num_below = num_by_errors = num_updates = 0
     record = Record(settings=PPO_SETTINGS | {"batch_size": n}, rows=[], summary={})
@@ -106,7 +106,7 @@ def test_a_kl_near_0_is_not_called_negative_in_thousands_of_updates(n):
 
 
 def test_a_filtered_sampler_against_a_reference_that_filters_as_well_makes_the_kl_negative():
-    """The policy has rare tokens that the reference has hardly, and none of them is sampled."""
+    """Tokens that are rare under the policy are much rarer under the reference, and none of them is sampled."""
     rng = np.random.default_rng(0)
     policies, _ = drifting(1, 1.0, rng)
     reference = distribution(np.log(policies[0]) - 3 * (policies[0] < 0.1))
@@ -119,7 +119,7 @@ def test_a_filtered_sampler_against_a_reference_that_filters_as_well_makes_the_k
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "reinforce++", "gspo", "dapo", "cispo", "online_dpo"])
 def test_right_runs_of_few_responses_have_no_finding(algorithm):
-    """With sparse rewards and responses of one token or several; looked at after each fourth of a run."""
+    """With sparse rewards and short responses; the rules run after each quarter of a run."""
     rng = np.random.default_rng(0)
     alarms: list[str] = []
     for number in range(24):

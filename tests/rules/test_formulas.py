@@ -1,4 +1,4 @@
-"""The list of formulas: evaluated by hand, against definitions and the product's gradients, and as the docs have it."""
+"""Tests of the formulas: handwritten numbers, definitions, and docs/formulas.md."""
 
 import re
 
@@ -35,7 +35,7 @@ def test_every_algorithm_has_its_formulas(algorithm):
 
 
 def test_gaes_recursion_is_the_sum_of_all_later_deltas():
-    """Responses of 1 to 5 states; after the end the recursion gives 0."""
+    """Responses have 1 to 5 states; after the end the recursion is 0."""
     rewards, values = torch.randn((2, 5, 5), generator=torch.Generator().manual_seed(0), dtype=torch.float64).tril()
     numbers = {"rewards": rewards, "values": values, "gamma": 0.9, "lam": 0.8}
     delta = numbers["delta"] = evaluate(GAE["delta"][0], numbers)
@@ -55,13 +55,13 @@ LOG_RATIO = r"\log\dfrac{\pi(y_t\midx,y_{<t})}{\pi_{ref}(y_t\midx,y_{<t})}"
 
 
 def plain(latex):
-    """A formula of the docs without blanks and the sizes of brackets; a fraction as (a)/b."""
+    """Normalise a formula of the docs: no spaces or bracket sizes; fractions as (a)/b."""
     latex = re.sub(r"\\left|\\right|\\[,;]|\\qquad|\s|\\mathrm\{([a-z]+)\}", r"\1", latex)
     return re.sub(r"\\dfrac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/\2", latex).replace(r"\max", "max")
 
 
 def in_symbols(text, **others):
-    """A formula of the list in the docs' letters; a square as `^2`, a product without a sign."""
+    """Rewrite a formula in the docs' symbols; squares as `^2`, products without a sign."""
     text = text.replace("sqrt({group_var} + 1e-8)", "{group_std}")
     text = re.sub(r"\{([^}]+)\}", lambda name: (SYMBOLS | others)[name[1]], text)
     return re.sub(r"\s|\*", "", text.replace("**", "^"))

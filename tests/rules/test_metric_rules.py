@@ -1,4 +1,4 @@
-"""Each rule finds a run that is sick in one number, and is silent about healthy ones."""
+"""Tests that each rule finds a run with one wrong number, and finds nothing in healthy runs."""
 
 import math
 
@@ -19,7 +19,7 @@ def found(settings: dict, rows: list[dict], summary: dict | None = None) -> list
 
 
 def ppo(change=None, **settings) -> list[str]:
-    """Findings of the healthy PPO run with other settings, each row passed through `change`."""
+    """Return the findings of the healthy PPO run with other settings, and each row updated with `change(row)`."""
     rows = ppo_rows()
     for row in rows:
         row |= change(row) if change is not None else {}
@@ -36,7 +36,7 @@ HEALTHY = {
     "no row": (PPO_SETTINGS, []),
     "grpo": (PPO_SETTINGS, [{k: v for k, v in row.items() if k != "value/loss"} for row in ppo_rows()]),
     "rm": (RM_SETTINGS, rm_rows()),
-    "rlcf": (  # the discriminator learns as well: at the same quality of programs the score falls
+    "rlcf": (  # the discriminator learns too, so the score falls for programs of the same quality
         PPO_SETTINGS | {"discriminator_lr": 1e-4},
         [
             row | {"objective/score": -0.1 * row["step"], "objective/rlhf_reward": -0.2 * row["step"]}
@@ -101,7 +101,7 @@ def test_one_changed_number_is_found(name):
 
 @pytest.mark.parametrize("correction", ["none", "tis", "sampler_logprobs"])
 def test_a_first_kl_is_found_with_any_sampler_and_correction(correction):
-    """The KL is between policy and reference, whatever sampled."""
+    """The KL between policy and reference doesn't depend on the sampler."""
     assert ppo(SICK["first-kl"], **sampler(top_p=0.5, correction=correction)) == ["first-kl"]
 
 
@@ -131,10 +131,10 @@ def test_samples_less_likely_than_the_policy_makes_them_are_found():
         ("value-explains-nothing", {"whiten_rewards": True}),
         ("clip-never", {"algorithm": "cispo", "clip_range": [1.0, 4.0]}),
         ("clip-never", {"algorithm": "cispo"}),
-        ("clip-never", {"clip_range": [1.0, 0.2]}),  # nothing is too unlikely to count
+        ("clip-never", {"clip_range": [1.0, 0.2]}),  # no lower bound
         ("clip-often", {"algorithm": "cispo"}),
         ("kl-exploding", {"algorithm": "online_dpo"}),
-        ("reward-falls", {"algorithm": "grpo"}),  # where the score rises
+        ("reward-falls", {"algorithm": "grpo"}),  # the score rises
         ("length-limit", {"response_length": 4}),
         *((name, {"batch_size": 2}) for name in ("clip-often", "eos-rate", "length-collapse", "entropy-gone")),
         *((name, {"batch_size": 2}) for name in ("scores-alike", "value-vanishes", "value-explains-nothing")),
@@ -151,7 +151,7 @@ def test_updates_whose_groups_are_all_alike_neither_move_nor_clip(name):
 
 
 def test_the_score_of_grpo_must_rise_and_its_penalty_is_no_part_of_it():
-    """Its KL is weighed against scores that are divided by their deviation, here 0.01."""
+    """Its KL is weighed against normalised scores; the deviation here is 0.01."""
 
     def small(row: dict) -> dict:
         score = 0.01 * row["objective/score"]
@@ -182,7 +182,7 @@ def test_a_gap_that_top_p_does_not_explain_and_many_clipped_responses_are_found(
 def test_one_query_that_came_out_with_a_difference_is_enough():
     groups = {"groups/alike": 0.25, "groups/refilled": 6.0, "groups/dropped": 0.25}
     assert ppo(lambda row: groups | ({"groups/dropped": 0.125} if row["step"] == 9 else {})) == []
-    assert ppo(lambda row: groups | {"groups/refilled": 2.0}) == []  # too few to tell
+    assert ppo(lambda row: groups | {"groups/refilled": 2.0}) == []  # too few
 
 
 def test_the_noise_of_a_small_batch_is_no_finding():
@@ -193,7 +193,7 @@ def test_the_noise_of_a_small_batch_is_no_finding():
 
 
 def test_a_kl_that_has_hardly_begun_is_no_finding():
-    """Of 128 responses the policy has moved by 0.001 nats: chance alone makes k1 larger."""
+    """With 128 responses and a KL of 0.001 nats, k1 is larger by chance."""
 
     def begun(row: dict) -> dict:
         return {"objective/kl": 0.01, "objective/kl_k3": 1e-3, "objective/kl_exact": 1e-3} if row["step"] else {}
@@ -239,7 +239,7 @@ def test_one_changed_number_of_a_supervised_run_is_found(name):
 
 @pytest.mark.parametrize("level", [-1.0, 0.0, 0.5])
 def test_a_loss_that_stays_is_no_loss_that_rises(level):
-    """Robust DPO's loss may be below 0, a hinge's is 0 in the end."""
+    """Robust DPO's loss may be below 0, and a hinge loss may end at 0."""
     rows = [row | {name: level for name in ("loss", "validation_loss") if name in row} for row in dpo_rows()]
     assert found(RM_SETTINGS | {"beta": 0.05}, rows) == []
 
@@ -272,7 +272,7 @@ ODD = st.sampled_from(
 @hypothesis.given(data=st.data())
 @hypothesis.settings(max_examples=60)
 def test_no_number_and_no_setting_makes_a_rule_crash(data):
-    """Not even with what no script writes: a rule is silent, or the setting is refused in a sentence."""
+    """Even values that no script writes give no crash: rules find nothing, or InputError names the setting."""
     names = sorted({name for rows in (ppo_rows(), rm_rows(), dpo_rows()) for row in rows for name in row} - {"step"})
     changed = data.draw(st.dictionaries(st.sampled_from([*names, "groups/alike", "groups/dropped"]), NUMBERS))
     rows = [row | changed for row in (*ppo_rows(), *rm_rows()[-1:], *dpo_rows())]

@@ -1,4 +1,4 @@
-"""Three responses whose numbers are worked out in plain Python: healthy, then wrong in one tensor."""
+"""Tests of the trace rules on three responses computed in plain Python: healthy, then with one wrong tensor."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from nanorlhf.rules.trace_rules import Traced, examine_traces
 from nanorlhf.tokenizer import Tokenizer
 
 PAD, EOS, T = 0, 1, 5
-# the end of each response, whether it is EOS, its score, log ratios to the reference, values up to the state after EOS
+# last index of each response, has_eos, score, log ratios to the reference, values up to the state after EOS
 ROWS = (
     (2, True, 1.5, (0.1, -0.2, 0.3), (0.5, 0.4, 0.9, 1.5)),
     (1, True, -0.5, (0.0, 0.4), (0.2, -0.1, -0.5)),
@@ -32,7 +32,7 @@ TOKENIZER = Tokenizer(None, eos_id=EOS, pad_id=PAD)  # type: ignore[arg-type]  #
 
 
 def of_ppo(update: int = 3) -> dict[str, torch.Tensor]:
-    """In update 0 the reference is the policy."""
+    """Return the tensors of a healthy PPO update. In update 0 the reference is the policy."""
     n = len(ROWS)
     names = (
         *("logprobs", "ref_logprobs", "token_rewards", "rewards"),
@@ -95,13 +95,13 @@ def test_nothing_is_found_in_a_healthy_update(update):
     "name, tensor, at, value",
     [
         ("text-after-eos", "response", (1, 3), 7),
-        ("masks", "actions", (0, 2), False),  # EOS is no action
-        ("masks", "states", (1, 3), True),  # a state two after EOS
+        ("masks", "actions", (0, 2), False),  # EOS is not an action
+        ("masks", "states", (1, 3), True),  # a state two positions after EOS
         ("masks", "eos_index", 2, 3),
-        ("masks", "response", (0, 1), EOS),  # an EOS before the one that was found
+        ("masks", "response", (0, 1), EOS),  # an EOS before eos_index
         ("first-ratio", "new_logprobs", (0, 0, 1), -1.0),
         ("missing-eos-score", "scores", 2, 0.4),
-        ("reward-sum", "rewards", (0, 1), -0.02),  # the penalty with the other sign
+        ("reward-sum", "rewards", (0, 1), -0.02),  # the penalty with the wrong sign
         ("reward-sum", "rewards", (0, 3), 0.0),  # no score
         ("gae", "raw_advantages", (2, 4), 0.0),
         ("returns", "returns", (0, 1), 0.0),
@@ -118,7 +118,7 @@ def test_rewards_of_tokens_that_come_one_token_late_are_found():
     tensors = of_ppo()
     own = tensors["token_rewards"]
     tensors["rewards"] -= own
-    own[2] = 0.0  # without EOS the last one would be lost, and the sum wrong
+    own[2] = 0.0  # this response has no EOS: its last reward would be lost, and the sum wrong
     tensors["rewards"][:, 1:] += own[:, :-1]
     assert "token-rewards" in names(trace_of(tensors))
 
@@ -170,9 +170,9 @@ def test_the_finding_names_the_first_of_the_updates():
     assert finding.seen.startswith("Update 5 (the first of 2 of 3 traced): ")
 
 
-# --------------------------------------------------------------------------------------------------- groups of a query
+# -------------------------------------------------------------------------------------------------------------- groups
 def of_groups(advantages: list[float], scores: list[float]) -> dict[str, torch.Tensor]:
-    """Responses of one token each, EOS, two to a query; the second's KL is 0.5."""
+    """Return tensors of one-token responses (EOS), two per query; the second one's KL is 0.5."""
     n = len(scores)
     ones = torch.ones(n, 1, dtype=torch.bool)
     logprobs = torch.zeros(n, 1, dtype=torch.float64)
@@ -198,7 +198,7 @@ def of_groups(advantages: list[float], scores: list[float]) -> dict[str, torch.T
         ("grpo", [1.0, -1.0]),  # scores 3 and 1: mean 2, deviation 1
         ("dr_grpo", [1.0, -1.0]),
         ("rloo", [2.05, -2.05]),  # rewards 3 and 1 - 0.1 * 0.5, each minus the other
-        *((name, [1.0, -1.0]) for name in ("gspo", "cispo", "dapo")),  # all as long as they may be: one penalty
+        *((name, [1.0, -1.0]) for name in ("gspo", "cispo", "dapo")),  # all have the same length penalty
         ("online_dpo", [0.1024994793, -0.1024994793]),  # 2 * 0.1 * sigmoid(0.1 * 0.5)
     ],
 )
