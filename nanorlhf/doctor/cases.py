@@ -19,7 +19,7 @@ from nanorlhf.model import GPT, ScalarModel
 B = 16
 """responses per update"""
 SCRIPTS = ("train_sft", "train_rm", "train_dpo", "train_ppo", "train_grpo", "train_rlcf")
-OF_THE_WORLD = ("--data", "--out", "--sft", "--model", "--device", "--resume", "--overwrite", "--trace")
+RESERVED_FLAGS = ("--data", "--out", "--sft", "--model", "--device", "--resume", "--overwrite", "--trace")
 """flags that the doctor sets itself"""
 
 
@@ -67,32 +67,32 @@ class Cases:
             "train_rm": pairs | sft | {"num_normalisation": None},
             "train_dpo": pairs | sft,
         }
-        recipe = recipe_of(name)
+        recipe = first_recipe(name)
         settings = common | of_script[name]
         if unknown := (settings | changes).keys() - vars(recipe).keys():
             raise CannotCheckError(f"{name}.py has no setting {sorted(unknown)[0]}")
         return replace(self.with_flags(name, replace(recipe, **settings)), **changes)
 
-    def flags_of(self, name: str) -> list[str]:
+    def accepted_words(self, name: str) -> list[str]:
         """Return the words of the flags that a script accepts."""
         if name not in self.words:
-            groups = grouped(self.flags)
+            groups = split_flags(self.flags)
             self.words[name] = [word for _, words in groups if refusal(name, words) is None for word in words]
         return self.words[name]
 
     def with_flags(self, name: str, settings: Any) -> Any:
-        words = self.flags_of(name)
+        words = self.accepted_words(name)
         return parse_flags(type(settings), words, f"{name}.py", settings) if words else settings
 
     def check_flags(self) -> None:
         """Raise InputError for flags that no training script accepts, and for flags that the doctor sets itself."""
-        for flag, words in grouped(self.flags):
-            if flag in OF_THE_WORLD:
+        for flag, words in split_flags(self.flags):
+            if flag in RESERVED_FLAGS:
                 raise InputError(f"nanorlhf.doctor code: unsupported flag {flag}: the doctor sets it itself.")
-            having = [name for name in SCRIPTS if flag in flag_names(recipe_of(name))]
-            if not having:
+            scripts = [name for name in SCRIPTS if flag in flag_names(first_recipe(name))]
+            if not scripts:
                 raise InputError(f"nanorlhf.doctor code: no training script has the flag {flag}.")
-            refusals = [refusal(name, words) for name in having]
+            refusals = [refusal(name, words) for name in scripts]
             if None not in refusals:
                 raise InputError(str(refusals[0]))
 
@@ -105,32 +105,32 @@ class Cases:
         return load_scalar(str(self.world.root / "rm"))
 
 
-def recipe_of(name: str) -> Any:
+def first_recipe(name: str) -> Any:
     """Return the settings of a script's first recipe."""
     return next(iter(script(name).RECIPES.values()))[1]
 
 
 def flag_names(settings: Any, prefix: str = "--") -> set[str]:
     """Return the flags of a dataclass, including nested ones such as --sampler.top-p, and --no-x."""
-    found = set()
+    names = set()
     for name, value in vars(settings).items():
         flag = f"{prefix}{name.replace('_', '-')}"
-        found |= {flag, f"{prefix}no-{name.replace('_', '-')}"}
+        names |= {flag, f"{prefix}no-{name.replace('_', '-')}"}
         if is_dataclass(value):
-            found |= flag_names(value, f"{flag}.")
-    return found
+            names |= flag_names(value, f"{flag}.")
+    return names
 
 
 def refusal(name: str, words: list[str]) -> str | None:
     """Return the reason why a script rejects a flag and its value; None if it accepts them."""
     try:
-        check_ranges(parse_flags(type(recipe_of(name)), words, f"{name}.py", recipe_of(name)))
+        check_ranges(parse_flags(type(first_recipe(name)), words, f"{name}.py", first_recipe(name)))
     except InputError as error:
         return str(error)
     return None
 
 
-def grouped(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+def split_flags(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Split a command line into (flag with dashes and without `=value`, its words).
 
     Raises InputError for a word before the first flag.
@@ -146,7 +146,7 @@ def grouped(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def rereading(
+def replaced_logprobs(
     name: str, change: Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> Callable[[], AbstractContextManager]:
     """Return a patch for `run` that replaces what `read_logprobs` returns by change(batch, logprobs, ref_logprobs).
@@ -154,20 +154,20 @@ def rereading(
     All are (B, T). Raises CannotCheckError if the script doesn't use `read_logprobs`.
     """
 
-    def changed(read: Callable) -> Callable:
-        def reread(policy: Any, ref_policy: Any, batch: Any, *others: Any, **named: Any) -> Any:
-            logprobs, ref_logprobs, *rest = read(policy, ref_policy, batch, *others, **named)
+    def wrapped(read: Callable) -> Callable:
+        def reread(policy: Any, ref_policy: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            logprobs, ref_logprobs, *rest = read(policy, ref_policy, batch, *args, **kwargs)
             return *change(batch, logprobs, ref_logprobs), *rest
 
         return reread
 
     if not hasattr(script(name), "read_logprobs"):
         raise CannotCheckError(f"{name}.py doesn't use `read_logprobs`")
-    return partial(replaced, script(name), "read_logprobs", changed)
+    return partial(replaced, script(name), "read_logprobs", wrapped)
 
 
 @torch.no_grad()
-def distributions_alone(policy: GPT, ids: list[int], temperature: float) -> Tensor:
+def unbatched_distributions(policy: GPT, ids: list[int], temperature: float) -> Tensor:
     """Return next-token log-probabilities (L, V) of a text by itself, without padding or other rows, in float64."""
     hidden = policy(torch.tensor([ids]))[0].double()
     logits = hidden @ policy.lm_head.weight.double().T / temperature
@@ -176,14 +176,14 @@ def distributions_alone(policy: GPT, ids: list[int], temperature: float) -> Tens
     return logits.log_softmax(-1)
 
 
-def logprobs_alone(policy: GPT, query: list[int], response: list[int], temperature: float) -> Tensor:
+def unbatched_logprobs(policy: GPT, query: list[int], response: list[int], temperature: float) -> Tensor:
     """Return the log-probabilities (t,) of the tokens of a response, in float64."""
-    logprobs = distributions_alone(policy, query + response, temperature)[len(query) - 1 : -1]
+    logprobs = unbatched_distributions(policy, query + response, temperature)[len(query) - 1 : -1]
     return logprobs[torch.arange(len(response)), torch.tensor(response)]
 
 
 @torch.no_grad()
-def outputs_alone(model: ScalarModel, ids: list[int]) -> Tensor:
+def unbatched_outputs(model: ScalarModel, ids: list[int]) -> Tensor:
     """Return a scalar model's outputs (L,) at the tokens of a text, processed by itself."""
     return model(torch.tensor([ids]))[0].double()
 
@@ -197,7 +197,7 @@ def unpadded(tensors: dict[str, Tensor], pad_id: int) -> list[tuple[list[int], l
     return rows
 
 
-def far(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> bool:
+def differ(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> bool:
     """Test if two tensors differ by more than float32 rounding, relative to the larger one."""
     if a.shape != b.shape or not (a.isfinite().all() and b.isfinite().all()):
         return True

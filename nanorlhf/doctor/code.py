@@ -19,9 +19,9 @@ from nanorlhf.errors import InputError
 from nanorlhf.rules.finding import Finding, nearest_first
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = ("train_*.py", "eval.py", "nanorlhf", "kernels", "data")
+EXAMINED = ("train_*.py", "eval.py", "nanorlhf", "kernels", "data")
 """the scripts and packages that are examined"""
-PARTS = (("model_checks", "rollout_checks", "run_checks"), ("update_checks", "stage_checks", "family_checks"))
+PROCESSES = (("model_checks", "rollout_checks", "run_checks"), ("update_checks", "stage_checks", "family_checks"))
 """modules with checks; each tuple runs in one process"""
 
 
@@ -35,47 +35,47 @@ def examine(scripts: Path, flags: Sequence[str] = ()) -> tuple[list[Finding], li
         raise InputError(f"nanorlhf.doctor code checks a clone of the repository, but {ROOT} isn't one.")
     if not scripts.is_dir():
         raise InputError(f"--scripts {scripts}: directory not found.")
-    if not any(path for pattern in OURS[:4] for path in scripts.glob(pattern)):
+    if not any(path for pattern in EXAMINED[:4] for path in scripts.glob(pattern)):
         raise InputError(f"--scripts {scripts} contains neither a script such as train_ppo.py nor nanorlhf/.")
     with tempfile.TemporaryDirectory(prefix="doctor-") as directory:
         tree = Path(directory)
-        is_here = scripts.resolve() == ROOT
-        if not is_here:
+        is_this_tree = scripts.resolve() == ROOT
+        if not is_this_tree:
             overlay(ROOT, tree)
             overlay(scripts, tree)
-            for ours in ("nanorlhf/doctor", "nanorlhf/rules"):  # the doctor's own code
-                shutil.rmtree(tree / ours)
-                shutil.copytree(ROOT / ours, tree / ours)
-        root = ROOT if is_here else tree
-        started = [start(root, tree / f"world-{i}", part, flags) for i, part in enumerate(PARTS)]
+            for path in ("nanorlhf/doctor", "nanorlhf/rules"):  # the doctor's own code
+                shutil.rmtree(tree / path)
+                shutil.copytree(ROOT / path, tree / path)
+        root = ROOT if is_this_tree else tree
+        processes = [start_checks(root, tree / f"world-{i}", part, flags) for i, part in enumerate(PROCESSES)]
         findings, unchecked = [], []
-        for process in started:
+        for process in processes:
             out, errors = process.communicate()
             if process.returncode:
-                findings.append(broken(errors))
+                findings.append(startup_finding(errors))
                 continue
-            found = json.loads(out.splitlines()[-1])
-            if "error" in found:
-                raise InputError(found["error"])
-            findings += [Finding(**finding) for finding in found["findings"]]
-            unchecked += found["unchecked"]
-    return one_of_each(nearest_first(findings)), list(dict.fromkeys(unchecked))
+            result = json.loads(out.splitlines()[-1])
+            if "error" in result:
+                raise InputError(result["error"])
+            findings += [Finding(**finding) for finding in result["findings"]]
+            unchecked += result["unchecked"]
+    return merge_by_name(nearest_first(findings)), list(dict.fromkeys(unchecked))
 
 
-def one_of_each(findings: Sequence[Finding]) -> list[Finding]:
+def merge_by_name(findings: Sequence[Finding]) -> list[Finding]:
     """Merge findings with the same name, since one bug can affect every script: keep the first and count the others."""
     by_name: dict[str, list[Finding]] = {}
     for finding in dict.fromkeys(findings):
         by_name.setdefault(finding.name, []).append(finding)
     return [
-        first if not others else replace(first, seen=f"{first.seen} {len(others)} more like this.")
-        for first, *others in by_name.values()
+        first if not more else replace(first, seen=f"{first.seen} {len(more)} more like this.")
+        for first, *more in by_name.values()
     ]
 
 
 def overlay(source: Path, tree: Path) -> None:
     """Copy the scripts and packages of a directory into the tree, overwriting existing files."""
-    for pattern in OURS:
+    for pattern in EXAMINED:
         for path in source.glob(pattern):
             if path.is_dir():
                 ignored = shutil.ignore_patterns("__pycache__")
@@ -84,7 +84,7 @@ def overlay(source: Path, tree: Path) -> None:
                 shutil.copyfile(path, tree / path.name)
 
 
-def start(tree: Path, world: Path, modules: Sequence[str], flags: Sequence[str]) -> subprocess.Popen[str]:
+def start_checks(tree: Path, world: Path, modules: Sequence[str], flags: Sequence[str]) -> subprocess.Popen[str]:
     """Start a single-threaded process that runs the checks of these modules in the tree."""
     environment = os.environ | {
         "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1",
@@ -96,18 +96,18 @@ def start(tree: Path, world: Path, modules: Sequence[str], flags: Sequence[str])
     )
 
 
-def broken(errors: str) -> Finding:
+def startup_finding(errors: str) -> Finding:
     lines = errors.strip().splitlines() or ["no output"]
-    places = [line.strip() for line in lines if line.strip().startswith("File ") and "/lib/python" not in line]
+    positions = [line.strip() for line in lines if line.strip().startswith("File ") and "/lib/python" not in line]
     return Finding(
         name="crash",
         seen=f"The code can't be run: {lines[-1]:.300}",
         means="It fails before anything can be checked.",
-        where=places[-1].removeprefix("File ") if places else "the changed files",
+        where=positions[-1].removeprefix("File ") if positions else "the changed files",
     )
 
 
-def check(world: Path, modules: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[Finding], list[str]]:
+def run_modules(world: Path, modules: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[Finding], list[str]]:
     """Run all checks of the modules in a new world. Raises InputError for flags that no script accepts."""
     import importlib
 
@@ -128,30 +128,30 @@ def check(world: Path, modules: Sequence[str], flags: Sequence[str] = ()) -> tup
             except CannotCheckError as error:
                 unchecked.append(f"{function.__name__}: {error}")
             except Exception as error:  # noqa: BLE001  a crash of the examined code is a finding
-                findings.append(crash(function.__name__, error))
+                findings.append(crash_finding(function.__name__, error))
     return findings, unchecked
 
 
-def crash(name: str, error: Exception) -> Finding:
+def crash_finding(name: str, error: Exception) -> Finding:
     """Return the finding for a check that raised an error."""
     frames = traceback.extract_tb(error.__traceback__)
     tree = Path.cwd()
-    theirs = [f for f in frames if Path(f.filename).is_relative_to(tree) and "doctor" not in Path(f.filename).parts]
-    place = theirs[-1] if theirs else frames[-1]
-    file = Path(place.filename)
+    examined = [f for f in frames if Path(f.filename).is_relative_to(tree) and "doctor" not in Path(f.filename).parts]
+    frame = examined[-1] if examined else frames[-1]
+    file = Path(frame.filename)
     file = file.relative_to(tree) if file.is_relative_to(tree) else file
     return Finding(
         name="crash",
         seen=f"The check {name!r} ended with {type(error).__name__}: {' '.join(str(error).split()):.200}",
         means="The modified code fails with settings that work in this tree, or the arguments of a function changed.",
-        where=f"{file}:{place.lineno} ({place.name})",
+        where=f"{file}:{frame.lineno} ({frame.name})",
     )
 
 
 if __name__ == "__main__":
     _end = sys.argv.index("--")
     try:
-        _findings, _unchecked = check(Path(sys.argv[1]), sys.argv[2:_end], sys.argv[_end + 1 :])
+        _findings, _unchecked = run_modules(Path(sys.argv[1]), sys.argv[2:_end], sys.argv[_end + 1 :])
         print(json.dumps({"findings": [asdict(finding) for finding in _findings], "unchecked": _unchecked}))
     except InputError as _error:
         print(json.dumps({"error": str(_error)}))

@@ -57,11 +57,11 @@ def examine_run(run: Path, runs: Sequence[Path]) -> list[Finding]:
     except InputError as error:
         raise InputError(f"{run}/{error}") from error
     reward_model = reward_model_run(record, run, runs)
-    start = None if reward_model is None else start_score(record, read_record(reward_model))
-    findings += [] if start is None else [start]
+    start_finding = None if reward_model is None else start_score(record, read_record(reward_model))
+    findings += [] if start_finding is None else [start_finding]
     tokenizer = load_tokenizer(run) if (run / "tokenizer.json").exists() else None
-    text = None if tokenizer is None else long_samples(run, record, tokenizer)
-    findings += [] if text is None else [text]
+    text_finding = None if tokenizer is None else long_samples(run, record, tokenizer)
+    findings += [] if text_finding is None else [text_finding]
     findings += examine_states(run, record)
     known = {finding.name for finding in findings}
     return findings + [finding for finding in read_and_examine_traces(run, tokenizer) if finding.name not in known]
@@ -94,14 +94,14 @@ def reward_model_run(record: Record, run: Path, runs: Sequence[Path]) -> Path | 
     if not isinstance(path, str) or record.settings.get("reward") is not None:  # an ensemble, or another kind of reward
         return None
     name = Path(path).name
-    places = [Path(path), *(other for other in runs if other.name == name), run.parent / name]
-    return next((place for place in places if place != run and (place / "args.json").is_file()), None)
+    paths = [Path(path), *(other for other in runs if other.name == name), run.parent / name]
+    return next((path for path in paths if path != run and (path / "args.json").is_file()), None)
 
 
 def long_samples(run: Path, record: Record, tokenizer: Tokenizer) -> Finding | None:
     """Check that retokenized samples are about as long as the logged response lengths."""
     path = run / "samples.jsonl"
-    rows = record.having("response_length", "policy/loss")
+    rows = record.rows_with("response_length", "policy/loss")
     # a program's length is logged up to its error, but its sample is complete
     if not path.exists() or not rows or any("compile_rate" in row for row in rows):
         return None
@@ -158,12 +158,12 @@ def repeated_order(queries: dict[int, dict[int, str]]) -> Finding | None:
 # ------------------------------------------------------------------------------------------------------ saved states
 def examine_states(run: Path, record: Record) -> list[Finding]:
     """Check optimizer, generator and checkpoint against the states in state/, which --resume loads."""
-    kept = [load_pickle(path / "state.pt", mmap=True) for path in states(run) if (path / "state.pt").exists()]
-    kept = [state for state in kept if isinstance(state, dict)]
-    if not kept:
+    saved = [load_pickle(path / "state.pt", mmap=True) for path in states(run) if (path / "state.pt").exists()]
+    saved = [state for state in saved if isinstance(state, dict)]
+    if not saved:
         return []
-    found = [adam_steps(record, kept[0]), generator_rests(kept), saved_otherwise(run, record, kept[0])]
-    return [finding for finding in found if finding is not None]
+    findings = [adam_steps(record, saved[0]), unchanged_generator(saved), checkpoint_difference(run, record, saved[0])]
+    return [finding for finding in findings if finding is not None]
 
 
 def adam_steps(record: Record, state: dict[str, Any]) -> Finding | None:
@@ -190,9 +190,9 @@ def adam_steps(record: Record, state: dict[str, Any]) -> Finding | None:
     )
 
 
-def generator_rests(kept: Sequence[dict[str, Any]]) -> Finding | None:
+def unchanged_generator(saved: Sequence[dict[str, Any]]) -> Finding | None:
     """Check that random numbers were drawn between two states."""
-    generators = [(state["step"], state["generator"]) for state in kept if isinstance(state.get("generator"), Tensor)]
+    generators = [(state["step"], state["generator"]) for state in saved if isinstance(state.get("generator"), Tensor)]
     for (later, new), (earlier, old) in itertools.pairwise(generators):
         if later != earlier and torch.equal(new, old):
             return Finding(
@@ -206,7 +206,7 @@ def generator_rests(kept: Sequence[dict[str, Any]]) -> Finding | None:
 
 
 @torch.no_grad()
-def saved_otherwise(run: Path, record: Record, state: dict[str, Any]) -> Finding | None:
+def checkpoint_difference(run: Path, record: Record, state: dict[str, Any]) -> Finding | None:
     """Check that the checkpoint of a finished run computes the same outputs as the weights in its last state."""
     file = run / "model.safetensors"
     weights = state.get("policy", state.get("model"))

@@ -10,7 +10,7 @@ from nanorlhf import dataset, ppo
 from nanorlhf import generate as generating
 from nanorlhf import logprobs as readings
 from nanorlhf.batch import Batch
-from nanorlhf.doctor.cases import Cases, distributions_alone, far, logprobs_alone
+from nanorlhf.doctor.cases import Cases, differ, unbatched_distributions, unbatched_logprobs
 from nanorlhf.doctor.world import Architecture, T, small_config, small_policy
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
@@ -46,11 +46,11 @@ def padding(cases: Cases) -> Iterator[Finding]:
         actions = response != pad_id
         ids = torch.cat((query, response), dim=1)
         with torch.no_grad():
-            together, _ = readings.response_logprobs(policy, ids, ids != pad_id, actions, TEMPERATURE)
+            batched, _ = readings.response_logprobs(policy, ids, ids != pad_id, actions, TEMPERATURE)
         for row, (q, r) in enumerate(zip(queries, responses, strict=True)):
-            alone = logprobs_alone(policy, q, r, TEMPERATURE)
-            if far(together[row][actions[row]].double(), alone):
-                gap = (together[row][actions[row]].double() - alone).abs().max().item()
+            unbatched = unbatched_logprobs(policy, q, r, TEMPERATURE)
+            if differ(batched[row][actions[row]].double(), unbatched):
+                gap = (batched[row][actions[row]].double() - unbatched).abs().max().item()
                 yield Finding(
                     name="padding",
                     seen=f"With a {name} model, a response's log-probabilities in a padded batch and by itself differ "
@@ -79,9 +79,9 @@ def model_slopes(cases: Cases) -> Iterator[Finding]:
     models.append(("scalar model", cases.reward_model(), values))
     for name, model, output in models:
         parameters = dict(model.named_parameters())
-        found = torch.autograd.grad(output(model), [*parameters.values()], allow_unused=True)
+        gradients = torch.autograd.grad(output(model), [*parameters.values()], allow_unused=True)
         generator, wrong = torch.Generator().manual_seed(1), []
-        for (path, parameter), gradient in zip(parameters.items(), found, strict=True):
+        for (path, parameter), gradient in zip(parameters.items(), gradients, strict=True):
             direction = torch.randn(parameter.shape, generator=generator)
             direction *= STEP / direction.norm()
             outputs = []
@@ -146,9 +146,9 @@ def sampling(cases: Cases) -> Iterator[Finding]:
                     where="nanorlhf/generate.py (generate)",
                 )
                 return
-            alone = logprobs_alone(policy, queries[row], ids[:end], TEMPERATURE)
-            gap = max(gap, (logprobs[row, :end].double() - alone).abs().max().item())
-            logprobs_of_all = distributions_alone(policy, queries[row] + ids[: end - 1], TEMPERATURE)
+            unbatched = unbatched_logprobs(policy, queries[row], ids[:end], TEMPERATURE)
+            gap = max(gap, (logprobs[row, :end].double() - unbatched).abs().max().item())
+            logprobs_of_all = unbatched_distributions(policy, queries[row] + ids[: end - 1], TEMPERATURE)
             upper = logprobs_of_all[len(queries[row]) - 1 :].exp().cumsum(-1)
             for t, token in enumerate(ids[:end]):
                 low = upper[t, token - 1].item() if token else 0.0
@@ -209,17 +209,17 @@ def masks(cases: Cases) -> Iterator[Finding]:
         [{}] * 5, torch.tensor([[pad, 4]] * 5), response, torch.zeros(5, 5), eos, pad, "after_eos"
     )  # fmt: skip
     t = torch.arange(5)
-    wrong = []
+    problems = []
     if not torch.equal(batch.actions, t < lengths[:, None]):
-        wrong.append("the actions do not end with EOS, or with the last token of a response without one")
+        problems.append("the actions do not end with EOS, or with the last token of a response without one")
     if not torch.equal(batch.states, t <= lengths[:, None]):
-        wrong.append("the states are not the actions and one more position")
+        problems.append("the states are not the actions and one more position")
     if not torch.equal(batch.score_index, lengths.clamp(max=4)):
-        wrong.append("the score is not in the state after the last token")
-    for found in wrong:
+        problems.append("the score is not in the state after the last token")
+    for problem in problems:
         yield Finding(
             name="masks",
-            seen=f"In five handwritten responses {found}.",
+            seen=f"In five handwritten responses {problem}.",
             means="An index is off by one: EOS gets no gradient, or padding gets one.",
             where="nanorlhf/ppo.py (eos_masks) and nanorlhf/batch.py (Batch.of)",
         )

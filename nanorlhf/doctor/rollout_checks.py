@@ -12,7 +12,16 @@ from torch import Tensor
 
 from kernels import gae
 from nanorlhf.dataset import load_demonstrations
-from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone, rereading, unpadded
+from nanorlhf.doctor.cases import (
+    B,
+    CannotCheckError,
+    Cases,
+    differ,
+    replaced_logprobs,
+    unbatched_logprobs,
+    unbatched_outputs,
+    unpadded,
+)
 from nanorlhf.doctor.watch import Watched
 from nanorlhf.rules.finding import Finding
 from nanorlhf.rules.formulas import DISCOUNTED, GAE, K3, KL, evaluate, from_the_right
@@ -26,12 +35,12 @@ LONGER: dict[str, Any] = {"total_episodes": 3 * B, "save_every": 1}
 SCRIPT = "train_ppo.py (2.3 to 2.5)"
 
 
-def usual(cases: Cases) -> Watched:
+def usual_run(cases: Cases) -> Watched:
     """Return PPO's run of three updates with a reward model, which most checks use."""
     return cases.run("train_ppo", **LONGER)
 
 
-def by_rule(cases: Cases, rule: str = "score", **changes: Any) -> dict[str, Tensor]:
+def rule_rollout(cases: Cases, rule: str = "score", **changes: Any) -> dict[str, Tensor]:
     """Return the rollout of one PPO update scored by a rule; the responses are always the same."""
     settings = PPO | {"reward": cases.world.rule(rule), "kl_coef": 0.0} | changes
     return cases.run("train_ppo", **settings).traces()[0][0]
@@ -41,20 +50,20 @@ def readings(cases: Cases) -> Iterator[Finding]:
     """Check that a rollout's log-probabilities, scores and values are the same as for each text by itself."""
     pad_id = cases.world.tokenizer.pad_id
     policy, reward_model = cases.policy(), cases.reward_model()
-    tensors, about = usual(cases).traces()[0]
+    tensors, about = usual_run(cases).traces()[0]
     temperature = about["settings"]["temperature"]
     names = ("logprobs", "ref_logprobs", "sampled_logprobs", "values", "scores")
     gaps = dict.fromkeys(names, 0.0)
     for row, (query, response) in enumerate(unpadded(tensors, pad_id)):
         t = len(response)
-        alone = logprobs_alone(policy, query, response, temperature)
-        outputs = outputs_alone(reward_model, query + response)
-        expected = {name: alone for name in names[:3]} | {"values": outputs[len(query) - 1 : -1]}
+        unbatched = unbatched_logprobs(policy, query, response, temperature)
+        outputs = unbatched_outputs(reward_model, query + response)
+        expected = {name: unbatched for name in names[:3]} | {"values": outputs[len(query) - 1 : -1]}
         for name, x in expected.items():
             gaps[name] = max(gaps[name], (tensors[name][row, :t] - x).abs().max().item())
         if tensors["has_eos"][row]:
             gaps["scores"] = max(gaps["scores"], (tensors["scores"][row] - outputs[-1]).abs().item())
-    said = {
+    description = {
         "logprobs": "the policy's log-probabilities",
         "ref_logprobs": "the reference's log-probabilities",
         "sampled_logprobs": "the sampler's log-probabilities",
@@ -74,7 +83,7 @@ def readings(cases: Cases) -> Iterator[Finding]:
         if not gap < 1e-3:
             yield Finding(
                 name="readings",
-                seen=f"In the first rollout {said[name]} are up to {gap:.2g} off the same texts by themselves.",
+                seen=f"In the first rollout {description[name]} are up to {gap:.2g} off the same texts by themselves.",
                 means=means[name],
                 where=where.get(name, "nanorlhf/logprobs.py, nanorlhf/training/sampler.py, --temperature"),
             )
@@ -85,14 +94,14 @@ def reference(cases: Cases) -> Iterator[Finding]:
     pad_id = cases.world.tokenizer.pad_id
     policy = cases.policy()
     for tune in ("full", "lora"):
-        run = usual(cases) if tune == "full" else cases.run("train_ppo", tune="lora", lr=0.1, **LONGER)
+        run = usual_run(cases) if tune == "full" else cases.run("train_ppo", tune="lora", lr=0.1, **LONGER)
         tensors, about = run.traces()[-1]
         gap, moved = 0.0, 0.0
         for row, (query, response) in enumerate(unpadded(tensors, pad_id)):
             t = len(response)
-            alone = logprobs_alone(policy, query, response, about["settings"]["temperature"])
-            gap = max(gap, (tensors["ref_logprobs"][row, :t] - alone).abs().max().item())
-            moved = max(moved, (tensors["logprobs"][row, :t] - alone).abs().max().item())
+            unbatched = unbatched_logprobs(policy, query, response, about["settings"]["temperature"])
+            gap = max(gap, (tensors["ref_logprobs"][row, :t] - unbatched).abs().max().item())
+            moved = max(moved, (tensors["logprobs"][row, :t] - unbatched).abs().max().item())
         if not gap < 1e-3:
             yield Finding(
                 name="reference-moves",
@@ -114,13 +123,17 @@ def rule_inputs(cases: Cases) -> Iterator[Finding]:
     """Check that a reward function gets the text of the response, without its query, and the matching example."""
     tokenizer = cases.world.tokenizer
     rows = load_demonstrations(cases.world.data / "sft.train.jsonl", tokenizer, None, None)
-    truth = {row.record["query"]: row.record["response"] for row in rows}
+    answers = {row.record["query"]: row.record["response"] for row in rows}
     runs: dict[str, tuple[str, dict[str, Any], Callable[[str, str], float]]] = {
         "score": ("train_ppo", PPO | {"kl_coef": 0.0}, lambda text, query: len(text) % 5 - 2.0),
-        "truth": ("train_ppo", PPO | {"kl_coef": 0.0}, lambda text, query: len(text) % 5 + 10.0 * len(truth[query])),
+        "truth": (
+            "train_ppo",
+            PPO | {"kl_coef": 0.0},
+            lambda text, query: len(text) % 5 + 10.0 * len(answers[query]),
+        ),
         "seldom": ("train_grpo", DAPO, lambda text, query: float(len(text) > 6)),
     }
-    said = {
+    description = {
         "score": "A rule that counts characters",
         "truth": "A rule that counts characters of the response and of the example's demonstration",
         "seldom": "With --algorithm dapo, which resamples groups with equal scores, a rule",
@@ -144,7 +157,7 @@ def rule_inputs(cases: Cases) -> Iterator[Finding]:
             if keeps_score and abs(tensors["scores"][row].item() - expected) > 1e-4:
                 yield Finding(
                     name="rule-inputs",
-                    seen=f"{said[name]} gave a response the score {tensors['scores'][row]:.3g} instead of "
+                    seen=f"{description[name]} gave a response the score {tensors['scores'][row]:.3g} instead of "
                     f"{expected:.3g}.",
                     means=means[name],
                     where=where[name],
@@ -154,11 +167,11 @@ def rule_inputs(cases: Cases) -> Iterator[Finding]:
 
 def token_rewards(cases: Cases) -> Iterator[Finding]:
     """Check that rewards per token are added at their own tokens."""
-    dense, nothing = by_rule(cases, "per_token"), by_rule(cases, "nothing")
+    dense, nothing = rule_rollout(cases, "per_token"), rule_rollout(cases, "nothing")
     T = dense["rewards"].size(1)
     moved = dense["rewards"] - nothing["rewards"]
     expected = torch.where(dense["actions"], 0.25 * (1.0 + torch.arange(T)).double(), 0.0)
-    if far(moved, expected):
+    if differ(moved, expected):
         row, t = divmod(int((moved - expected).abs().argmax()), T)
         yield Finding(
             name="token-rewards",
@@ -172,33 +185,33 @@ def token_rewards(cases: Cases) -> Iterator[Finding]:
 
 def score_placement(cases: Cases) -> Iterator[Finding]:
     """Check that a change of the score changes the reward at exactly one position, a state, by the same amount."""
-    base, higher = by_rule(cases), by_rule(cases, "higher")
-    lower_penalty = by_rule(cases, missing_eos_score=-3.0)
-    for other, is_moved, difference, what in (
+    base, higher = rule_rollout(cases), rule_rollout(cases, "higher")
+    lower_penalty = rule_rollout(cases, missing_eos_score=-3.0)
+    for changed, is_moved, difference, change in (
         (higher, base["has_eos"], 3.0, "raising scores by 3"),
         (lower_penalty, ~base["has_eos"], -2.0, "lowering --missing-eos-score by 2"),
     ):
-        if not torch.equal(base["response"], other["response"]):
+        if not torch.equal(base["response"], changed["response"]):
             raise CannotCheckError("the responses of the first update depend on the reward")
-        moved = other["rewards"] - base["rewards"]
+        moved = changed["rewards"] - base["rewards"]
         for row in range(len(moved)):
             expected = difference if is_moved[row] else 0.0
-            places = (moved[row].abs() > 1e-4).nonzero().flatten().tolist()
+            positions = (moved[row].abs() > 1e-4).nonzero().flatten().tolist()
             ending = "with" if base["has_eos"][row] else "without"
             last = int(base["states"][row].sum()) - 1
-            found = None
-            if not expected and places:
-                found = f"changes the rewards of a response {ending} EOS"
-            elif expected and len(places) != 1:
-                found = f"changes the rewards of a response {ending} EOS at {len(places)} positions"
-            elif expected and abs(moved[row, places[0]].item() - expected) > 1e-4:
-                found = f"changes one reward of a response {ending} EOS by {moved[row, places[0]]:.3g}"
-            elif expected and places[0] > last:
-                found = f"changes the reward at position {places[0]} of a response with its last state at {last}"
-            if found is not None:
+            problem = None
+            if not expected and positions:
+                problem = f"changes the rewards of a response {ending} EOS"
+            elif expected and len(positions) != 1:
+                problem = f"changes the rewards of a response {ending} EOS at {len(positions)} positions"
+            elif expected and abs(moved[row, positions[0]].item() - expected) > 1e-4:
+                problem = f"changes one reward of a response {ending} EOS by {moved[row, positions[0]]:.3g}"
+            elif expected and positions[0] > last:
+                problem = f"changes the reward at position {positions[0]} of a response with its last state at {last}"
+            if problem is not None:
                 yield Finding(
                     name="score-placement",
-                    seen=f"In the same rollout, {what} {found}.",
+                    seen=f"In the same rollout, {change} {problem}.",
                     means="A score is added once, at the last state of its response. A response without EOS gets the "
                     "penalty instead of its score, not both.",
                     where=f"{SCRIPT} and nanorlhf/batch.py (score_index)",
@@ -208,7 +221,7 @@ def score_placement(cases: Cases) -> Iterator[Finding]:
 
 def kl_penalty(cases: Cases) -> Iterator[Finding]:
     """Check that raising the reference's log-probability of a token raises only its reward, by beta times as much."""
-    base = by_rule(cases, kl_coef=0.5)
+    base = rule_rollout(cases, kl_coef=0.5)
     T = base["rewards"].size(1)
     table = 0.1 * torch.arange(1, T + 1)
 
@@ -216,10 +229,10 @@ def kl_penalty(cases: Cases) -> Iterator[Finding]:
         return logprobs, torch.where(batch.actions, ref_logprobs + table, ref_logprobs)
 
     settings = PPO | {"reward": cases.world.rule("score"), "kl_coef": 0.5}
-    other = cases.run("train_ppo", patches=rereading("train_ppo", other_reference), **settings).traces()[0][0]
-    moved = other["rewards"] - base["rewards"]
+    changed = cases.run("train_ppo", patches=replaced_logprobs("train_ppo", other_reference), **settings).traces()[0][0]
+    moved = changed["rewards"] - base["rewards"]
     expected = torch.where(base["actions"], 0.5 * table.double(), 0.0)
-    if far(moved, expected):
+    if differ(moved, expected):
         row, t = divmod(int((moved - expected).abs().argmax()), T)
         yield Finding(
             name="kl-penalty",
@@ -257,10 +270,10 @@ def returns(cases: Cases) -> Iterator[Finding]:
             means="Advantages and targets are computed from different rewards or values.",
             where="train_ppo.py (2.5)",
         )
-    yield from gae_by_hand()
+    yield from gae_definition()
 
 
-def gae_by_hand() -> Iterator[Finding]:
+def gae_definition() -> Iterator[Finding]:
     gamma, lam, lengths = 0.9, 0.7, (5, 8, 1)
     generator = torch.Generator().manual_seed(0)
     rewards, values = torch.randn((2, 3, 8), generator=generator)
@@ -272,14 +285,14 @@ def gae_by_hand() -> Iterator[Finding]:
         for t in range(length):
             expected[row, t] = sum((gamma * lam) ** (s - t) * deltas[s] for s in range(t, length))
     poisoned = [torch.where(states, x, 1e3) for x in (rewards, values)]
-    named = {"its definition": (rewards, values), "its definition if numbers after the end aren't 0": poisoned}
-    for what, (r, v) in named.items():
+    cases = {"its definition": (rewards, values), "its definition if numbers after the end aren't 0": poisoned}
+    for description, (r, v) in cases.items():
         advantages, _ = gae(r, v, gamma, lam, states)
         gap = (advantages.double() - expected)[states].abs().max().item()
         if not gap < 1e-3:
             yield Finding(
                 name="gae",
-                seen=f"GAE at gamma {gamma} and lambda {lam} is up to {gap:.2g} off {what}.",
+                seen=f"GAE at gamma {gamma} and lambda {lam} is up to {gap:.2g} off {description}.",
                 means="The recursion is A_t = delta_t + gamma * lambda * A_(t+1), and 0 after the last state.",
                 where="kernels/gae.py",
             )
@@ -288,7 +301,7 @@ def gae_by_hand() -> Iterator[Finding]:
 
 def whitening(cases: Cases) -> Iterator[Finding]:
     """Check that whitened advantages have mean 0 and variance 1 over actions, and whitened rewards keep their mean."""
-    tensors, _ = usual(cases).traces()[0]
+    tensors, _ = usual_run(cases).traces()[0]
     counted = tensors["advantages"][tensors["actions"]]
     mean, variance = counted.mean().item(), counted.var(correction=0).item()
     if abs(mean) > 1e-3 or abs(variance - 1) > 1e-2:
@@ -299,7 +312,7 @@ def whitening(cases: Cases) -> Iterator[Finding]:
             "--response-length.",
             where="train_ppo.py (2.5) and nanorlhf/ppo.py (whiten)",
         )
-    plain, whitened = by_rule(cases), by_rule(cases, whiten_rewards=True)
+    plain, whitened = rule_rollout(cases), rule_rollout(cases, whiten_rewards=True)
     states = plain["states"]
     before, after = plain["rewards"][states], whitened["rewards"][states]
     shift, variance = (after.mean() - before.mean()).item(), after.var(correction=0).item()
@@ -315,7 +328,7 @@ def whitening(cases: Cases) -> Iterator[Finding]:
 
 def controller(cases: Cases) -> Iterator[Finding]:
     """Check that the adaptive KL coefficient rises if the KL per response is above the target."""
-    kl = usual(cases).metrics[1]["objective/kl"]
+    kl = usual_run(cases).metrics[1]["objective/kl"]
     if not kl > 0.05:
         raise CannotCheckError(f"the KL is {kl:.3g} after an update")
     run = cases.run("train_ppo", kl_target=kl / 1.1, **LONGER)
@@ -332,7 +345,7 @@ def controller(cases: Cases) -> Iterator[Finding]:
 
 def statistics(cases: Cases) -> Iterator[Finding]:
     """Check the logged metrics against metrics recomputed from the rollout."""
-    run = usual(cases)
+    run = usual_run(cases)
     for (tensors, _), row in zip(run.traces()[1:], run.metrics[1:], strict=True):
         actions = tensors["actions"]
         log_ratio = torch.where(actions, evaluate(KL, tensors), 0.0)

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nanorlhf.checkpoint import load_gpt, load_scalar
-from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far
-from nanorlhf.doctor.rollout_checks import LONGER, usual
+from nanorlhf.doctor.cases import B, CannotCheckError, Cases, differ
+from nanorlhf.doctor.rollout_checks import LONGER, usual_run
 from nanorlhf.doctor.watch import Watched, script
 from nanorlhf.rules.finding import Finding
 
-OF_COMMAND = (
+COMMAND_SETTINGS = (
     *("data", "sft", "reward_model", "max_query_length", "response_length", "total_episodes", "batch_size", "seed"),
     *("micro_batch_size", "num_ppo_epochs", "lr", "temperature", "gold", "device", "trace"),
 )
@@ -37,9 +37,9 @@ TWO_EPOCHS: dict[str, dict[str, Any]] = {
 
 def seeds(cases: Cases) -> Iterator[Finding]:
     """Check that equal seeds give identical runs, and different seeds different data."""
-    first = usual(cases)
-    again = cases.run("train_ppo", out=cases.world.root / "runs" / "again", **LONGER)
-    if any(not torch.equal(a, b) for a, b in zip(first.parameters[-1], again.parameters[-1], strict=True)):
+    first = usual_run(cases)
+    repeated = cases.run("train_ppo", out=cases.world.root / "runs" / "again", **LONGER)
+    if any(not torch.equal(a, b) for a, b in zip(first.parameters[-1], repeated.parameters[-1], strict=True)):
         yield Finding(
             name="seeds",
             seen="Two runs with the same settings and seed have different parameters after three updates.",
@@ -64,7 +64,7 @@ def resuming(cases: Cases) -> Iterator[Finding]:
         cases.run(name, stop_at=len(first.parameters) - 1, out=out, **settings)
         resumed = cases.run(name, out=out, resume=True, **settings)
         pairs = zip(saved_tensors(first.out), saved_tensors(resumed.out), strict=True)
-        if any(far(a, b, 1e-5) for a, b in pairs):
+        if any(differ(a, b, 1e-5) for a, b in pairs):
             yield Finding(
                 name="resuming",
                 seen=f"A run of {name}.py that is interrupted before its last step and resumed has different final "
@@ -90,14 +90,14 @@ def processes(cases: Cases) -> Iterator[Finding]:
     """Check that two processes compute the same update as one."""
     if sys.platform != "linux":
         raise CannotCheckError("--processes needs Linux")
-    one = cases.run("train_ppo", num_ppo_epochs=1)
+    single = cases.run("train_ppo", num_ppo_epochs=1)
     settings = cases.settings("train_ppo", num_ppo_epochs=1)
-    out = cases.world.root / "runs" / "two"
-    shutil.rmtree(out, ignore_errors=True)
-    flags = {name: getattr(settings, name) for name in OF_COMMAND} | {"out": out, "processes": 2}
+    directory = cases.world.root / "runs" / "two"
+    shutil.rmtree(directory, ignore_errors=True)
+    flags = {name: getattr(settings, name) for name in COMMAND_SETTINGS} | {"out": directory, "processes": 2}
     command = [sys.executable, str(script("train_ppo").__file__), "tiny"]
     command += [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    command += cases.flags_of("train_ppo")
+    command += cases.accepted_words("train_ppo")
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         yield Finding(
@@ -107,18 +107,26 @@ def processes(cases: Cases) -> Iterator[Finding]:
             where="train_ppo.py and nanorlhf/distributed.py",
         )
         return
-    a, b = one.metrics[0], Watched(out).metrics[0]
+    a, b = single.metrics[0], Watched(directory).metrics[0]
     names = ("objective/score", "objective/entropy", "policy/loss", "value/loss", "response_length")
-    odd = [name for name in names if abs(a.get(name, 0.0) - b.get(name, 0.0)) > 1e-3 * max(1.0, abs(a.get(name, 0.0)))]
-    weights = zip(saved_weights(one.out), saved_weights(out), strict=True)
-    start = zip(saved_weights(one.out), [*cases.policy().parameters(), *cases.reward_model().parameters()], strict=True)
-    step = max((x - y).abs().max().item() for x, y in start)
+    unequal = [
+        name for name in names if abs(a.get(name, 0.0) - b.get(name, 0.0)) > 1e-3 * max(1.0, abs(a.get(name, 0.0)))
+    ]
+    weights = zip(saved_weights(single.out), saved_weights(directory), strict=True)
+    initial = zip(
+        saved_weights(single.out), [*cases.policy().parameters(), *cases.reward_model().parameters()], strict=True
+    )
+    step = max((x - y).abs().max().item() for x, y in initial)
     gap = max((x - y).abs().max().item() for x, y in weights)
-    if odd or gap > 0.1 * step:
-        what = f"{odd[0]} is {b[odd[0]]:.4g} instead of {a[odd[0]]:.4g}" if odd else "the weights after a step differ"
+    if unequal or gap > 0.1 * step:
+        difference = (
+            f"{unequal[0]} is {b[unequal[0]]:.4g} instead of {a[unequal[0]]:.4g}"
+            if unequal
+            else "the weights after a step differ"
+        )
         yield Finding(
             name="processes",
-            seen=f"With two processes {what}, for the same responses.",
+            seen=f"With two processes {difference}, for the same responses.",
             means="Ranks use the same rows, or each divides by its own count instead of the total.",
             where="nanorlhf/distributed.py (rank_slice, all_sum, sum_gradients) and the script's counts",
         )
@@ -132,20 +140,20 @@ def orders(cases: Cases) -> Iterator[Finding]:
         run = cases.run(name, **settings)
         # the examples passed to `backward` if the stage uses it, else their indices
         seen: list[Any] = [tuple(row.query) for batch in run.batches for row in batch]
-        seen = seen or [i for some in run.indices for i in some]
+        seen = seen or [i for batch in run.indices for i in batch]
         if len(seen) < 2 * num_rows:
             raise CannotCheckError(f"{name}.py doesn't use `batch_indices`")
         first, second = seen[:num_rows], seen[num_rows : 2 * num_rows]
-        found = None
+        problem = None
         if len(set(first)) < num_rows or len(set(second)) < num_rows:
             missing = max(num_rows - len(set(epoch)) for epoch in (first, second))
-            found = f"{missing} of {num_rows} examples are missing in an epoch of {name}.py, and others occur twice"
+            problem = f"{missing} of {num_rows} examples are missing in an epoch of {name}.py, and others occur twice"
         elif first == second:
-            found = f"The second epoch of {name}.py has its {num_rows} examples in the same order as the first"
-        if found is not None:
+            problem = f"The second epoch of {name}.py has its {num_rows} examples in the same order as the first"
+        if problem is not None:
             yield Finding(
                 name="order",
-                seen=f"{found}.",
+                seen=f"{problem}.",
                 means="The order of an epoch must depend on the seed and on the number of the epoch, and contain each "
                 "example once.",
                 where=f"nanorlhf/dataset.py (batch_indices) and its call in {name}.py",
@@ -167,26 +175,26 @@ def random_numbers(cases: Cases) -> Iterator[Finding]:
         "train_ppo": {"num_ppo_epochs": 1}, "train_grpo": {"num_epochs": 1},
         "train_rlcf": {"num_ppo_epochs": 1, "localise": False},
     }  # fmt: skip
-    for name, others in settings.items():
-        changes: dict[str, Any] = {"data": data, "lr": 0.0, "total_episodes": 3 * B} | others
+    for name, overrides in settings.items():
+        changes: dict[str, Any] = {"data": data, "lr": 0.0, "total_episodes": 3 * B} | overrides
         long, short = cases.run(name, **changes), cases.run(name, **changes | {"total_episodes": B, "seed": 2})
         # one micro-batch per update, with rows sorted by length
         answers, other = ([sorted(micro_batch.ids) for micro_batch in run.micro_batches] for run in (long, short))
         if (len(answers), len(other)) != (3, 1):
             raise CannotCheckError(f"{name}.py doesn't use `response_logprobs`")
-        found = None
+        problem = None
         again = [(i, j) for j in range(len(answers)) for i in range(j) if answers[i] == answers[j]]
         num_alike = len(answers[0]) - len(set(answers[0]))
         if again:
-            found = f"updates {again[0][0]} and {again[0][1]} have the same answers"
+            problem = f"updates {again[0][0]} and {again[0][1]} have the same answers"
         elif num_alike > len(answers[0]) / 2:
-            found = f"{num_alike} of the {len(answers[0])} answers of an update are copies of others"
+            problem = f"{num_alike} of the {len(answers[0])} answers of an update are copies of others"
         elif other[0] == answers[0]:
-            found = "two seeds have the same answers"
-        if found is not None:
+            problem = "two seeds have the same answers"
+        if problem is not None:
             yield Finding(
                 name="random-numbers",
-                seen=f"When an unchanged policy of {name}.py answers one query repeatedly, {found}.",
+                seen=f"When an unchanged policy of {name}.py answers one query repeatedly, {problem}.",
                 means="Random numbers are reused: drawn once for all updates, from a reseeded generator, or shared by "
                 "several rows. Rollouts are then not new samples of the policy.",
                 where=f"the generator and the uniform random numbers in {name}.py",
@@ -201,11 +209,11 @@ def optimizer(cases: Cases) -> Iterator[Finding]:
         kind = run.optimizers[0][0] if run.optimizers else "no optimizer"
         if kind != "AdamW":
             raise CannotCheckError(f"{name}.py uses {kind} instead of AdamW")
-        found = wrong_counts(run) or wrong_settings(run, settings) or wrong_step(run)
-        if found is not None:
+        problem = wrong_counts(run) or wrong_settings(run, settings) or wrong_step(run)
+        if problem is not None:
             yield Finding(
                 name="optimizer",
-                seen=f"{found} ({name}.py).",
+                seen=f"{problem} ({name}.py).",
                 means="The optimizer is recreated or reset, so its moments and their bias correction start again; its "
                 "settings differ from the flags; or it takes another kind of step.",
                 where=f"the optimizer in {name}.py, and nanorlhf/training/optimizer.py",
@@ -240,9 +248,9 @@ def wrong_settings(run: Watched, settings: Any) -> str | None:
     adam = settings.adam
     for _, groups in run.optimizers:
         for group in groups:
-            found = {"betas": tuple(group["betas"]), "eps": group["eps"], "weight_decay": group["weight_decay"]}
+            actual = {"betas": tuple(group["betas"]), "eps": group["eps"], "weight_decay": group["weight_decay"]}
             expected = {"betas": tuple(adam.betas), "eps": adam.eps, "weight_decay": adam.weight_decay}
-            for name, value in found.items():
+            for name, value in actual.items():
                 if value != expected[name] and not (name == "weight_decay" and value == 0):
                     return f"The optimizer's {name} is {value}, but --adam.{name.replace('_', '-')} is {expected[name]}"
     return None
@@ -286,7 +294,7 @@ def expected_rates(settings: Any, num_steps: int, n: int) -> list[float]:
 def checkpoints(cases: Cases) -> Iterator[Finding]:
     """Check that a saved model computes the same outputs as the trained model, also if its updates are merged."""
     yield from frozen_weights(cases)
-    yield from updates_alone(cases)
+    yield from saved_updates(cases)
     lora = {"tune": "lora", "lr": 0.1}
     runs: list[tuple[str, dict[str, Any]]] = [
         *(("train_sft", {"tune": tune, "lr": 0.1, "lora_rank": 1}) for tune in ("lora", "adapter", "bitfit")),
@@ -337,30 +345,30 @@ def frozen_weights(cases: Cases) -> Iterator[Finding]:
     run = cases.run("train_sft", tune="lora", lr=0.1, lora_rank=1)
     before, after = (dict(load_gpt(str(path)).named_parameters()) for path in (cases.world.root / "sft", run.out))
     q, k, _ = load_gpt(str(run.out)).config.qkv_rows
-    found = None
-    for name, start in before.items():
-        change = (after[name] - start).detach().double()
+    problem = None
+    for name, initial in before.items():
+        change = (after[name] - initial).detach().double()
         pieces = change.split((q, k, len(change) - q - k)) if name.endswith(".qkv.weight") else (None, change, None)
         frozen, updated = pieces[1], [piece for piece in pieces[::2] if piece is not None]
         if frozen.abs().max() > 1e-5:
-            found = f"changes {name}, which should be frozen"
+            problem = f"changes {name}, which should be frozen"
         for piece in updated:
             singular = torch.linalg.svdvals(piece)
             if singular[1] > 1e-3 * singular[0] + 1e-6:
-                found = f"with --lora-rank 1 changes {name} by a matrix of higher rank"
+                problem = f"with --lora-rank 1 changes {name} by a matrix of higher rank"
             elif singular[0] < 1e-6:
-                found = f"does not change {name}"
-    if found is not None:
+                problem = f"does not change {name}"
+    if problem is not None:
         yield Finding(
             name="frozen-weights",
-            seen=f"train_sft.py --tune lora {found}.",
+            seen=f"train_sft.py --tune lora {problem}.",
             means="The updates were merged before training, so whole matrices are trained; or frozen weights have a "
             "gradient.",
             where="nanorlhf/peft.py (tune, add_updates)",
         )
 
 
-def updates_alone(cases: Cases) -> Iterator[Finding]:
+def saved_updates(cases: Cases) -> Iterator[Finding]:
     """Check that the initial checkpoint plus the LoRA updates saved for peft is the merged checkpoint."""
     run = cases.run("train_sft", tune="lora", lr=0.1, lora_rank=1)
     adapter = run.out / "adapter"
@@ -368,7 +376,7 @@ def updates_alone(cases: Cases) -> Iterator[Finding]:
         raise CannotCheckError("LoRA's updates are not saved separately in adapter/")
     settings = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")
-    base, whole = (load_file(path / "model.safetensors") for path in (cases.world.root / "sft", run.out))
+    base, merged = (load_file(path / "model.safetensors") for path in (cases.world.root / "sft", run.out))
     gap = 0.0
     for name, down in tensors.items():
         if "lora_A" not in name:
@@ -380,7 +388,7 @@ def updates_alone(cases: Cases) -> Iterator[Finding]:
         update = alpha / rank * tensors[name.replace("lora_A", "lora_B")] @ down
         update = update.T if settings["fan_in_fan_out"] else update
         weight = f"{module}.weight"
-        gap = max(gap, (base[weight] + update - whole[weight]).abs().max().item())
+        gap = max(gap, (base[weight] + update - merged[weight]).abs().max().item())
     if not gap < 1e-4:
         yield Finding(
             name="checkpoint",

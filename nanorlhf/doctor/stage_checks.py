@@ -11,10 +11,10 @@ from torch import Tensor
 from nanorlhf import dpo
 from nanorlhf.checkpoint import load_gpt, load_scalar, scalar_from_gpt
 from nanorlhf.dataset import load_comparisons, load_demonstrations
-from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, outputs_alone
-from nanorlhf.doctor.rollout_checks import usual
+from nanorlhf.doctor.cases import B, CannotCheckError, Cases, differ, unbatched_outputs
+from nanorlhf.doctor.rollout_checks import usual_run
 from nanorlhf.doctor.supervised_losses import imitation_loss, preference_loss, score_loss
-from nanorlhf.doctor.update_checks import paired
+from nanorlhf.doctor.update_checks import scaled_pairs
 from nanorlhf.doctor.watch import Watched, replaced, script, silent
 from nanorlhf.rules.finding import Finding
 
@@ -60,7 +60,7 @@ def supervised_gradients(cases: Cases) -> Iterator[Finding]:
         else:
             loss = imitation_loss(model, run.batches[1], settings["loss_on"])
         expected = list(torch.autograd.grad(loss, parameters, allow_unused=True))
-        if any(far(a, b, 1e-2) for a, b in paired(run.gradients[1], expected)):
+        if any(differ(a, b, 1e-2) for a, b in scaled_pairs(run.gradients[1], expected)):
             yield Finding(
                 name="supervised-gradient",
                 seen=f"In the second step of {what}, the gradient differs from the formula's on the same examples, "
@@ -77,7 +77,7 @@ def reward_model(cases: Cases) -> Iterator[Finding]:
     run = cases.run("train_rm")
     model = load_scalar(str(run.out))
     rows = load_demonstrations(cases.world.data / "sft.train.jsonl", tokenizer, None, None)
-    mean = sum(outputs_alone(model, row.query + row.response)[-1].item() for row in rows) / len(rows)
+    mean = sum(unbatched_outputs(model, row.query + row.response)[-1].item() for row in rows) / len(rows)
     if not abs(mean) < 1e-3:
         yield Finding(
             name="normalisation",
@@ -109,13 +109,13 @@ def reference_point(cases: Cases) -> Iterator[Finding]:
     if not hasattr(dpo, "Labels"):
         raise CannotCheckError("nanorlhf/dpo.py has no `Labels` with KTO's weights")
     labels = dpo.Labels(undesirable_weight=0.0)
-    whole, parts = (
+    single, split = (
         cases.run("train_dpo", loss="kto", labels=labels, beta=1.0, lr=1e-2, micro_batch_size=size) for size in (B, 3)
     )
-    if not any(row.get("reference_point", 1.0) > 0 for row in whole.metrics):
+    if not any(row.get("reference_point", 1.0) > 0 for row in single.metrics):
         raise CannotCheckError("KTO's reference point is 0 in every step")
-    steps = zip(whole.gradients, parts.gradients, strict=True)
-    if any(far(a, b, 1e-2) for x, y in steps for a, b in paired(x, y)):
+    steps = zip(single.gradients, split.gradients, strict=True)
+    if any(differ(a, b, 1e-2) for x, y in steps for a, b in scaled_pairs(x, y)):
         yield Finding(
             name="reference-point",
             seen="With --loss kto the gradient changes with --micro-batch-size.",
@@ -133,18 +133,18 @@ def cut_programs(cases: Cases) -> Iterator[Finding]:
     calls: list[tuple[Tensor, Any]] = []  # responses (B, T), and their results
 
     def listened(function: Callable) -> Callable:
-        def check(records: list[dict], response: Tensor, *others: Any, **named: Any) -> Any:
-            calls.append((response, function(records, response, *others, **named)))
+        def check(records: list[dict], response: Tensor, *args: Any, **kwargs: Any) -> Any:
+            calls.append((response, function(records, response, *args, **kwargs)))
             return calls[-1][1]
 
         return check
 
     run = cases.run("train_rlcf", patches=partial(replaced, module, "check_responses", listened))
     response, checked = calls[0]
-    whole = (response != cases.world.tokenizer.pad_id).sum(1)  # (B,)
-    expected = torch.where(checked.passes, whole, torch.minimum(checked.error_index + 1, whole)).sort().values
+    lengths = (response != cases.world.tokenizer.pad_id).sum(1)  # (B,)
+    expected = torch.where(checked.passes, lengths, torch.minimum(checked.error_index + 1, lengths)).sort().values
     trained = run.micro_batches[0].actions.sum(1).sort().values
-    if not (whole.sort().values > expected).any():
+    if not (lengths.sort().values > expected).any():
         raise CannotCheckError("no program has tokens after its first error")
     if not torch.equal(trained, expected):
         yield Finding(
@@ -164,7 +164,7 @@ def held_out(cases: Cases) -> Iterator[Finding]:
             cases.world.data / f"sft.{split}.jsonl", cases.world.tokenizer, None, None)}
         for split in ("train", "validation")
     }  # fmt: skip
-    trained = {query for _, about in usual(cases).traces() for query in about["queries"]}
+    trained = {query for _, about in usual_run(cases).traces() for query in about["queries"]}
     if trained - queries["train"]:
         yield Finding(
             name="held-out",

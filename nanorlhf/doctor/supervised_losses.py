@@ -53,8 +53,8 @@ def preference_loss(policy: GPT, reference: GPT, rows: Sequence[Any], settings: 
     if loss == "kto":
         with torch.no_grad():  # pair each query with the responses to the next one
             pairs = zip(rows, [*rows[1:], rows[0]], strict=True)
-            others = [log_ratio(row, y) for row, other in pairs for y in (other.chosen, other.rejected)]
-        z0 = torch.stack(others).mean().clamp(min=0)
+            unrelated = [log_ratio(row, y) for row, other in pairs for y in (other.chosen, other.rejected)]
+        z0 = torch.stack(unrelated).mean().clamp(min=0)
         for row in rows:
             chosen, rejected = (beta * (log_ratio(row, y) - z0) for y in (row.chosen, row.rejected))
             desirable = settings.labels.desirable_weight * (1 - torch.sigmoid(chosen))

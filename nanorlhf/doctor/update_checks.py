@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nanorlhf.checkpoint import save
-from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, rereading, unpadded
-from nanorlhf.doctor.rollout_checks import PPO, usual
+from nanorlhf.doctor.cases import B, CannotCheckError, Cases, differ, replaced_logprobs, unpadded
+from nanorlhf.doctor.rollout_checks import PPO, usual_run
 from nanorlhf.doctor.watch import Slopes, Watched, replaced
 from nanorlhf.doctor.world import small_config
 from nanorlhf.model import GPT, ScalarModel
@@ -32,7 +32,7 @@ DR_GRPO: dict[str, Any] = {"algorithm": "dr_grpo", "reward_model": None, "num_ep
 
 def first_ratio(cases: Cases) -> Iterator[Finding]:
     """Check that policy and rollout agree on every token before the first step."""
-    runs = {"train_ppo.py": usual(cases), "train_grpo.py": cases.run("train_grpo", algorithm="grpo")}
+    runs = {"train_ppo.py": usual_run(cases), "train_grpo.py": cases.run("train_grpo", algorithm="grpo")}
     for name, run in runs.items():
         tensors, _ = run.traces()[0]
         old = {
@@ -70,7 +70,7 @@ def first_ratio(cases: Cases) -> Iterator[Finding]:
             )
 
 
-def slopes_of_rows(run: Watched, pad_id: int) -> list[tuple[int, Tensor, Tensor]]:
+def slopes_by_row(run: Watched, pad_id: int) -> list[tuple[int, Tensor, Tensor]]:
     """Return row, advantages (t,) and slopes (t,) of each response in the first epoch, except for duplicates."""
     tensors, _ = run.traces()[0]
     texts = [tuple(query + response) for query, response in unpadded(tensors, pad_id)]
@@ -78,18 +78,18 @@ def slopes_of_rows(run: Watched, pad_id: int) -> list[tuple[int, Tensor, Tensor]
     for micro_batch in run.micro_batches:
         if num_rows < len(texts):
             num_rows, num_micro_batches = num_rows + len(micro_batch.ids), num_micro_batches + 1
-    found = run.token_slopes(num_micro_batches)
+    slopes = run.token_slopes(num_micro_batches)
     rows = []
     for row, ids in enumerate(texts):
         if texts.count(ids) == 1:
             advantages = tensors["advantages"][row][tensors["actions"][row]]
-            rows.append((row, advantages, found.get(ids, torch.zeros_like(advantages))))
+            rows.append((row, advantages, slopes.get(ids, torch.zeros_like(advantages))))
     return rows
 
 
 def slopes(cases: Cases) -> Iterator[Finding]:
     """Check that the first step's slopes have the sign of the advantages, and that padding has none."""
-    runs = {"train_ppo.py": usual(cases)}
+    runs = {"train_ppo.py": usual_run(cases)}
     for algorithm, settings in ALGORITHMS.items():
         runs[f"train_grpo.py --algorithm {algorithm}"] = cases.run("train_grpo", algorithm=algorithm, **settings)
     for name, run in runs.items():
@@ -104,11 +104,11 @@ def slopes(cases: Cases) -> Iterator[Finding]:
                 where=f"{name.partition(' ')[0]}, the losses",
             )
             continue
-        rows = slopes_of_rows(run, cases.world.tokenizer.pad_id)
+        rows = slopes_by_row(run, cases.world.tokenizer.pad_id)
         weights = [-slope[a.abs() > 1e-4] / a[a.abs() > 1e-4] for _, a, slope in rows]
-        together = torch.cat(weights)
-        if not (together > 0).all():
-            share = (together <= 0).double().mean().item()
+        all_weights = torch.cat(weights)
+        if not (all_weights > 0).all():
+            share = (all_weights <= 0).double().mean().item()
             yield Finding(
                 name="slopes",
                 seen=f"Before the first step of {name}, {share:.0%} of the tokens with an advantage have no gradient "
@@ -117,7 +117,7 @@ def slopes(cases: Cases) -> Iterator[Finding]:
                 "has a wrong sign.",
                 where=f"{name.partition(' ')[0]}, the losses, and nanorlhf/ppo.py (eos_masks)",
             )
-        elif any(far(w, w[:1].expand_as(w)) for w in weights if len(w)):
+        elif any(differ(w, w[:1].expand_as(w)) for w in weights if len(w)):
             yield Finding(
                 name="slopes",
                 seen=f"Before the first step of {name}, the tokens of a response have different weights at the same "
@@ -134,7 +134,7 @@ def gradients(cases: Cases) -> Iterator[Finding]:
     gradient of the first must not be part of the second.
     """
     runs = {
-        "train_ppo.py": (usual(cases), cases.reward_model()),
+        "train_ppo.py": (usual_run(cases), cases.reward_model()),
         "train_grpo.py": (cases.run("train_grpo", algorithm="grpo"), None),
         "train_rlcf.py": (cases.run("train_rlcf"), None),  # its value model has new weights
     }
@@ -144,23 +144,23 @@ def gradients(cases: Cases) -> Iterator[Finding]:
         models += [] if value_model is None else [("value model", value_model, run.value_micro_batches, 1.0)]
         for step in range(2):
             part = slice(run.read_before[step - 1] if step else 0, run.read_before[step])
-            theirs, before = run.gradients[step], run.parameters[step]
-            for what, model, read, heat in models:
+            remaining, before = run.gradients[step], run.parameters[step]
+            for kind, model, read, scale in models:
                 if not all(x.slopes is not None and x.is_all for x in read[part]) or not read[part]:
-                    raise CannotCheckError(f"the loss of {name} doesn't evaluate the {what} with nanorlhf/logprobs.py")
+                    raise CannotCheckError(f"the loss of {name} doesn't evaluate the {kind} with nanorlhf/logprobs.py")
                 parameters = [*model.parameters()]
-                found, theirs = theirs[: len(parameters)], theirs[len(parameters) :]
+                actual, remaining = remaining[: len(parameters)], remaining[len(parameters) :]
                 values, before = before[: len(parameters)], before[len(parameters) :]
                 if [x.shape for x in values] != [x.shape for x in parameters]:
-                    raise CannotCheckError(f"the optimizer of {name} has other parameters than the {what}'s")
+                    raise CannotCheckError(f"the optimizer of {name} has other parameters than the {kind}'s")
                 with torch.no_grad():
                     for parameter, value in zip(parameters, values, strict=True):
                         parameter.copy_(value)
-                expected = gradient_of(model, read[part], run.micro_batches[part], heat)
-                if any(far(x, y, 1e-2) for x, y in paired(found, expected)):
+                expected = slopes_gradient(model, read[part], run.micro_batches[part], scale)
+                if any(differ(x, y, 1e-2) for x, y in scaled_pairs(actual, expected)):
                     yield Finding(
                         name="gradients",
-                        seen=f"The gradient of the {what} in step {step} of {name} is not the loss's slopes "
+                        seen=f"The gradient of the {kind} in step {step} of {name} is not the loss's slopes "
                         "backpropagated through its outputs.",
                         means="A part of the model is detached, such as all but its head; the gradient of the previous "
                         "step was not cleared; it is scaled, or clipped before all micro-batches are added; or a "
@@ -170,17 +170,19 @@ def gradients(cases: Cases) -> Iterator[Finding]:
                     return
 
 
-def gradient_of(
-    model: GPT | ScalarModel, read: list[Slopes], of_policy: list[Slopes], temperature: float = 1.0
+def slopes_gradient(
+    model: GPT | ScalarModel, micro_batches: list[Slopes], policy_batches: list[Slopes], temperature: float = 1.0
 ) -> list[Tensor | None]:
     """Return each parameter's gradient of the sum of slopes times outputs, processing one text at a time.
 
-    of_policy: the policy's records of the same micro-batches, which contain the response lengths.
+    policy_batches: the policy's records of the same micro-batches, which contain the response lengths.
     """
     total = torch.zeros(())
-    for some, others in zip(read, of_policy, strict=True):
-        assert some.slopes is not None
-        for ids, mask, slopes, actions in zip(some.ids, some.actions, some.slopes, others.actions, strict=True):
+    for micro_batch, policy_batch in zip(micro_batches, policy_batches, strict=True):
+        assert micro_batch.slopes is not None
+        for ids, mask, slopes, actions in zip(
+            micro_batch.ids, micro_batch.actions, micro_batch.slopes, policy_batch.actions, strict=True
+        ):
             first, t = len(ids) - int(actions.sum()) - 1, int(mask.sum())
             outputs = model(torch.tensor([ids]))[0, first : first + t]  # starting at the position before the response
             if isinstance(model, GPT):
@@ -204,12 +206,12 @@ def micro_batches(cases: Cases) -> Iterator[Finding]:
         changed = {"algorithm": algorithm, "num_epochs": 1} | settings
         scripts[f"train_grpo.py --algorithm {algorithm}"] = ("train_grpo", changed)
     for name, (module, changes) in scripts.items():
-        whole, parts = (cases.run(module, micro_batch_size=size, **changes) for size in (B, 3))
-        if not whole.gradients or not parts.gradients:
+        single, split = (cases.run(module, micro_batch_size=size, **changes) for size in (B, 3))
+        if not single.gradients or not split.gradients:
             raise CannotCheckError(f"{name} took no optimizer step")
         # also the second step: before the first, all of DPO's margins are 0, and so is any mean of them
-        steps = zip(whole.gradients[:2], parts.gradients[:2], strict=True)
-        if any(far(a, b, 1e-2) for x, y in steps for a, b in paired(x, y)):
+        steps = zip(single.gradients[:2], split.gradients[:2], strict=True)
+        if any(differ(a, b, 1e-2) for x, y in steps for a, b in scaled_pairs(x, y)):
             yield Finding(
                 name="micro-batches",
                 seen=f"The gradient of {name} changes with --micro-batch-size.",
@@ -219,14 +221,14 @@ def micro_batches(cases: Cases) -> Iterator[Finding]:
             )
 
 
-def paired(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Iterator[tuple[Tensor, Tensor]]:
+def scaled_pairs(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Iterator[tuple[Tensor, Tensor]]:
     """Pair gradients of the same parameters, divided by the largest of all, so that pure rounding error is about 0."""
     numbers = [x.abs().max().item() for x in (*a, *b) if x is not None]
     largest = max(numbers, default=1.0) or 1.0
     for x, y in zip(a, b, strict=True):
         if x is not None or y is not None:
             zero = torch.zeros_like(x if x is not None else y)  # type: ignore[arg-type]
-            floor = torch.ones(1)  # so that `far` compares with the largest
+            floor = torch.ones(1)  # so that `differ` compares with the largest
             first, second = (torch.cat(((zero if z is None else z).flatten() / largest, floor)) for z in (x, y))
             yield first, second
 
@@ -241,7 +243,7 @@ def two_models(cases: Cases) -> Iterator[Finding]:
     shapes = [p.shape for p in cases.policy().parameters()]
     if [p.shape for p in with_values.parameters[0][:num_policy]] != shapes:
         raise CannotCheckError("the optimizer's first parameters are not the policy's")
-    if any(far(x, y) for x, y in paired(a[:num_policy], b[:num_policy])):
+    if any(differ(x, y) for x, y in scaled_pairs(a[:num_policy], b[:num_policy])):
         yield Finding(
             name="two-models",
             seen="The policy's gradient changes with --value-coef.",
@@ -279,27 +281,27 @@ def clipping(cases: Cases) -> Iterator[Finding]:
     }  # with the clip range below and above 1
     for name, (changes, below, above) in settings.items():
         changes = changes | {"reward": cases.world.rule("score"), "kl_coef": 0.0}
-        run = cases.run(name, patches=rereading(name, older_policy), **changes)
+        run = cases.run(name, patches=replaced_logprobs(name, older_policy), **changes)
         wrong: dict[str, int] = {}
-        for row, advantages, found in slopes_of_rows(run, cases.world.tokenizer.pad_id):
+        for row, advantages, slopes in slopes_by_row(run, cases.world.tokenizer.pad_id):
             ratio = RATIOS[row % len(RATIOS)]
             with_advantage = advantages.abs() > 1e-3
             numbers: Numbers = {"advantages": advantages, "ratio": ratio, "below": below, "above": above}
-            gone_far = evaluate(IS_CLIPPED, numbers)
-            others = with_advantage & ~gone_far & (ratio < 100)  # a dual clip may stop those
-            silent = found.abs() < 1e-9
-            for what, mask in (
-                ("are clipped but have a gradient", with_advantage & gone_far & ~silent),
-                ("are within the clip range, or move back to it, but have no gradient", others & silent),
-                ("have a gradient with the wrong sign", others & (found.sign() == advantages.sign()) & ~silent),
+            clipped = evaluate(IS_CLIPPED, numbers)
+            unclipped = with_advantage & ~clipped & (ratio < 100)  # a dual clip may stop those
+            silent = slopes.abs() < 1e-9
+            for problem, mask in (
+                ("are clipped but have a gradient", with_advantage & clipped & ~silent),
+                ("are within the clip range, or move back to it, but have no gradient", unclipped & silent),
+                ("have a gradient with the wrong sign", unclipped & (slopes.sign() == advantages.sign()) & ~silent),
             ):
-                wrong[what] = wrong.get(what, 0) + int(mask.sum())
-        for what, count in wrong.items():
+                wrong[problem] = wrong.get(problem, 0) + int(mask.sum())
+        for problem, count in wrong.items():
             if count:
                 yield Finding(
                     name="clipping",
                     seen=f"With ratios of 1, 3, 0.3 and 200 in the first step of {name}.py, and --clip-range "
-                    f"{changes['clip_range']}, {count} tokens {what}.",
+                    f"{changes['clip_range']}, {count} tokens {problem}.",
                     means="The loss is max(-A * ratio, -A * clip(ratio)), the ratio is to the rollout's "
                     "log-probabilities, and no token is dropped for a large ratio. If the clip range has two numbers, "
                     "the first is the range below 1.",
@@ -308,12 +310,12 @@ def clipping(cases: Cases) -> Iterator[Finding]:
                 break
 
 
-def back_and_forth(batch: Any, logprobs: Tensor, ref_logprobs: Tensor) -> tuple[Tensor, Tensor]:
+def alternating_policy(batch: Any, logprobs: Tensor, ref_logprobs: Tensor) -> tuple[Tensor, Tensor]:
     """Change the rollout's log-probabilities to an older policy's: ratios alternate between 2 and 2/3."""
-    return torch.where(batch.actions, logprobs - turns(logprobs.size(1)), logprobs), ref_logprobs
+    return torch.where(batch.actions, logprobs - alternating_log_ratios(logprobs.size(1)), logprobs), ref_logprobs
 
 
-def turns(T: int) -> Tensor:
+def alternating_log_ratios(T: int) -> Tensor:
     """Return log 2, log 2/3, log 2, ... (T,), with a mean above log 1.1."""
     return torch.where(torch.arange(T) % 2 == 0, math.log(2), math.log(2 / 3))
 
@@ -327,31 +329,31 @@ def ratio_statistics(cases: Cases) -> Iterator[Finding]:
     }
     for name, (module, changes) in settings.items():
         changes = changes | {"reward": cases.world.rule("score"), "kl_coef": 0.0, "clip_range": 0.1}
-        run = cases.run(module, patches=rereading(module, back_and_forth), **changes)
+        run = cases.run(module, patches=replaced_logprobs(module, alternating_policy), **changes)
         tensors, _ = run.traces()[0]
-        slopes_of = run.token_slopes()
+        token_slopes = run.token_slopes()
         log_ratios, clipped = [], []  # (t,) for each response
         for row, (query, response) in enumerate(unpadded(tensors, cases.world.tokenizer.pad_id)):
-            if tuple(query + response) not in slopes_of:
+            if tuple(query + response) not in token_slopes:
                 raise CannotCheckError(f"{name} excludes a response from its loss")
             actions = tensors["actions"][row]
-            advantages, found = tensors["advantages"][row][actions], slopes_of[tuple(query + response)]
-            log_ratios.append(turns(len(actions))[actions])
-            clipped.append((found.abs() < 1e-9) & (advantages.abs() > 1e-3))
+            advantages, slopes = tensors["advantages"][row][actions], token_slopes[tuple(query + response)]
+            log_ratios.append(alternating_log_ratios(len(actions))[actions])
+            clipped.append((slopes.abs() < 1e-9) & (advantages.abs() > 1e-3))
         if not torch.cat(clipped).any():
             continue  # the script doesn't clip
         if any(x.any() != x.all() for x in clipped):
-            what, ratio, share = "tokens", torch.cat(log_ratios).exp().mean(), torch.cat(clipped).double().mean()
+            unit, ratio, share = "tokens", torch.cat(log_ratios).exp().mean(), torch.cat(clipped).double().mean()
         else:
-            what, ratio = "responses", torch.stack([x.mean() for x in log_ratios]).exp().mean()
+            unit, ratio = "responses", torch.stack([x.mean() for x in log_ratios]).exp().mean()
             share = torch.stack([x.any() for x in clipped]).double().mean()
         for metric, expected in (("policy/ratio", ratio.item()), ("policy/clip_fraction", share.item())):
             logged = run.metrics[0].get(metric)
             if logged is not None and abs(logged - expected) > 1e-3:
                 yield Finding(
                     name="statistics",
-                    seen=f"The loss of {name} clips the ratios of {what}, but {metric} is logged as {logged:.3g} "
-                    f"instead of {expected:.3g}, its value over {what}.",
+                    seen=f"The loss of {name} clips the ratios of {unit}, but {metric} is logged as {logged:.3g} "
+                    f"instead of {expected:.3g}, its value over {unit}.",
                     means="The metric doesn't describe the ratios that the loss clips.",
                     where=f"{name.partition(' ')[0]} and nanorlhf/training/update_metrics.py (UpdateStatistics)",
                 )
@@ -385,7 +387,7 @@ def baselines(cases: Cases) -> Iterator[Finding]:
         a, b = (x["advantages"][x["actions"]] for x in (once, twice))
         if a.abs().max() == 0:
             raise CannotCheckError(f"all advantages of {algorithm} are 0")
-        if far(b, a) and far(b, 2 * a):
+        if differ(b, a) and differ(b, 2 * a):
             yield Finding(
                 name="baseline",
                 seen=f"With --algorithm {algorithm} doubling the scores neither preserves nor doubles the advantages.",
@@ -395,7 +397,7 @@ def baselines(cases: Cases) -> Iterator[Finding]:
 
 
 # ----------------------------------------------------------------------------------------- the world of seven responses
-def letters(cases: Cases) -> tuple[int, int, int]:
+def seven_tokens(cases: Cases) -> tuple[int, int, int]:
     """Return the three tokens of the policy with seven responses: EOS and two letters."""
     (a,), (b,) = (cases.world.tokenizer.encode(letter) for letter in "xy")
     return cases.world.tokenizer.eos_id, a, b
@@ -411,7 +413,7 @@ def seven_policy(cases: Cases) -> GPT:
         policy.get_parameter("transformer.norm.bias").copy_(torch.eye(config.d_model)[0])
         policy.lm_head.weight.zero_()
         policy.lm_head.weight[:, 0] = -80.0
-        for token, probability in zip(letters(cases), (1 / 2, 1 / 4, 1 / 4), strict=True):
+        for token, probability in zip(seven_tokens(cases), (1 / 2, 1 / 4, 1 / 4), strict=True):
             policy.lm_head.weight[token, 0] = math.log(probability)
     return policy
 
@@ -423,13 +425,13 @@ RULE_OF_SEVEN = f"""def score(queries, responses):
 """
 
 
-def each_in_proportion(rand: Callable) -> Callable:
+def proportional_rand(rand: Callable) -> Callable:
     """Return a torch.rand that for 16 rows of two tokens samples each response in proportion to its probability."""
     table = torch.tensor([[first, second] for first in (0.1, 0.3, 0.6, 0.9) for second in (0.1, 0.3, 0.6, 0.9)])
 
-    def in_proportion(*size: Any, **named: Any) -> Tensor:
+    def in_proportion(*size: Any, **kwargs: Any) -> Tensor:
         shape = tuple(size[0]) if size and isinstance(size[0], tuple | list | torch.Size) else size
-        return table.to(named.get("dtype", torch.float32)) if shape == (B, 2) else rand(*size, **named)
+        return table.to(kwargs.get("dtype", torch.float32)) if shape == (B, 2) else rand(*size, **kwargs)
 
     return in_proportion
 
@@ -441,7 +443,7 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
         root.mkdir()
         save(seven_policy(cases), root / "sft", cases.world.tokenizer)
         (root / "rule.py").write_text(RULE_OF_SEVEN)
-    eos, x, y = letters(cases)
+    eos, x, y = seven_tokens(cases)
     head = torch.tensor([math.log(1 / 2), math.log(1 / 4), math.log(1 / 4)], dtype=torch.float64, requires_grad=True)
     logprobs = dict(zip((eos, x, y), head.log_softmax(0), strict=True))
     expected_score = torch.zeros((), dtype=torch.float64)
@@ -464,7 +466,7 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
         for name in UNBIASED  # GRPO's and GSPO's mean over a response's tokens favours short responses
     }  # fmt: skip
     for name, (module, settings) in runs.items():
-        patches = partial(replaced, torch, "rand", each_in_proportion)
+        patches = partial(replaced, torch, "rand", proportional_rand)
         run = cases.run(module, patches=patches, **settings)
         texts = sorted(len(row) for _, row in unpadded(run.traces()[0][0], cases.world.tokenizer.pad_id))
         if texts != [1] * 8 + [2] * 8:
@@ -484,11 +486,11 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
 
 def head_gradient(run: Watched, vocab_size: int) -> Tensor:
     """Return the gradient (V, C) of the policy's head in the first step."""
-    found = [g for g in run.gradients[0] if g is not None and g.ndim == 2 and len(g) == vocab_size]
-    if not found:
+    gradients = [g for g in run.gradients[0] if g is not None and g.ndim == 2 and len(g) == vocab_size]
+    if not gradients:
         raise CannotCheckError("no parameter of the optimizer is the policy's head")
     # head and embedding have the same shape, but only the head's gradient is in the first channel
-    return max(found, key=lambda g: g[:, 0].abs().sum().item())
+    return max(gradients, key=lambda g: g[:, 0].abs().sum().item())
 
 
 CHECKS = (

@@ -75,13 +75,13 @@ class Watched:
 
     def token_slopes(self, num_micro_batches: int | None = None) -> dict[tuple[int, ...], Tensor]:
         """Return a map of query and response ids to the slopes (t,) of their actions in the first micro-batches."""
-        found: dict[tuple[int, ...], Tensor] = {}
+        token_slopes: dict[tuple[int, ...], Tensor] = {}
         for micro_batch in self.micro_batches[:num_micro_batches]:
             if micro_batch.slopes is None:
                 continue
             for ids, mask, slopes in zip(micro_batch.ids, micro_batch.actions, micro_batch.slopes, strict=True):
-                found.setdefault(ids, slopes.double()[mask])
-        return found
+                token_slopes.setdefault(ids, slopes.double()[mask])
+        return token_slopes
 
 
 def script(name: str) -> ModuleType:
@@ -101,10 +101,10 @@ def watch(
     """
     if not args.resume:
         shutil.rmtree(args.out, ignore_errors=True)
-    kept = Watched(args.out)
+    record = Watched(args.out)
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if stop_at is not None and len(kept.gradients) == stop_at:
+        if stop_at is not None and len(record.gradients) == stop_at:
             raise Stopped
         groups = optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
@@ -114,19 +114,19 @@ def watch(
             for group in groups
             for parameter in group["params"]
         ]
-        kept.optimizers.append((type(optimizer).__name__, settings))
-        kept.live = parameters
-        kept.read_before.append(len(kept.micro_batches))
-        kept.parameters.append([p.detach().clone() for p in parameters])
-        kept.gradients.append([None if p.grad is None else p.grad.detach().clone() for p in parameters])
+        record.optimizers.append((type(optimizer).__name__, settings))
+        record.live = parameters
+        record.read_before.append(len(record.micro_batches))
+        record.parameters.append([p.detach().clone() for p in parameters])
+        record.gradients.append([None if p.grad is None else p.grad.detach().clone() for p in parameters])
 
     handle = register_optimizer_step_pre_hook(before_step)
     try:
-        with silent(), patches(), listening(name, kept), contextlib.suppress(Stopped):
+        with silent(), patches(), listening(name, record), contextlib.suppress(Stopped):
             script(name).main(args)
     finally:
         handle.remove()
-    return kept
+    return record
 
 
 @contextlib.contextmanager
@@ -137,7 +137,7 @@ def silent() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def listening(name: str, kept: Watched) -> Iterator[None]:
+def listening(name: str, record: Watched) -> Iterator[None]:
     """Record the model outputs that the script computes, their slopes, its examples, and the models that it saves.
 
     Functions that the script doesn't have are skipped.
@@ -145,14 +145,14 @@ def listening(name: str, kept: Watched) -> Iterator[None]:
     module = script(name)
 
     def reading(function: Callable, micro_batches: list[Slopes]) -> Callable:
-        def read(model: Any, query_response: Tensor, real: Tensor, mask: Tensor, *others: Any, **named: Any) -> Any:
-            result = function(model, query_response, real, mask, *others, **named)
-            found = result[0] if isinstance(result, tuple) else result
-            if found.requires_grad:
-                ids = [tuple(row[some].tolist()) for row, some in zip(query_response, real, strict=True)]
-                micro_batch = Slopes(ids, mask.clone(), found.detach().clone())
+        def read(model: Any, query_response: Tensor, real: Tensor, mask: Tensor, *args: Any, **kwargs: Any) -> Any:
+            result = function(model, query_response, real, mask, *args, **kwargs)
+            output = result[0] if isinstance(result, tuple) else result
+            if output.requires_grad:
+                ids = [tuple(row[is_token].tolist()) for row, is_token in zip(query_response, real, strict=True)]
+                micro_batch = Slopes(ids, mask.clone(), output.detach().clone())
                 micro_batches.append(micro_batch)
-                found.register_hook(lambda slope: setattr(micro_batch, "slopes", slope.detach().clone()))
+                output.register_hook(lambda slope: setattr(micro_batch, "slopes", slope.detach().clone()))
                 for other in result[1:] if isinstance(result, tuple) else ():
                     if other.requires_grad:
                         other.register_hook(lambda slope: setattr(micro_batch, "is_all", False))
@@ -161,29 +161,29 @@ def listening(name: str, kept: Watched) -> Iterator[None]:
         return read
 
     def batch_indices(function: Callable) -> Callable:
-        def asked(*args: Any, **named: Any) -> Any:
-            kept.indices.append(list(function(*args, **named)))
-            return kept.indices[-1]
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            record.indices.append(list(function(*args, **kwargs)))
+            return record.indices[-1]
 
         return asked
 
     def backward(function: Callable) -> Callable:
-        def summed(model: Any, batch: Any, *others: Any, **named: Any) -> Any:
-            kept.batches.append(list(batch))
-            return function(model, batch, *others, **named)
+        def summed(model: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            record.batches.append(list(batch))
+            return function(model, batch, *args, **kwargs)
 
         return summed
 
     def write_checkpoint(function: Callable) -> Callable:
-        def written(model: Any, directory: Path, *others: Any, **named: Any) -> Any:
-            kept.saved[Path(directory)] = model
-            return function(model, directory, *others, **named)
+        def written(model: Any, directory: Path, *args: Any, **kwargs: Any) -> Any:
+            record.saved[Path(directory)] = model
+            return function(model, directory, *args, **kwargs)
 
         return written
 
     changes = {
-        "response_logprobs": lambda function: reading(function, kept.micro_batches),
-        "response_values": lambda function: reading(function, kept.value_micro_batches),
+        "response_logprobs": lambda function: reading(function, record.micro_batches),
+        "response_values": lambda function: reading(function, record.value_micro_batches),
         "batch_indices": batch_indices, "backward": backward, "write_checkpoint": write_checkpoint,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
@@ -193,6 +193,6 @@ def listening(name: str, kept: Watched) -> Iterator[None]:
         yield
 
 
-def replaced(where: Any, name: str, change: Callable[..., Any]) -> contextlib.AbstractContextManager:
+def replaced(target: Any, name: str, change: Callable[..., Any]) -> contextlib.AbstractContextManager:
     """Return a context manager that replaces where.name by change(original)."""
-    return patch.object(where, name, change(getattr(where, name)))
+    return patch.object(target, name, change(getattr(target, name)))

@@ -8,7 +8,7 @@ from nanorlhf.checkpoint import holds_reward_model
 from nanorlhf.evals import reward_models, summaries
 from nanorlhf.evals.settings import EvalArgs, PolicyArgs, best_of, named_policies
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.plan.memory import Flags, Model, Phase, Rows, Work, memory_plan, shape_of, sized
+from nanorlhf.plan.memory import Flags, Model, Phase, Rows, Work, memory_plan, read_shape, sized_model
 from nanorlhf.rewards.weighted_sum import is_function
 
 MACHINES = ((1, 80), (1, 141))  # an evaluation is one process
@@ -33,8 +33,8 @@ def eval_work(args: EvalArgs) -> Work:
 
     def add(name: str, kind: type[GPT | ScalarModel], flag: str, *paths: str) -> None:
         """Add the largest of several models, and a phase for its forward passes."""
-        shapes = [shape_of(flag, path, query_length + response_length) for path in paths]
-        models[name] = max((sized(kind, shape, rows) for shape in shapes), key=lambda model: model.parameters)
+        shapes = [read_shape(flag, path, query_length + response_length) for path in paths]
+        models[name] = max((sized_model(kind, shape, rows) for shape in shapes), key=lambda model: model.parameters)
         phases.append(Phase(name, "read", (name,), args.batch_size, "batch_size"))
 
     if isinstance(args, PolicyArgs):

@@ -119,7 +119,7 @@ class Work:
     can_shard: bool = True
 
 
-def sized(
+def sized_model(
     kind: type[GPT | ScalarModel],
     config: GPTConfig,
     rows: Rows,
@@ -233,24 +233,24 @@ def flags_that_fit(work: Work, num_gpus: int, usable: float) -> Flags:
     In order of cost: smaller batches that still keep a GPU busy; --offload; --shard; --checkpoint-activations (a third
     more time per update); batches of a few rows.
     """
-    asked = work.flags
-    shards = ["none", "fsdp"] if asked.shard == "none" else [asked.shard]
+    requested = work.flags
+    shards = ["none", "fsdp"] if requested.shard == "none" else [requested.shard]
     options = product(
         (BUSY, dict.fromkeys(BUSY, 1)),
-        sorted({asked.checkpoint_activations, any(model.trained for model in work.models.values())}),
+        sorted({requested.checkpoint_activations, any(model.trained for model in work.models.values())}),
         shards if num_gpus > 1 and work.can_shard else ["none"],
-        [None] if asked.offload is None else sorted({asked.offload, True}),
+        [None] if requested.offload is None else sorted({requested.offload, True}),
     )
-    for least, checkpoint_activations, shard, offload in options:
-        flags = Flags(asked.limits, checkpoint_activations, shard, offload)
+    for minimum, checkpoint_activations, shard, offload in options:
+        flags = Flags(requested.limits, checkpoint_activations, shard, offload)
         while True:
-            phase, most = largest_phase(work, flags, num_gpus)
-            if most <= usable:
+            phase, total = largest_phase(work, flags, num_gpus)
+            if total <= usable:
                 return flags
-            if phase.limit is None or flags.limits[phase.limit] <= least[phase.limit]:
+            if phase.limit is None or flags.limits[phase.limit] <= minimum[phase.limit]:
                 break
-            fewer = max(flags.limits[phase.limit] // 2, least[phase.limit])
-            flags = replace(flags, limits={**flags.limits, phase.limit: fewer})
+            smaller = max(flags.limits[phase.limit] // 2, minimum[phase.limit])
+            flags = replace(flags, limits={**flags.limits, phase.limit: smaller})
     return flags
 
 
@@ -273,7 +273,7 @@ def memory_plan(work: Work, machines: tuple[tuple[int, int], ...] = MACHINES) ->
     return "\n".join([*lines, *work.notes])
 
 
-def shape_of(flag: str, path: str, num_tokens: int) -> GPTConfig:
+def read_shape(flag: str, path: str, num_tokens: int) -> GPTConfig:
     """Return the shape of a checkpoint, from PUBLISHED or its config.json.
 
     Raises InputError if the shape is unknown, or if `num_tokens` exceed the positions of the model.

@@ -56,8 +56,8 @@ def nearest_first(findings: Sequence[Finding]) -> list[Finding]:
 
 def paragraphs(findings: Sequence[Finding]) -> str:
     """Return the first finding as text, followed under a heading by the findings that it may have caused."""
-    first, *others = map(str, findings)
-    return "\n\n".join([first, *([FOLLOWING] if others else []), *others])
+    first, *following = map(str, findings)
+    return "\n\n".join([first, *([FOLLOWING] if following else []), *following])
 
 
 def report(findings: Sequence[Finding]) -> int:

@@ -152,11 +152,11 @@ def evaluate(text: str, numbers: Numbers) -> Tensor:
 
 def from_the_right(name: str, formulas: Formulas, numbers: Numbers) -> Tensor:
     """Evaluate `name` = ... + `carried` from the last position to the first. Masked numbers must be 0."""
-    found = torch.zeros_like(torch.as_tensor(numbers["rewards"]))  # (n, T)
-    for t in reversed(range(found.size(1))):
-        carried = evaluate(formulas["carried"][0], {**numbers, name: found})
-        found[:, t] = evaluate(formulas[name][0], {**numbers, "carried": carried})[:, t]
-    return found
+    result = torch.zeros_like(torch.as_tensor(numbers["rewards"]))  # (n, T)
+    for t in reversed(range(result.size(1))):
+        carried = evaluate(formulas["carried"][0], {**numbers, name: result})
+        result[:, t] = evaluate(formulas[name][0], {**numbers, "carried": carried})[:, t]
+    return result
 
 
 def group_numbers(
@@ -168,23 +168,23 @@ def group_numbers(
     the worst; `margin` is the difference of their KLs in nats, times beta.
     """
     scores, query = tensors["scores"], tensors["index"] // k
-    found = {"k": torch.full_like(query, k), "response_kl": response_kl}
+    numbers = {"k": torch.full_like(query, k), "response_kl": response_kl}
     rewards = scores
     if algorithm == "rloo":
         rewards = scores - kl_coef * response_kl
     elif algorithm == "dapo":  # 0 up to four fifths of the maximum length, then linearly down to -1
         length = tensors["eos_index"] + 1
-        found["length_penalty"] = (4 - 5 * length / tensors["actions"].size(1)).clamp(max=0)
-        rewards = scores + found["length_penalty"]
+        numbers["length_penalty"] = (4 - 5 * length / tensors["actions"].size(1)).clamp(max=0)
+        rewards = scores + numbers["length_penalty"]
     same = query[:, None] == query  # (n, n)
     size = same.sum(1)
     mean = torch.where(same, rewards, 0.0).sum(1) / size
     square = (rewards - mean[:, None]) ** 2
-    found |= {"response_reward": rewards, "group_mean": mean}
-    found["group_var"] = torch.where(same, square, 0.0).sum(1) / size
+    numbers |= {"response_reward": rewards, "group_mean": mean}
+    numbers["group_var"] = torch.where(same, square, 0.0).sum(1) / size
     if algorithm == "online_dpo":
         best, worst = torch.where(same, scores, -torch.inf).argmax(1), torch.where(same, scores, torch.inf).argmin(1)
-        row = torch.arange(len(scores))
-        found["side"] = (row == best).long() - (row == worst).long()
-        found["margin"] = kl_coef * (response_kl[best] - response_kl[worst])
-    return found
+        position = torch.arange(len(scores))
+        numbers["side"] = (position == best).long() - (position == worst).long()
+        numbers["margin"] = kl_coef * (response_kl[best] - response_kl[worst])
+    return numbers

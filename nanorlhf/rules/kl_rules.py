@@ -12,7 +12,7 @@ ESTIMATES = ("objective/kl", "objective/kl_k3", "objective/kl_exact")
 
 def first_kl(record: Record) -> Finding | None:
     """Check that the KL is 0 before the first step, when policy and reference are the same model."""
-    for row in record.having(*ESTIMATES, "response_length"):
+    for row in record.rows_with(*ESTIMATES, "response_length"):
         largest = max(ESTIMATES, key=lambda name: abs(row[name]))
         most = limit("first_kl" if record.is_float32 else "first_kl_bfloat16") * row["response_length"]
         if row["step"] == 0 and abs(row[largest]) > most:
@@ -29,7 +29,7 @@ def first_kl(record: Record) -> Finding | None:
 
 def kl_stays_zero(record: Record) -> Finding | None:
     """Check that a policy that moves away from its rollouts also moves away from the reference."""
-    rows = record.having(*ESTIMATES, "policy/approx_kl", "response_length")
+    rows = record.rows_with(*ESTIMATES, "policy/approx_kl", "response_length")
     moved = mean(rows[:-1], "policy/approx_kl") * mean(rows, "response_length")  # nats per response and update
     furthest = max((abs(row[name]) for row in rows[1:] for name in ESTIMATES), default=math.nan)
     if len(rows) < 3 or not moved > limit("movement") or not furthest < limit("kl_per_movement") * moved:
@@ -80,7 +80,7 @@ def kl_estimators(record: Record) -> Finding | None:
     k3 is heavy-tailed: a single token that is much likelier under the reference can outweigh all others. This happens
     in few updates, so the median is compared as well.
     """
-    rows = [row for row in record.having(*ESTIMATES) if row["objective/kl_exact"] > 0]
+    rows = [row for row in record.rows_with(*ESTIMATES) if row["objective/kl_exact"] > 0]
     exact = sum(row["objective/kl_exact"] for row in rows)
     nats = exact * record.number("batch_size", 1)  # over all responses; k1 has about twice this variance
     if not nats > 0 or record.sampler == "other" or kl_negative(record) is not None:
@@ -132,7 +132,7 @@ def kl_controller(record: Record) -> Finding | None:
     if record.settings.get("kl_target") is None:
         return None
     target = record.number("kl_target", math.nan)
-    rows = record.having("objective/kl", "objective/kl_coef")
+    rows = record.rows_with("objective/kl", "objective/kl_coef")
     changes = [
         (row["objective/kl"] - target, after["objective/kl_coef"] - row["objective/kl_coef"])
         for row, after in zip(rows, rows[1:], strict=False)

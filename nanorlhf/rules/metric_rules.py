@@ -23,7 +23,7 @@ def not_finite(record: Record) -> Finding | None:
 
 
 def skipped_steps(record: Record) -> Finding | None:
-    rows = record.having("skipped_steps")
+    rows = record.rows_with("skipped_steps")
     skipped = max((row["skipped_steps"] for row in rows), default=0)
     if not skipped > 0:
         return None

@@ -13,7 +13,7 @@ def typical_log_ratio(approx_kl: float) -> float:
 
 
 def first_ratio(record: Record) -> Finding | None:
-    rows = record.having("policy/first_ratio_error")
+    rows = record.rows_with("policy/first_ratio_error")
     error = max((row["policy/first_ratio_error"] for row in rows), default=math.nan)
     if not error > limit("first_ratio" if record.is_float32 else "first_ratio_bfloat16"):
         return None
@@ -30,7 +30,7 @@ def first_ratio(record: Record) -> Finding | None:
 
 def mean_ratio(record: Record) -> Finding | None:
     """Check the mean ratio: for small log ratios x, |mean(exp x) - 1| is about |mean(x)| <= sqrt(mean(x^2))."""
-    rows = [row for row in record.having("policy/ratio", "policy/approx_kl") if row["policy/approx_kl"] < 0.01]
+    rows = [row for row in record.rows_with("policy/ratio", "policy/approx_kl") if row["policy/approx_kl"] < 0.01]
 
     def excess(row: dict[str, float]) -> float:
         return abs(row["policy/ratio"] - 1) - typical_log_ratio(row["policy/approx_kl"])
@@ -51,7 +51,7 @@ def mean_ratio(record: Record) -> Finding | None:
 
 
 def sampler_gap(record: Record) -> Finding | None:
-    rows = record.having("policy/sampler_gap")
+    rows = record.rows_with("policy/sampler_gap")
     is_exact = record.sampler == "policy" and record.is_float32
     gap = max((row["policy/sampler_gap"] for row in rows), default=math.nan)
     # the kept tokens have a total probability of at least top_p, so renormalising multiplies by at most 1 / top_p
@@ -72,7 +72,7 @@ def sampler_gap(record: Record) -> Finding | None:
 
 def sampled_entropy(record: Record) -> Finding | None:
     """Check that the samples' negative log-probabilities average to the entropy of the policy's distribution."""
-    rows = record.having("objective/entropy", "policy/entropy", "response_length")
+    rows = record.rows_with("objective/entropy", "policy/entropy", "response_length")
     # if queries were resampled or dropped, DAPO's update uses other responses than the first samples
     rows = [row for row in rows if row.get("groups/refilled", 0) == row.get("groups/dropped", 0) == 0]
     expected = sum(row["policy/entropy"] * row["response_length"] for row in rows)
@@ -97,7 +97,7 @@ def sampled_entropy(record: Record) -> Finding | None:
     )
 
 
-def with_advantages(rows: Rows) -> Rows:
+def rows_with_advantages(rows: Rows) -> Rows:
     """Return the rows with nonzero advantages: in other rows nothing is learned or clipped.
 
     With a value model, even equal scores have advantages.
@@ -111,9 +111,9 @@ def with_advantages(rows: Rows) -> Rows:
 
 def clip_never(record: Record) -> Finding | None:
     """Check that some tokens are clipped once the policy moves far; not for CISPO, whose clip stops no token."""
-    rows = record.having("policy/clip_fraction", "policy/approx_kl")
+    rows = record.rows_with("policy/clip_fraction", "policy/approx_kl")
     enough = limit("clip_never") * record.log_range * record.log_range / 2
-    far = [row for row in with_advantages(rows) if row["policy/approx_kl"] > enough]
+    far = [row for row in rows_with_advantages(rows) if row["policy/approx_kl"] > enough]
     if any(row["policy/clip_fraction"] != 0 for row in rows) or record.algorithm == "cispo":
         return None
     if record.num_responses(far) < limit("responses"):
@@ -130,7 +130,7 @@ def clip_never(record: Record) -> Finding | None:
 
 
 def clip_often(record: Record) -> Finding | None:
-    rows = record.having("policy/clip_fraction")
+    rows = record.rows_with("policy/clip_fraction")
     share = mean(rows, "policy/clip_fraction")
     is_gspo = record.algorithm == "gspo"
     # CISPO counts weights beyond either bound, the others only ratios beyond the bound on the advantage's side
@@ -147,7 +147,7 @@ def clip_often(record: Record) -> Finding | None:
 
 
 def policy_rests(record: Record) -> Finding | None:
-    rows = with_advantages(record.having("policy/approx_kl", "lr"))
+    rows = rows_with_advantages(record.rows_with("policy/approx_kl", "lr"))
     furthest = max((row["policy/approx_kl"] for row in rows), default=math.nan)
     peak = max((row["lr"] for row in rows), default=0.0)
     if record.steps_per_update < 2 or len(rows) < 2 or peak == 0 or not furthest < limit("movement"):

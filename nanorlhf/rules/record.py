@@ -57,14 +57,14 @@ class Record:
     def num_responses(self, rows: Rows) -> float:
         return len(rows) * self.number("batch_size", 1)
 
-    def having(self, *names: str) -> Rows:
+    def rows_with(self, *names: str) -> Rows:
         """Return the rows that contain all of these metrics."""
         needed = set(names)
         return [row for row in self.rows if row.keys() >= needed]
 
     def quarters(self, *names: str) -> tuple[Rows, Rows]:
         """Return the first and the last quarter of these rows; both are empty if there are too few for a trend."""
-        rows = self.having(*names)
+        rows = self.rows_with(*names)
         size = len(rows) // 4 if len(rows) >= limit("rows") else 0
         return rows[:size], rows[len(rows) - size :]
 
@@ -94,7 +94,7 @@ def mean(rows: Rows, name: str) -> float:
     return sum(row[name] for row in rows) / len(rows) if rows else math.nan
 
 
-def variance_of(rows: Rows, name: str) -> float:
+def response_variance(rows: Rows, name: str) -> float:
     """Return the variance over all responses from the rows' means, `name`, and deviations, `name`_std; NaN if none."""
     average = mean(rows, name)
     if not rows:

@@ -3,11 +3,11 @@
 import math
 
 from nanorlhf.rules.finding import Finding
-from nanorlhf.rules.record import Record, Rows, mean, pooled_error, row_noise, variance_of
+from nanorlhf.rules.record import Record, Rows, mean, pooled_error, response_variance, row_noise
 from nanorlhf.rules.thresholds import limit
 
 
-def quarters_of_scores(record: Record) -> tuple[Rows, Rows, float, float]:
+def score_quarters(record: Record) -> tuple[Rows, Rows, float, float]:
     """Return first and last quarter, the scores' standard deviation, and the chance bound for a difference of means.
 
     The deviation is taken over both quarters: if rewards are sparse, all scores of one quarter may be equal. The chance
@@ -16,15 +16,15 @@ def quarters_of_scores(record: Record) -> tuple[Rows, Rows, float, float]:
     """
     names = ("objective/score", "objective/score_std", "objective/kl", "objective/rlhf_reward")
     first, last = record.quarters(*names) if record.number("discriminator_lr", 0) == 0 else ([], [])
-    variances = [variance_of(rows, "objective/score") for rows in (first, last)]
+    variances = [response_variance(rows, "objective/score") for rows in (first, last)]
     std = math.sqrt(sum(variances) / 2)
-    noise = math.sqrt(2 / max(1, len(last))) * row_noise(record.having(*names), "objective/score")
+    noise = math.sqrt(2 / max(1, len(last))) * row_noise(record.rows_with(*names), "objective/score")
     chance = max(math.sqrt(2) * pooled_error(std, record.num_responses(last)), limit("chance") * noise)
     return first, last, std, chance
 
 
 def scores_alike(record: Record) -> Finding | None:
-    rows = record.having("objective/score_std")
+    rows = record.rows_with("objective/score_std")
     is_few = len(rows) < 2 or record.num_responses(rows) < 10 * limit("responses")  # rewards may be sparse
     if is_few or record.number("batch_size", 1) < 2 or any(row["objective/score_std"] != 0 for row in rows):
         return None
@@ -39,7 +39,7 @@ def scores_alike(record: Record) -> Finding | None:
 
 def refills_in_vain(record: Record) -> Finding | None:
     """Check that some of the groups that DAPO resamples get different scores."""
-    rows = record.having("groups/alike", "groups/refilled", "groups/dropped")
+    rows = record.rows_with("groups/alike", "groups/refilled", "groups/dropped")
     refilled = sum(row["groups/refilled"] for row in rows)
     if not refilled > limit("refills") or any(row["groups/dropped"] < row["groups/alike"] for row in rows):
         return None
@@ -54,7 +54,7 @@ def refills_in_vain(record: Record) -> Finding | None:
 
 
 def score_flat(record: Record) -> Finding | None:
-    first, last, std, chance = quarters_of_scores(record)
+    first, last, std, chance = score_quarters(record)
     gain = mean(last, "objective/score") - mean(first, "objective/score")
     kl = mean(last, "objective/kl")
     # also three standard errors below what healthy runs gain
@@ -73,7 +73,7 @@ def score_flat(record: Record) -> Finding | None:
 
 
 def reward_falls(record: Record) -> Finding | None:
-    first, last, std, chance = quarters_of_scores(record)
+    first, last, std, chance = score_quarters(record)
     # GRPO and GSPO weigh the KL against normalised scores; online DPO's beta is not the weight of a penalty
     is_score = record.algorithm in ("grpo", "gspo", "online_dpo")
     name, what = ("score", "score") if is_score else ("rlhf_reward", "score minus the KL penalty")
@@ -97,7 +97,7 @@ def reward_falls(record: Record) -> Finding | None:
 
 def overoptimised(record: Record) -> Finding | None:
     """Check that the gold score doesn't fall below its best quarter while the score that is trained on still rises."""
-    rows = record.having("gold_score", "objective/score")
+    rows = record.rows_with("gold_score", "objective/score")
     size = len(rows) // 4 if len(rows) >= limit("rows") else 0
     if not size:
         return None
@@ -124,18 +124,18 @@ def value_explains_nothing(record: Record) -> Finding | None:
     last = [row for row in last if "objective/score" in row and "objective/kl" in row]
     beta = record.number("kl_coef", 0.0)
     # variance of the returns: the penalty varies too, and its variance is about twice the KL
-    variance = variance_of(last, "objective/score") + beta * beta * 2 * max(0.0, mean(last, "objective/kl"))
-    error, start = 2 * mean(last, "value/loss"), 2 * mean(first, "value/loss")
+    variance = response_variance(last, "objective/score") + beta * beta * 2 * max(0.0, mean(last, "objective/kl"))
+    error, initial_error = 2 * mean(last, "value/loss"), 2 * mean(first, "value/loss")
     if not variance > 0 or record.num_responses(last) < limit("responses"):
         return None
-    if not error > max(limit("value_error") * variance, limit("value_fall") * start):
+    if not error > max(limit("value_error") * variance, limit("value_fall") * initial_error):
         return None
     if record.settings.get("whiten_rewards"):  # returns then have another unit than scores
         return None
     return Finding(
         name="value-explains-nothing",
         seen=f"In the last quarter the squared error of the values, {error:.2g}, is larger than the variance of the "
-        f"scores, {variance:.2g} (first quarter: {start:.2g}): a constant would predict better.",
+        f"scores, {variance:.2g} (first quarter: {initial_error:.2g}): a constant would predict better.",
         means="The value model doesn't learn returns: its targets, mask or position are wrong, or its steps are too "
         "small.",
         where="value_loss in nanorlhf/ppo.py, response_values in nanorlhf/logprobs.py, --value-coef and --lr",
@@ -165,7 +165,7 @@ def value_vanishes(record: Record) -> Finding | None:
 def start_score(record: Record, reward_model: Record) -> Finding | None:
     """Check that the initial policy scores about as well as demonstrations, which normalisation gave a mean of 0."""
     shift, std = (reward_model.summary.get(name) for name in ("reward_mean_before_normalisation", "reward_std"))
-    row = next((row for row in record.having("objective/score", "eos_rate") if row["step"] == 0), None)
+    row = next((row for row in record.rows_with("objective/score", "eos_rate") if row["step"] == 0), None)
     is_shifted = reward_model.number("num_normalisation", 1) != 0
     if row is None or row["eos_rate"] < 0.9 or not is_shifted:
         return None

@@ -14,8 +14,8 @@ def loss_flat(record: Record) -> Finding | None:
     before, after = mean(first, "loss"), mean(last, "loss")
     # relative to the size of the loss, because robust DPO's may be below 0
     least = -limit("loss_fall") * abs(before) if is_new else limit("loss_rise") * abs(before)
-    chance = limit("chance") * row_noise(record.having("loss"), "loss") * math.sqrt(2 / max(1, len(first)))
-    if len(first) < 5 or not record.having("validation_loss") or not after - before > least + chance:
+    chance = limit("chance") * row_noise(record.rows_with("loss"), "loss") * math.sqrt(2 / max(1, len(first)))
+    if len(first) < 5 or not record.rows_with("validation_loss") or not after - before > least + chance:
         return None
     return Finding(
         name="loss-flat",
@@ -27,7 +27,7 @@ def loss_flat(record: Record) -> Finding | None:
 
 
 def overfit(record: Record) -> Finding | None:
-    losses = [row["validation_loss"] for row in record.having("validation_loss")]
+    losses = [row["validation_loss"] for row in record.rows_with("validation_loss")]
     # a loss near 0, or below it as in robust DPO, is compared with the initial loss
     size = max(abs(min(losses)), 0.1 * abs(losses[0])) if losses else 0.0
     if len(losses) < 2 or not losses[-1] - min(losses) > limit("overfit") * size > 0:
@@ -57,7 +57,7 @@ def sft_eos(record: Record) -> Finding | None:
 
 def at_chance(record: Record) -> Finding | None:
     """Check the validation accuracy of a reward model, or of DPO's implicit reward."""
-    rows = record.having("validation_accuracy", "num_validation_pairs")
+    rows = record.rows_with("validation_accuracy", "num_validation_pairs")
     if not rows or rows[-1]["num_validation_pairs"] < 100 or not has_reference(record):
         return None  # ORPO and SimPO rank by likelihood, which needn't begin at chance or end above it
     accuracy, count = rows[-1]["validation_accuracy"], rows[-1]["num_validation_pairs"]
@@ -74,7 +74,7 @@ def at_chance(record: Record) -> Finding | None:
 
 
 def padding_difference(record: Record) -> Finding | None:
-    rows = record.having("padding_difference", "reward_std")
+    rows = record.rows_with("padding_difference", "reward_std")
     name = "padding_difference" if record.is_float32 else "padding_difference_bfloat16"
     if not rows or not rows[-1]["padding_difference"] > limit(name) * rows[-1]["reward_std"] > 0:
         return None
@@ -93,7 +93,7 @@ def has_reference(record: Record) -> bool:
 
 
 def dpo_start(record: Record) -> Finding | None:
-    row = next((row for row in record.having("margin", "chosen_reward", "loss") if row["step"] == 0), None)
+    row = next((row for row in record.rows_with("margin", "chosen_reward", "loss") if row["step"] == 0), None)
     beta = record.number("beta", 1.0)
     # for a response of 100 tokens
     rounding = 100 * beta * limit("first_kl" if record.is_float32 else "first_kl_bfloat16")
@@ -111,7 +111,7 @@ def dpo_start(record: Record) -> Finding | None:
 
 
 def chosen_falls(record: Record) -> Finding | None:
-    rows = record.having("validation_chosen_reward", "validation_margin")
+    rows = record.rows_with("validation_chosen_reward", "validation_margin")
     if not rows or not has_reference(record):
         return None
     chosen, margin = rows[-1]["validation_chosen_reward"], rows[-1]["validation_margin"]

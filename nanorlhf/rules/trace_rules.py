@@ -70,12 +70,12 @@ class Traced:
         """True if the stored advantages are multiplied by importance weights."""
         return self.record.settings.get("sampler.correction") == "tis"
 
-    def differs(self, found: Tensor, expected: Tensor, mask: Tensor) -> float | None:
+    def differs(self, actual: Tensor, expected: Tensor, mask: Tensor) -> float | None:
         """Return the largest difference within the mask, or None if rounding explains it."""
-        found, expected = found[mask], expected[mask]
-        if not len(found):
+        actual, expected = actual[mask], expected[mask]
+        if not len(actual):
             return None
-        difference = (found - expected).abs().max().item()
+        difference = (actual - expected).abs().max().item()
         most = limit("rounding") * max(1.0, expected.abs().max().item())
         if not self.record.is_float32:
             most *= 10
@@ -88,12 +88,12 @@ def text_after_eos(trace: Traced) -> Finding | None:
     if not len(after):
         return None
     pad = after[0] if trace.tokenizer is None else trace.tokenizer.pad_id
-    rows = (trace.after_end & (trace["response"] != pad)).any(1).sum()
-    if not rows:
+    count = (trace.after_end & (trace["response"] != pad)).any(1).sum()
+    if not count:
         return None
     return Finding(
         name="text-after-eos",
-        seen=f"{rows} of {len(trace['response'])} traced responses have tokens other than [PAD] after their end.",
+        seen=f"{count} of {len(trace['response'])} traced responses have tokens other than [PAD] after their end.",
         means="The sampler doesn't stop at EOS. Masks end there, but the reward model reads the tokens that follow.",
         where="generate in nanorlhf/generate.py, which must fill finished rows with [PAD]",
     )
@@ -184,8 +184,8 @@ def score_at_the_end(trace: Traced) -> Finding | None:
     reward_model, value_model = settings.get("reward_model"), settings.get("value_model")
     if settings.get("reward") is not None or settings.get("reward_weights") is not None:
         return None
-    one = isinstance(reward_model, str) or isinstance(reward_model, list) and len(reward_model) == 1
-    if trace.update != 0 or trace.algorithm != "ppo" or value_model is not None or not one:
+    is_single_model = isinstance(reward_model, str) or isinstance(reward_model, list) and len(reward_model) == 1
+    if trace.update != 0 or trace.algorithm != "ppo" or value_model is not None or not is_single_model:
         return None
     # the state after EOS has read the whole response, as the reward model has
     reads_eos = trace["has_eos"] & (trace["score_index"] == trace["eos_index"] + 1)
@@ -217,8 +217,8 @@ def reward_sum(trace: Traced) -> Finding | None:
     states = trace["states"]
     # the expected sum includes the score even if its position is masked
     expected = torch.where(states | trace.at_score, expected_rewards(trace), 0.0).sum(1)
-    found = torch.where(states, trace["rewards"], 0.0).sum(1)
-    if (difference := trace.differs(found, expected, torch.ones(len(found), dtype=torch.bool))) is None:
+    actual = torch.where(states, trace["rewards"], 0.0).sum(1)
+    if (difference := trace.differs(actual, expected, torch.ones(len(actual), dtype=torch.bool))) is None:
         return None
     return Finding(
         name="reward-sum",
@@ -230,7 +230,7 @@ def reward_sum(trace: Traced) -> Finding | None:
     )
 
 
-def reward_places(trace: Traced) -> Finding | None:
+def reward_positions(trace: Traced) -> Finding | None:
     """Check that rewards per token are added at their own tokens."""
     if trace.algorithm != "ppo" or not trace["token_rewards"].any() or reward_sum(trace) is not None:
         return None
@@ -296,7 +296,7 @@ def whitened_advantages(trace: Traced) -> Finding | None:
     )
 
 
-def groups_of(trace: Traced) -> Tensor | None:
+def group_scores(trace: Traced) -> Tensor | None:
     """Return the scores (G, k) of the traced groups; None if groups are incomplete or the algorithm has none."""
     k = int(trace.record.number("samples_per_query", 1))
     index = trace["index"]
@@ -307,7 +307,7 @@ def groups_of(trace: Traced) -> Tensor | None:
 
 def group_advantages(trace: Traced) -> Finding | None:
     """Check advantages within the responses to a query against the papers' formulas; REINFORCE++ has no groups."""
-    if groups_of(trace) is None or trace.has_weights or trace.algorithm not in formulas.WITH_GROUPS:
+    if group_scores(trace) is None or trace.has_weights or trace.algorithm not in formulas.WITH_GROUPS:
         return None
     k = int(trace.record.number("samples_per_query", 1))
     group = formulas.group_numbers(trace.algorithm, trace.tensors, trace.kl.sum(1), k, trace.kl_coef)
@@ -326,12 +326,12 @@ def group_advantages(trace: Traced) -> Finding | None:
 
 RULES = (
     *(text_after_eos, masks, first_epoch, first_reference, missing_eos, score_at_the_end),
-    *(reward_sum, reward_places, gae_recursion, returns, whitened_advantages, group_advantages),
+    *(reward_sum, reward_positions, gae_recursion, returns, whitened_advantages, group_advantages),
 )
 
 
 def groups_alike(traces: Sequence[Traced]) -> Finding | None:
-    groups = [row for trace in traces if (found := groups_of(trace)) is not None for row in found]
+    groups = [row for trace in traces if (scores := group_scores(trace)) is not None for row in scores]
     alike = sum((group == group[0]).all().item() for group in groups)
     if len(groups) < 5 or not alike > limit("groups_alike") * len(groups):
         return None
@@ -349,10 +349,10 @@ def examine_traces(traces: Sequence[Traced]) -> list[Finding]:
     traces = [trace for trace in traces if trace["response"].numel()]
     findings = []
     for rule in RULES:
-        found = [(trace.update, finding) for trace in traces if (finding := rule(trace)) is not None]
-        if found:
-            update, finding = found[0]
-            seen = f"Update {update} (the first of {len(found)} of {len(traces)} traced): {finding.seen}"
+        matches = [(trace.update, finding) for trace in traces if (finding := rule(trace)) is not None]
+        if matches:
+            update, finding = matches[0]
+            seen = f"Update {update} (the first of {len(matches)} of {len(traces)} traced): {finding.seen}"
             findings.append(replace(finding, seen=seen))
     alike = groups_alike(traces)
     return findings if alike is None else [*findings, alike]

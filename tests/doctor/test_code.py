@@ -17,7 +17,7 @@ from course.copies import path_of
 from course.edit import replaced
 from nanorlhf.doctor import code, family_checks, model_checks, rollout_checks, run_checks, stage_checks, update_checks
 from nanorlhf.doctor.__main__ import Args, Code, main
-from nanorlhf.doctor.cases import CannotCheckError, Cases, rereading
+from nanorlhf.doctor.cases import CannotCheckError, Cases, replaced_logprobs
 from nanorlhf.doctor.world import World, make_world
 from nanorlhf.errors import InputError
 from nanorlhf.pretrained.families import neox
@@ -117,7 +117,7 @@ def healthy(world) -> Cases:
 
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.slow
-def test_our_own_code_has_no_finding(name, healthy):
+def test_our_code_has_no_findings(name, healthy):
     assert [*map(str, CHECKS[name](healthy))] == []
 
 
@@ -147,7 +147,7 @@ def plant(monkeypatch) -> Iterator[Callable[[Bug | Planted], None]]:
     yield put_in
 
 
-def test_every_bug_of_the_course_is_named_by_a_check_or_has_a_reason():
+def test_each_course_bug_has_a_check_or_a_reason():
     assert {bug.name for bug in BUGS} == FOUND_BY.keys() | UNSEEN.keys()
     assert len(FOUND_BY) >= 50
 
@@ -157,13 +157,13 @@ IN_PROCESS = [bug for bug in BUGS if FOUND_BY.get(bug.name) not in (None, "proce
 
 @pytest.mark.parametrize("bug", IN_PROCESS, ids=lambda bug: bug.name)
 @pytest.mark.slow
-def test_a_bug_of_the_course_is_found(bug, plant, world):
+def test_a_course_bug_is_found(bug, plant, world):
     plant(bug)
     assert [*CHECKS[FOUND_BY[bug.name]](Cases(world))]
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
-def test_a_bug_that_a_run_survives_is_found(bug, plant, world, monkeypatch):
+def test_a_silent_bug_is_found(bug, plant, world, monkeypatch):
     script = bug.where.partition(":")[0]
     script = script if script in run_checks.TWO_EPOCHS else "train_sft"  # other modules affect every script
     monkeypatch.setattr(run_checks, "TWO_EPOCHS", {script: run_checks.TWO_EPOCHS[script]})
@@ -172,7 +172,7 @@ def test_a_bug_that_a_run_survives_is_found(bug, plant, world, monkeypatch):
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.wrong.name)
-def test_a_change_that_was_made_wrong_is_found_and_one_made_right_is_not(change, plant, world):
+def test_an_incorrect_change_is_found_and_a_correct_one_is_not(change, plant, world):
     check = CHECKS[CHANGE_FOUND_BY[change.wrong.name]]
     if change.right is not None:
         plant(change.right)
@@ -188,7 +188,7 @@ def test_a_family_that_rotates_other_pairs_is_found(world, monkeypatch):
     assert finding.seen.startswith("The logits of a gpt_neox model are up to ")
 
 
-def test_families_are_compared_with_attention_that_caps_its_logits(world, monkeypatch):
+def test_families_are_compared_with_eager_attention(world, monkeypatch):
     """SDPA, which some versions of transformers use for Gemma 2, ignores the cap."""
     asked = []
 
@@ -203,13 +203,15 @@ def test_families_are_compared_with_attention_that_caps_its_logits(world, monkey
 
 
 @pytest.mark.slow
-def test_the_doctor_examines_a_changed_tree_in_processes_of_its_own(tmp_path, monkeypatch):
+def test_a_modified_tree_is_examined_in_separate_processes(tmp_path, monkeypatch):
     """Examine a bug that shows only with several processes, in a directory with only the modified module.
 
     This runs the module of checks that finds it and one other; the tests above run all checks in this process.
     """
-    assert sorted(name for part in code.PARTS for name in part) == sorted(m.__name__.split(".")[-1] for m in MODULES)
-    monkeypatch.setattr(code, "PARTS", (("run_checks",), ("family_checks",)))
+    assert sorted(name for names in code.PROCESSES for name in names) == sorted(
+        m.__name__.rpartition(".")[2] for m in MODULES
+    )
+    monkeypatch.setattr(code, "PROCESSES", (("run_checks",), ("family_checks",)))
     bug = bug_named("ranks-overlap")
     module = tmp_path / "nanorlhf/distributed.py"
     module.parent.mkdir()
@@ -221,7 +223,7 @@ def test_the_doctor_examines_a_changed_tree_in_processes_of_its_own(tmp_path, mo
 
 @pytest.mark.slow
 def test_code_that_does_not_run_is_one_finding_that_names_the_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(code, "PARTS", (("family_checks",),))
+    monkeypatch.setattr(code, "PROCESSES", (("family_checks",),))
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels/__init__.py").write_text("gae = None\nraise KeyError('oh')\n")
     findings, _ = code.examine(tmp_path)
@@ -230,31 +232,31 @@ def test_code_that_does_not_run_is_one_finding_that_names_the_line(tmp_path, mon
     assert findings[0].where.endswith('kernels/__init__.py", line 2, in <module>')
 
 
-def test_a_check_that_crashes_names_the_line_of_the_changed_code(world, monkeypatch):
+def test_a_crashing_check_names_the_line_of_the_modified_code(world, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(train_ppo, "whiten", None)
     with pytest.raises(TypeError) as caught:
         Cases(world).run("train_ppo")
-    finding = code.crash("readings", caught.value)
+    finding = code.crash_finding("readings", caught.value)
     assert finding.seen == "The check 'readings' ended with TypeError: 'NoneType' object is not callable"
     lines = (ROOT / "train_ppo.py").read_text().splitlines()
     number = next(n for n, line in enumerate(lines, start=1) if "whiten(advantages" in line)
     assert finding.where == f"train_ppo.py:{number} (main)"
 
 
-def test_a_script_without_what_a_check_reads_is_said_not_to_be_checked(monkeypatch):
+def test_a_check_of_a_missing_function_does_not_apply(monkeypatch):
     monkeypatch.delattr(train_ppo, "read_logprobs")
     with pytest.raises(CannotCheckError, match="train_ppo.py doesn't use `read_logprobs`"):
-        rereading("train_ppo", lambda batch, logprobs, ref_logprobs: (logprobs, ref_logprobs))
+        replaced_logprobs("train_ppo", lambda batch, logprobs, ref_logprobs: (logprobs, ref_logprobs))
 
 
-def test_findings_of_one_name_are_one_paragraph():
+def test_findings_with_the_same_name_are_merged():
     other, again = replace(FINDING, seen="B."), replace(FINDING, name="w")
-    found = code.one_of_each([FINDING, FINDING, again, other, replace(FINDING, seen="C.")])
+    found = code.merge_by_name([FINDING, FINDING, again, other, replace(FINDING, seen="C.")])
     assert found == [replace(FINDING, seen="A y. 2 more like this."), again]
 
 
-def test_a_setting_that_a_script_has_no_more_is_said_not_to_be_checked(world):
+def test_a_check_of_a_removed_setting_does_not_apply(world):
     with pytest.raises(CannotCheckError, match="train_grpo.py has no setting lower_clip"):
         Cases(world).run("train_grpo", lower_clip=0.2)
 
@@ -267,17 +269,17 @@ def test_a_directory_without_scripts_is_refused(name, tmp_path):
 
 
 @pytest.mark.parametrize("findings", [[], [FINDING]])
-def test_the_exit_status_says_whether_something_was_found(findings, monkeypatch, capsys):
+def test_the_exit_status_is_1_with_findings(findings, monkeypatch, capsys):
     monkeypatch.setattr(code, "examine", lambda scripts, flags: (findings, ["processes: --processes needs Linux"]))
     with pytest.raises(SystemExit) as stopped:
         main(Args(command=Code()))
     out = " ".join(capsys.readouterr().out.split())
     assert stopped.value.code == len(findings)
-    said = "x: A y. B. Look at z. See docs/troubleshooting.md." if findings else "no findings"
-    assert out == f"not checked: processes: --processes needs Linux {said}"
+    expected = "x: A y. B. Look at z. See docs/troubleshooting.md." if findings else "no findings"
+    assert out == f"not checked: processes: --processes needs Linux {expected}"
 
 
-def test_the_finding_nearest_to_the_input_comes_first_and_the_others_may_follow(capsys):
+def test_the_finding_nearest_to_the_input_comes_first(capsys):
     far, near, between = (replace(FINDING, name=name) for name in ("score-flat", "padding", "returns"))
     found = nearest_first([far, near, between])
     assert found == [near, between, far]
@@ -286,26 +288,26 @@ def test_the_finding_nearest_to_the_input_comes_first_and_the_others_may_follow(
     assert words == ["padding", "these may follow", "returns", "score-flat"]
 
 
-def test_a_single_finding_has_nothing_that_follows(capsys):
+def test_a_single_finding_has_no_heading_for_others(capsys):
     report([replace(FINDING, name="padding")])
     assert "follow" not in capsys.readouterr().out
 
 
-def test_every_finding_has_a_place_in_the_order():
-    sources = [path for room in ("doctor", "rules") for path in (ROOT / "nanorlhf" / room).glob("*.py")]
+def test_every_finding_has_a_position_in_the_order():
+    sources = [path for package in ("doctor", "rules") for path in (ROOT / "nanorlhf" / package).glob("*.py")]
     named = {name for path in sources for name in re.findall(r'\bname="([a-z0-9-]+)"', path.read_text())}
     assert named == set(ORDER) and len(ORDER) == len(named)
 
 
 # -------------------------------------------------------------------------------------------------------- user's flags
-def test_a_script_gets_those_flags_that_it_has_and_a_check_sets_its_own(world):
+def test_scripts_get_the_flags_they_have_and_checks_override_them(world):
     cases = Cases(world, flags=("--kl-coef", "0.3", "--adam.eps=1e-6", "--loss", "ipo", "--whiten-rewards"))
     cases.check_flags()
     ppo = cases.settings("train_ppo")
     assert (ppo.kl_coef, ppo.adam.eps, ppo.whiten_rewards) == (0.3, 1e-6, True)
     assert cases.settings("train_ppo", kl_coef=0.5).kl_coef == 0.5
     assert cases.settings("train_dpo").loss == "ipo" and cases.settings("train_sft").adam.eps == 1e-6
-    assert cases.flags_of("train_rlcf") == ["--kl-coef", "0.3", "--adam.eps=1e-6"]
+    assert cases.accepted_words("train_rlcf") == ["--kl-coef", "0.3", "--adam.eps=1e-6"]
 
 
 @pytest.mark.parametrize(
@@ -319,13 +321,13 @@ def test_a_script_gets_those_flags_that_it_has_and_a_check_sets_its_own(world):
         (("--kl-coef",), "train_ppo.py: "),
     ],
 )
-def test_a_flag_that_no_script_takes_is_refused_in_a_sentence(flags, sentence, world):
+def test_an_unknown_flag_is_an_error(flags, sentence, world):
     with pytest.raises(InputError, match=re.escape(sentence)) as refused:
         Cases(world, flags=flags).check_flags()
     assert "\n" not in str(refused.value)
 
 
-def test_a_branch_behind_a_flag_of_the_users_is_examined(world, monkeypatch):
+def test_a_branch_behind_a_users_flag_is_examined(world, monkeypatch):
     source = (ROOT / "train_ppo.py").read_text()
     for old, new in (
         ("    lam: cli.Fraction = 0.95\n", "    lam: cli.Fraction = 0.95\n    twice: bool = False\n"),
@@ -343,9 +345,9 @@ def test_a_branch_behind_a_flag_of_the_users_is_examined(world, monkeypatch):
     assert [finding.name for finding in CHECKS["kl_penalty"](cases)] == ["kl-penalty"]
 
 
-def test_what_a_process_of_the_doctor_refuses_is_said(monkeypatch):
+def test_an_input_error_in_a_process_is_raised(monkeypatch):
     refused = json.dumps({"error": "no training script has the flag --nowhere."})
     process = types.SimpleNamespace(communicate=lambda: (f"{refused}\n", ""), returncode=0)
-    monkeypatch.setattr(code, "start", lambda tree, world, modules, flags: process)
+    monkeypatch.setattr(code, "start_checks", lambda tree, world, modules, flags: process)
     with pytest.raises(InputError, match="no training script has the flag --nowhere"):
         code.examine(ROOT, ("--nowhere",))

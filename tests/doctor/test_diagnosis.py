@@ -22,7 +22,7 @@ def names(*runs: Path) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------- 1. a run's files
-def test_nothing_is_found_in_healthy_files(tmp_path):
+def test_healthy_files_have_no_findings(tmp_path):
     run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows(), {"seconds": 1.0})
     assert names(run) == []
 
@@ -34,7 +34,7 @@ def test_a_running_run_is_examined_without_its_unfinished_row(tmp_path):
     assert names(run) == ["first-ratio"]
 
 
-def test_of_several_runs_each_finding_names_its_own(tmp_path):
+def test_with_several_runs_each_finding_names_its_run(tmp_path):
     sick = [row | {"policy/first_ratio_error": 0.5} for row in ppo_rows()]
     runs = [write_run(tmp_path / "a", PPO_SETTINGS, ppo_rows()), write_run(tmp_path / "b", PPO_SETTINGS, sick)]
     (finding,) = examine(runs)
@@ -53,7 +53,7 @@ def test_of_several_runs_each_finding_names_its_own(tmp_path):
         ("tokenizer.json", "{}", "tokenizer.json"),
     ],
 )
-def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, file, text, sentence):
+def test_a_damaged_file_is_an_error(tmp_path, file, text, sentence):
     run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows())
     (run / file).write_text(text)
     with pytest.raises(InputError, match=sentence) as refused:
@@ -61,13 +61,13 @@ def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, file, text, sentence)
     assert str(run) in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_directory_without_a_run_is_refused(tmp_path):
+def test_a_directory_without_a_run_is_an_error(tmp_path):
     with pytest.raises(InputError, match="args.json does not exist"):
         examine([tmp_path])
 
 
 @pytest.mark.parametrize("error, status", [(2e-6, 0), (0.5, 1)])
-def test_the_command_exits_by_what_it_finds(tmp_path, capsys, error, status):
+def test_the_exit_status_depends_on_the_findings(tmp_path, capsys, error, status):
     rows = [row | {"policy/first_ratio_error": error} for row in ppo_rows()]
     run = write_run(tmp_path / "ppo", PPO_SETTINGS, rows)
     with pytest.raises(SystemExit) as stopped:
@@ -85,7 +85,7 @@ def test_the_command_needs_a_run():
 SHIFTED = {"reward_mean_before_normalisation": -1.8, "reward_std": 1.5}
 
 
-def start(score: float) -> list[dict]:
+def shifted_rows(score: float) -> list[dict]:
     """Return the healthy run with all scores shifted so that the first is `score`."""
     shift = score - ppo_rows()[0]["objective/score"]
     names = ("objective/score", "objective/rlhf_reward")
@@ -95,22 +95,22 @@ def start(score: float) -> list[dict]:
 def test_a_lost_normalisation_is_found_by_the_reward_models_summary(tmp_path):
     rm = write_run(tmp_path / "rm", RM_SETTINGS, rm_rows(), SHIFTED)
     ppo = PPO_SETTINGS | {"reward_model": str(rm)}
-    assert names(write_run(tmp_path / "healthy", ppo, start(0.3))) == []
-    assert names(write_run(tmp_path / "lost", ppo, start(0.3 - 1.8))) == ["start-score"]
-    assert names(write_run(tmp_path / "far", ppo, start(7.0))) == ["start-score"]
+    assert names(write_run(tmp_path / "healthy", ppo, shifted_rows(0.3))) == []
+    assert names(write_run(tmp_path / "lost", ppo, shifted_rows(0.3 - 1.8))) == ["start-score"]
+    assert names(write_run(tmp_path / "far", ppo, shifted_rows(7.0))) == ["start-score"]
 
 
-def test_the_reward_model_is_also_found_beside_the_run_and_among_the_given_ones(tmp_path):
+def test_the_reward_model_is_also_searched_next_to_the_run_and_among_the_runs(tmp_path):
     rm = write_run(tmp_path / "family" / "rm", RM_SETTINGS, rm_rows(), SHIFTED)
     settings = PPO_SETTINGS | {"reward_model": "runs/elsewhere/rm"}
-    assert names(write_run(tmp_path / "family" / "ppo", settings, start(-1.5))) == ["start-score"]
-    away = write_run(tmp_path / "away" / "ppo", settings, start(-1.5))
+    assert names(write_run(tmp_path / "family" / "ppo", settings, shifted_rows(-1.5))) == ["start-score"]
+    away = write_run(tmp_path / "away" / "ppo", settings, shifted_rows(-1.5))
     assert names(away) == [] and names(away, rm) == ["start-score"]
 
 
-def test_a_reward_model_that_was_not_normalised_says_nothing_about_scores(tmp_path):
+def test_a_reward_model_without_normalisation_implies_no_start_score(tmp_path):
     rm = write_run(tmp_path / "rm", RM_SETTINGS | {"num_normalisation": 0}, rm_rows(), SHIFTED)
-    assert names(write_run(tmp_path / "ppo", PPO_SETTINGS | {"reward_model": str(rm)}, start(-1.5))) == []
+    assert names(write_run(tmp_path / "ppo", PPO_SETTINGS | {"reward_model": str(rm)}, shifted_rows(-1.5))) == []
 
 
 # ----------------------------------------------------------------------------------------- 3. samples, traces, training
@@ -121,22 +121,22 @@ def traced_run(miniature, tmp_path_factory) -> Path:
     return out
 
 
-def test_a_traced_run_is_healthy_but_for_the_eos_that_it_has_not_learned(traced_run):
+def test_a_traced_run_is_healthy_except_for_its_eos_rate(traced_run):
     assert names(traced_run) in ([], ["eos-rate"])
 
 
-def test_a_run_without_a_trace_is_said_to_be_half_checked(traced_run, tmp_path, capsys):
+def test_a_missing_trace_is_reported(traced_run, tmp_path, capsys):
     run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows())
     sft = write_run(tmp_path / "rm", RM_SETTINGS, rm_rows())  # no rollouts
     assert unchecked([traced_run, sft]) == []
     with pytest.raises(SystemExit):
         main(Args(command=Run(directories=(run,))))
-    said = f"not checked: {run}: masks, rewards, returns and advantages of responses, because there is no trace"
-    assert capsys.readouterr().out.splitlines()[-1].startswith(said)
+    expected = f"not checked: {run}: masks, rewards, returns and advantages of responses, because there is no trace"
+    assert capsys.readouterr().out.splitlines()[-1].startswith(expected)
 
 
 @pytest.mark.parametrize("n, T", [(0, 5), (4, 0)])
-def test_a_trace_without_tokens_is_said_to_be_unchecked(traced_run, tmp_path, n, T):
+def test_an_empty_trace_is_reported(traced_run, tmp_path, n, T):
     tensors, about = read_trace(sorted((traced_run / "trace").iterdir())[0])
     for name, x in tensors.items():
         shape = list(x[:, :n].shape if name.startswith("new_") else x[:n].shape)
@@ -175,40 +175,40 @@ def changed_state(run: Path, change: Callable[[dict], None]) -> list[str]:
     return [name for name in names(run) if name != "eos-rate"]
 
 
-def of_a_new_optimizer(state: dict) -> None:
+def reset_step_counts(state: dict) -> None:
     for moments in state["steps"]["optimizer"]["state"].values():
         moments["step"] = torch.tensor(2.0)
 
 
-def with_other_updates(state: dict) -> None:
+def double_updates(state: dict) -> None:
     for name, tensor in state["policy"].items():
         if ".ups." in name:
             tensor *= 2
 
 
-def test_states_of_a_right_run_have_no_finding(trained):
+def test_states_of_a_healthy_run_have_no_findings(trained):
     assert changed_state(trained, lambda state: None) == []
 
 
-@pytest.mark.parametrize("name, change", [("optimizer", of_a_new_optimizer), ("checkpoint", with_other_updates)])
+@pytest.mark.parametrize("name, change", [("optimizer", reset_step_counts), ("checkpoint", double_updates)])
 def test_a_state_that_does_not_fit_the_run_is_found(name, change, trained):
     assert changed_state(trained, change) == [name]
 
 
-def test_a_generator_that_is_seeded_again_in_each_update_is_found(trained):
+def test_a_generator_that_is_reseeded_in_each_update_is_found(trained):
     first, last = (path / "state.pt" for path in sorted((trained / "state").glob("step-*")))
     seeded = torch.load(first, weights_only=False)["generator"]
     assert changed_state(trained, lambda state: state.update(generator=seeded)) == ["random-numbers"]
 
 
-def test_updates_that_ask_the_same_queries_in_the_same_places_are_found():
+def test_updates_with_the_same_queries_at_the_same_positions_are_found():
     orders = {0: {row: f"query {row}" for row in range(32)}, 7: {row: f"query {row + 1}" for row in range(8)}}
     assert repeated_order(orders) is None
     found = repeated_order(orders | {9: {row: f"query {row}" for row in (3, 4, 5, 9)}})
     assert found is not None and found.seen.startswith("Updates 0 and 9 have the same queries")
 
 
-def test_samples_longer_than_the_counted_responses_are_found(traced_run, tmp_path):
+def test_samples_longer_than_the_logged_length_are_found(traced_run, tmp_path):
     rows = [row | {"response_length": 3.0, "objective/entropy": 3 * row["policy/entropy"]} for row in ppo_rows()]
     run = write_run(tmp_path / "ppo", PPO_SETTINGS, rows)
     (run / "tokenizer.json").write_bytes((traced_run / "tokenizer.json").read_bytes())
@@ -219,16 +219,14 @@ def test_samples_longer_than_the_counted_responses_are_found(traced_run, tmp_pat
 
 @pytest.mark.parametrize("text, metrics", [(" then they cut the cable and sold the car", {"compile_rate": 0.1}),
                                            (" then they cut\ufffd the cable and sold the car", {})])  # fmt: skip
-def test_samples_of_programs_that_were_cut_and_of_bytes_that_are_no_text_are_not_measured(
-    text, metrics, traced_run, tmp_path
-):
+def test_truncated_programs_and_invalid_utf8_are_not_measured(text, metrics, traced_run, tmp_path):
     run = write_run(tmp_path / "ppo", PPO_SETTINGS, [row | {"response_length": 3.0} | metrics for row in ppo_rows()])
     (run / "tokenizer.json").write_bytes((traced_run / "tokenizer.json").read_bytes())
     (run / "samples.jsonl").write_text(20 * (json.dumps({"step": 0, "response": text}) + "\n"))
     assert "text-after-eos" not in names(run)
 
 
-def test_a_damaged_trace_is_refused(traced_run, tmp_path):
+def test_a_damaged_trace_is_an_error(traced_run, tmp_path):
     run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows())
     (run / "trace").mkdir()
     path = sorted((traced_run / "trace").iterdir())[0]
@@ -237,7 +235,7 @@ def test_a_damaged_trace_is_refused(traced_run, tmp_path):
         examine([run])
 
 
-def test_training_prints_what_its_metrics_say_at_the_end(miniature, tmp_path, capsys):
+def test_training_prints_the_findings_of_its_metrics_at_the_end(miniature, tmp_path, capsys):
     """A learning rate of 0 is not a finding, but one of 1e-12 is, because the policy doesn't move."""
     train_ppo.main(replace(miniature.ppo, out=tmp_path / "still", lr=0.0, total_episodes=16))
     assert "policy-rests" not in capsys.readouterr().out

@@ -39,7 +39,7 @@ def judged(monkeypatch, tmp_path):
     return names
 
 
-def test_an_interrupted_call_goes_on_and_the_table_has_a_row_per_bug(demo, judged, tmp_path, capsys):
+def test_an_interrupted_call_resumes_and_the_table_has_a_row_per_bug(demo, judged, tmp_path, capsys):
     args = judging.Args(demo=demo, out=tmp_path / "doctor", bugs=(BUGS[1].name, BUGS[0].name), jobs=1)
     judging.main(args)
     assert set(judged) == {BUGS[0].name, BUGS[1].name} and len(judged) == 2
@@ -58,7 +58,7 @@ def test_an_interrupted_call_goes_on_and_the_table_has_a_row_per_bug(demo, judge
     assert {row["run"] for row in rows} == {"gae"} and {row["code"] for row in rows if row["level"] == "2"} == {""}
 
 
-def test_a_change_is_judged_made_right_and_made_wrong(demo, judged, tmp_path, capsys):
+def test_the_correct_and_the_incorrect_version_of_a_change_are_judged(demo, judged, tmp_path, capsys):
     judging.main(judging.Args(demo=demo, out=tmp_path / "doctor", bugs=("gspo",), jobs=1))
     assert judged == ["gspo", "gspo"]
     out = capsys.readouterr().out
@@ -71,8 +71,8 @@ def test_every_run_below_the_healthy_directories_is_examined(demo, judged, tmp_p
     write_run(tmp_path / "runs/sick", PPO_SETTINGS, [row | {"policy/clip_fraction": 0.5} for row in ppo_rows()])
     args = judging.Args(demo=demo, out=tmp_path / "doctor", bugs=("gspo",), healthy=(tmp_path / "runs",), jobs=1)
     judging.main(args)
-    _, count, said = capsys.readouterr().out.partition("2 runs, 1 of them with findings\n")
-    assert count and said.startswith(f"{tmp_path}/runs/sick: clip-often: On average 50% of the tokens")
+    _, count, findings = capsys.readouterr().out.partition("2 runs, 1 of them with findings\n")
+    assert count and findings.startswith(f"{tmp_path}/runs/sick: clip-often: On average 50% of the tokens")
 
 
 def test_a_case_is_planted_and_its_stage_gets_its_flags(demo, tmp_path, monkeypatch):
@@ -100,7 +100,7 @@ def test_a_case_is_planted_and_its_stage_gets_its_flags(demo, tmp_path, monkeypa
     judging.found_in_code.cache_clear()
 
 
-def test_a_demo_that_was_not_made_and_an_unknown_bug_are_refused(demo, judged, tmp_path):
+def test_a_missing_demo_and_an_unknown_bug_are_errors(demo, judged, tmp_path):
     with pytest.raises(InputError, match="there is no such bug"):
         judging.main(judging.Args(demo=demo, out=tmp_path / "doctor", bugs=("unheard-of",)))
     shutil.rmtree(demo / "rm")
@@ -116,7 +116,7 @@ def write_metrics(run, metric, values):
         stream.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def test_each_panel_shows_its_metric_of_the_healthy_and_of_the_sick_run(tmp_path):
+def test_each_panel_shows_its_metric_for_the_healthy_and_the_sick_run(tmp_path):
     assert {panel.bug for panel in PANELS} <= {bug.name for bug in (*BUGS, *OTHER_BUGS)}
     for metric in {panel.metric for panel in PANELS}:
         write_metrics(tmp_path / "tiny/ppo", metric, [0.0, 1.0, 2.0])
@@ -132,7 +132,7 @@ def test_each_panel_shows_its_metric_of_the_healthy_and_of_the_sick_run(tmp_path
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_that_the_doctor_has_not_trained_is_named(demo, tmp_path):
+def test_a_missing_run_is_named(demo, tmp_path):
     write_metrics(demo / "ppo", "objective/kl", [0.0])
     with pytest.raises(InputError, match=f"{PANELS[0].bug}/ppo holds no metrics.jsonl: run `python -m tools"):
         side_by_side(demo, tmp_path / "doctor")

@@ -14,10 +14,10 @@ from tools.doctor import Verdict, all_cases, stages_of, summary
 from tools.other_bugs import OTHER_BUGS
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [path for room in ("doctor", "rules") for path in (ROOT / "nanorlhf" / room).glob("*.py")]
+SOURCES = [path for package in ("doctor", "rules") for path in (ROOT / "nanorlhf" / package).glob("*.py")]
 
 
-def test_every_finding_has_a_row_of_the_troubleshooting_page_and_every_row_a_finding():
+def test_the_rows_of_the_troubleshooting_page_are_the_findings():
     named = {name for path in SOURCES for name in re.findall(r'\bname="([a-z0-9-]+)"', path.read_text())}
     rows = re.findall(r"^\| (`[^|]*) \|", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
     listed = [name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row)]
@@ -40,7 +40,7 @@ def test_a_new_bug_and_a_change_can_be_planted(bug):
     assert bug.name not in {other.name for other in BUGS}
 
 
-def test_the_summary_counts_each_form_and_names_what_neither_finds():
+def test_the_summary_counts_both_commands_and_names_missed_bugs():
     verdicts = [
         Verdict("1", "seen", "course", 1, ["masks"], ["eos-rate"], [], 1.0),
         Verdict("2", "unseen", "course", 3, [], [], [], 1.0),
@@ -69,14 +69,14 @@ def test_the_table_has_a_row_per_bug_and_the_page_counts_it():
         neither = sum(not row["code"] and not row["run"] for row in group)
         assert f"| {len(group)} | {by_code} | {by_run} | {neither} |" in page
     changes = {row["bug"]: row for row in rows if row["from"] == "wrong"}
-    said = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| `([a-z-]+)` \| `?([a-z-]*)`?\s*\|$", page, re.MULTILINE)
-    assert said == [(name, row["code"], row["run"]) for name, row in changes.items()]
+    listed = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| `([a-z-]+)` \| `?([a-z-]*)`?\s*\|$", page, re.MULTILINE)
+    assert listed == [(name, row["code"], row["run"]) for name, row in changes.items()]
     assert not any(row["code"] or row["run"] for row in rows if row["from"] == "right")
     assert sum(bool(row["code"]) for row in course) >= 50
     assert sum(bool(row["run"]) for row in easy) >= 14
 
 
-def test_a_bug_of_the_reward_model_is_looked_for_in_its_run_too():
+def test_a_reward_model_bug_is_also_searched_in_the_reward_models_run():
     stages = {bug.name: stages_of(bug) for bug in BUGS}
     assert stages["reward-of-all-tokens"] == ("rm", "ppo") and stages["eos-has-no-loss"] == ("sft",)
     assert stages["kl-of-the-wrong-sign"] == ("ppo",) and stages["judge-is-always-answered"] == ()

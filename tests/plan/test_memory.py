@@ -59,11 +59,11 @@ def ppo_work(args) -> Work:
 
 def peaks(work: Work, flags: Flags | None = None, num_gpus: int = 1) -> dict[str, Memory]:
     """Return the memory of each phase, the largest of those with the same name."""
-    found = {}
+    peaks = {}
     for phase in work.phases:
         memory = phase_memory(work, phase, flags or work.flags, num_gpus)
-        found[phase.name] = max(memory, found.get(phase.name, memory), key=sum)
-    return found
+        peaks[phase.name] = max(memory, peaks.get(phase.name, memory), key=sum)
+    return peaks
 
 
 def allocated(run) -> int:
@@ -116,7 +116,7 @@ def test_codet5_has_the_published_number_of_parameters(counts, name, published):
 
 
 @pytest.mark.parametrize("family", ["gptj", "olmo2", "phi3", "gemma2", "gemma3_text"])
-def test_a_config_alone_gives_the_number_of_parameters(counts, family, tmp_path):
+def test_the_config_determines_the_number_of_parameters(counts, family, tmp_path):
     config = FAMILIES[family]()
     config.save_pretrained(tmp_path)
     with torch.device("meta"):
@@ -140,7 +140,7 @@ def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4_or_2(counts):
         assert sum(sharded[:3]) == pytest.approx(20 * (policy + value) / 8, rel=1e-6)
 
 
-def test_the_reference_of_low_rank_updates_takes_nothing_and_a_shared_trunk_counts_once(counts):
+def test_with_lora_the_reference_is_free_and_a_shared_trunk_counts_once(counts):
     tuned = replace(TLDR, tune="lora", lora_rank=4, lora_targets=("q", "down"))
     policy, updates = 1_011_781_632, 16 * 4 * (2 * 2048 + 8192 + 2048)  # down and up of q, and of the MLP's output
     value, head = policy - 50_304 * 2048 + 2049, 2049
@@ -151,13 +151,13 @@ def test_the_reference_of_low_rank_updates_takes_nothing_and_a_shared_trunk_coun
         assert models["reference"].weights == 0
         assert models["value"].weights == 4 * (updates + head + (0 if value_model else value - head))
         held = peaks(work)["updating"]
-        own = models["value"].weights + models["reward 1"].weights
-        assert held.weights == 4 * (policy + updates) + own
+        unshared = models["value"].weights + models["reward 1"].weights
+        assert held.weights == 4 * (policy + updates) + unshared
         assert held.gradients + held.optimizer == 12 * (2 * updates + head)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_planned_cache_is_the_one_that_generate_makes(counts, tmp_path, dtype):
+def test_the_planned_cache_has_the_size_of_the_real_one(counts, tmp_path, dtype):
     """For an encoder-decoder, it also has the query's keys and values, computed in the first call."""
     query = torch.ones((5, 20), dtype=torch.long)
     shape = {"vocab_size": 64, "d_model": 32, "n_layer": 3, "n_head": 4, "d_mlp": 64}
@@ -174,7 +174,7 @@ def test_the_planned_cache_is_the_one_that_generate_makes(counts, tmp_path, dtyp
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 6)])
-def test_a_sharded_policy_samples_from_a_full_float32_copy_plus_the_copy_of_autocast(counts, dtype, width):
+def test_a_sharded_policy_samples_with_a_gathered_and_an_autocast_copy(counts, dtype, width):
     work = ppo_work(replace(TLDR, dtype=dtype))
     held = peaks(work, replace(work.flags, shard="fsdp"), 8)
     number = work.models["policy"].parameters
@@ -272,7 +272,7 @@ def test_offloaded_models_are_on_the_device_one_at_a_time(works, long_rows, ppo_
 
 
 @pytest.mark.slow
-def test_without_a_value_model_a_run_holds_sixteen_bytes_per_parameter_less(works, ppo_args):
+def test_without_a_value_model_a_run_takes_16_bytes_per_parameter_less(works, ppo_args):
     """Weights, gradients and two moments, plus its activations; as planned and as measured."""
     other = grpo_args(ppo_args, algorithm="rloo", samples_per_query=2, num_epochs=1)
     work = rollout_plan(other, has_value_model=False)
@@ -339,11 +339,13 @@ def test_the_flags_fit_and_are_no_costlier_than_needed(small_work, num_gpus):
     def most(flags: Flags) -> int:
         return largest_phase(small_work, flags, num_gpus)[1]
 
-    asked = small_work.flags
-    assert flags_that_fit(small_work, num_gpus, most(asked)) == asked
-    fewer = flags_that_fit(small_work, num_gpus, 0.99 * most(asked))
-    assert fewer == replace(asked, limits={**asked.limits, "micro_batch_size": asked.limits["micro_batch_size"] // 2})
-    busy = replace(asked, limits={"micro_batch_size": 4})
+    requested = small_work.flags
+    assert flags_that_fit(small_work, num_gpus, most(requested)) == requested
+    fewer = flags_that_fit(small_work, num_gpus, 0.99 * most(requested))
+    assert fewer == replace(
+        requested, limits={**requested.limits, "micro_batch_size": requested.limits["micro_batch_size"] // 2}
+    )
+    busy = replace(requested, limits={"micro_batch_size": 4})
     tight = flags_that_fit(small_work, num_gpus, 0.99 * most(busy))
     assert most(tight) <= 0.99 * most(busy) and tight.offload and tight.shard == "none"
     if num_gpus > 1:
@@ -354,7 +356,7 @@ def test_the_flags_fit_and_are_no_costlier_than_needed(small_work, num_gpus):
     assert nothing.checkpoint_activations and set(nothing.limits.values()) == {1} and most(nothing) > 0
 
 
-def test_requested_flags_stay(small_work):
+def test_requested_flags_are_kept(small_work):
     work = replace(small_work, flags=replace(small_work.flags, checkpoint_activations=True))
     flags = flags_that_fit(work, 1, 1e12)
     assert str(flags) == "--micro-batch-size 16 --checkpoint-activations"
@@ -449,7 +451,7 @@ def test_a_shape_needs_only_config_json(tmp_path):
         ("train_pop", "nanorlhf plan train_pop: unknown script; expected one of train_sft, "),
     ],
 )
-def test_what_cannot_be_planned_is_one_sentence(words, sentence, capsys):
+def test_bad_input_is_one_line(words, sentence, capsys):
     with pytest.raises(SystemExit, match="2"):
         plan_main(words.split())
     [line] = capsys.readouterr().err.splitlines()

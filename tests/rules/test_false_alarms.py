@@ -43,8 +43,8 @@ def rollouts(
         "length": np.ones_like(k1),
         "expected_entropy": np.broadcast_to(entropy[:, None, None], k1.shape),
     }
-    found = {name: (x * counted).sum(-1) for name, x in sums.items()}
-    return found | {"ends": (tokens == EOS).any(-1), "first": tokens[..., 0]}
+    totals = {name: (x * counted).sum(-1) for name, x in sums.items()}
+    return totals | {"ends": (tokens == EOS).any(-1), "first": tokens[..., 0]}
 
 
 def drifting(updates: int, size: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -57,7 +57,7 @@ def drifting(updates: int, size: float, rng: np.random.Generator) -> tuple[np.nd
     return distribution(path), distribution(logits)
 
 
-def rows_of(seen: dict[str, np.ndarray], settings: dict, rng: np.random.Generator) -> list[dict[str, float]]:
+def run_metrics(seen: dict[str, np.ndarray], settings: dict, rng: np.random.Generator) -> list[dict[str, float]]:
     """Return the metrics of a correct run with these rollouts: sparse scores of 0 and 1, few clipped tokens."""
     updates, n = seen["kl"].shape
     chance = 0.02 + 0.1 * np.linspace(0, 1, updates)[:, None]
@@ -88,7 +88,7 @@ def rows_of(seen: dict[str, np.ndarray], settings: dict, rng: np.random.Generato
 
 
 @pytest.mark.parametrize("n", [2, 4, 16, 64])
-def test_a_kl_near_0_is_not_called_negative_in_thousands_of_updates(n):
+def test_a_kl_near_0_is_never_negative_in_thousands_of_updates(n):
     """Three standard errors are not enough for few responses: with two, one update in 24 is that far below 0."""
     rng = np.random.default_rng(n)
     num_below = num_by_errors = num_updates = 0
@@ -105,7 +105,7 @@ def test_a_kl_near_0_is_not_called_negative_in_thousands_of_updates(n):
     assert n > 2 or num_by_errors > 0.01 * num_updates
 
 
-def test_a_filtered_sampler_against_a_reference_that_filters_as_well_makes_the_kl_negative():
+def test_filtered_samples_can_make_the_kl_negative():
     """Tokens that are rare under the policy are much rarer under the reference, and none of them is sampled."""
     rng = np.random.default_rng(0)
     policies, _ = drifting(1, 1.0, rng)
@@ -118,7 +118,7 @@ def test_a_filtered_sampler_against_a_reference_that_filters_as_well_makes_the_k
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "reinforce++", "gspo", "dapo", "cispo", "online_dpo"])
-def test_right_runs_of_few_responses_have_no_finding(algorithm):
+def test_correct_runs_with_few_responses_have_no_findings(algorithm):
     """With sparse rewards and short responses; the rules run after each quarter of a run."""
     rng = np.random.default_rng(0)
     alarms: list[str] = []
@@ -127,7 +127,7 @@ def test_right_runs_of_few_responses_have_no_finding(algorithm):
         settings = PPO_SETTINGS | {"algorithm": algorithm, "batch_size": n, "response_length": T, "num_epochs": 4}
         settings |= {"kl_coef": 0.0 if algorithm in ("dapo", "cispo") else 0.05, "missing_eos_score": None}
         policies, reference = drifting(40, 1.0, rng)
-        rows = rows_of(rollouts(policies, reference, n, T, rng), settings, rng)
+        rows = run_metrics(rollouts(policies, reference, n, T, rng), settings, rng)
         for end in (10, 20, 30, 40):
             found = examine_metrics(Record(settings=settings, rows=rows[:end], summary={}))
             alarms += [f"{finding.name} of {n} responses of {T} tokens" for finding in found]
@@ -138,6 +138,6 @@ SPARSE = [{"step": u, "objective/score_std": 0.0, "objective/score": 0.0} for u 
 
 
 @pytest.mark.parametrize("n, expected", [(2, []), (64, ["scores-alike"])])
-def test_that_all_scores_are_alike_is_found_in_enough_of_them(n, expected):
+def test_equal_scores_are_found_if_there_are_enough(n, expected):
     found = examine_metrics(Record(settings=PPO_SETTINGS | {"batch_size": n}, rows=SPARSE, summary={}))
     assert [finding.name for finding in found] == expected

@@ -34,7 +34,7 @@ def test_every_algorithm_has_its_formulas(algorithm):
     assert all(len(texts) == 1 or name in formulas.CASE for name, texts in found.items())
 
 
-def test_gaes_recursion_is_the_sum_of_all_later_deltas():
+def test_gae_is_the_discounted_sum_of_later_deltas():
     """Responses have 1 to 5 states; after the end the recursion is 0."""
     rewards, values = torch.randn((2, 5, 5), generator=torch.Generator().manual_seed(0), dtype=torch.float64).tril()
     numbers = {"rewards": rewards, "values": values, "gamma": 0.9, "lam": 0.8}
@@ -67,7 +67,7 @@ def in_symbols(text, **others):
     return re.sub(r"\s|\*", "", text.replace("**", "^"))
 
 
-def test_the_docs_have_the_formulas_of_the_list():
+def test_the_docs_have_the_same_formulas():
     settings = SETTINGS | {"whiten_rewards": False, "sampler.correction": "none"}
     found = {name: texts[0] for name, texts in formulas_of("ppo", settings).items()}
     gae = found["raw_advantages"].replace("{carried}", found["carried"])

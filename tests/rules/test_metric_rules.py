@@ -13,7 +13,7 @@ from nanorlhf.training.run_directory import flat_settings
 from tests.rules.healthy import PPO_SETTINGS, RM_SETTINGS, dpo_rows, ppo_rows, rm_rows, supervised_rows
 
 
-def found(settings: dict, rows: list[dict], summary: dict | None = None) -> list[str]:
+def finding_names(settings: dict, rows: list[dict], summary: dict | None = None) -> list[str]:
     findings = examine_metrics(Record(settings=flat_settings(settings), rows=rows, summary=summary or {}))
     return [finding.name for finding in findings]
 
@@ -23,7 +23,7 @@ def ppo(change=None, **settings) -> list[str]:
     rows = ppo_rows()
     for row in rows:
         row |= change(row) if change is not None else {}
-    return found(PPO_SETTINGS | settings, rows)
+    return finding_names(PPO_SETTINGS | settings, rows)
 
 
 def sampler(**settings) -> dict:
@@ -49,14 +49,14 @@ HEALTHY = {
 }
 
 
-def test_the_score_of_a_discriminator_that_does_not_learn_must_rise():
+def test_the_score_of_a_frozen_discriminator_must_rise():
     settings, rows = HEALTHY["rlcf"]
-    assert {"score-flat", "reward-falls"} <= set(found(settings | {"discriminator_lr": 0.0}, rows))
+    assert {"score-flat", "reward-falls"} <= set(finding_names(settings | {"discriminator_lr": 0.0}, rows))
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
-def test_nothing_is_found_in_a_healthy_run(kind):
-    assert found(*HEALTHY[kind], {"eos_rate": 1.0, "validation_loss": 0.9}) == []
+def test_a_healthy_run_has_no_findings(kind):
+    assert finding_names(*HEALTHY[kind], {"eos_rate": 1.0, "validation_loss": 0.9}) == []
 
 
 SICK = {
@@ -95,7 +95,7 @@ SICK = {
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_one_changed_number_is_found(name):
+def test_one_wrong_metric_is_found(name):
     assert ppo(SICK[name]) == [name]
 
 
@@ -105,11 +105,11 @@ def test_a_first_kl_is_found_with_any_sampler_and_correction(correction):
     assert ppo(SICK["first-kl"], **sampler(top_p=0.5, correction=correction)) == ["first-kl"]
 
 
-def test_k3_of_the_other_direction_is_found():
+def test_k3_in_the_wrong_direction_is_found():
     assert ppo(lambda row: {"objective/kl_k3": 4 * row["objective/kl_exact"]}) == ["kl-estimators"]
 
 
-def test_samples_less_likely_than_the_policy_makes_them_are_found():
+def test_samples_that_are_too_unlikely_are_found():
     assert ppo(lambda row: {"objective/entropy": 3 * row["objective/entropy"]}) == ["sampled-entropy"]
 
 
@@ -140,17 +140,17 @@ def test_samples_less_likely_than_the_policy_makes_them_are_found():
         *((name, {"batch_size": 2}) for name in ("scores-alike", "value-vanishes", "value-explains-nothing")),
     ],
 )
-def test_a_setting_that_explains_the_number_silences_its_rule(name, settings):
+def test_a_setting_that_explains_the_number_disables_its_rule(name, settings):
     assert ppo(SICK[name], **settings) == []
 
 
 @pytest.mark.parametrize("name", ["clip-never", "policy-rests"])
-def test_updates_whose_groups_are_all_alike_neither_move_nor_clip(name):
+def test_updates_without_advantages_need_neither_move_nor_clip(name):
     assert ppo(lambda row: SICK[name](row) | {"groups/alike": 1.0}) == []
     assert ppo(lambda row: SICK[name](row) | {"groups/alike": 0.5}) == [name]
 
 
-def test_the_score_of_grpo_must_rise_and_its_penalty_is_no_part_of_it():
+def test_grpos_score_must_not_fall_but_its_penalty_may_grow():
     """Its KL is weighed against normalised scores; the deviation here is 0.01."""
 
     def small(row: dict) -> dict:
@@ -174,32 +174,32 @@ def test_responses_of_one_token_need_not_be_eos():
     assert "eos-rate" not in ppo(rarely, response_length=1) and "eos-rate" in ppo(rarely)
 
 
-def test_a_gap_that_top_p_does_not_explain_and_many_clipped_responses_are_found():
+def test_gaps_beyond_top_p_and_many_clipped_responses_are_found():
     assert ppo(lambda row: {"policy/sampler_gap": 1.0}, **sampler(top_p=0.5)) == ["sampler-gap"]
     assert ppo(lambda row: {"policy/clip_fraction": 0.65}, algorithm="gspo") == ["clip-often"]
 
 
-def test_one_query_that_came_out_with_a_difference_is_enough():
+def test_one_resampled_query_with_different_scores_is_enough():
     groups = {"groups/alike": 0.25, "groups/refilled": 6.0, "groups/dropped": 0.25}
     assert ppo(lambda row: groups | ({"groups/dropped": 0.125} if row["step"] == 9 else {})) == []
     assert ppo(lambda row: groups | {"groups/refilled": 2.0}) == []  # too few
 
 
-def test_the_noise_of_a_small_batch_is_no_finding():
+def test_the_noise_of_a_small_batch_is_not_a_finding():
     def noisy(row: dict) -> dict:
         return {"objective/kl": 0.5 * row["objective/kl_exact"], "objective/kl_k3": 1.6 * row["objective/kl_exact"]}
 
     assert ppo(noisy, batch_size=2) == [] and ppo(noisy) == ["kl-estimators"]
 
 
-def test_a_kl_that_has_hardly_begun_is_no_finding():
+def test_the_noise_of_a_small_kl_is_not_a_finding():
     """With 128 responses and a KL of 0.001 nats, k1 is larger by chance."""
 
     def begun(row: dict) -> dict:
         return {"objective/kl": 0.01, "objective/kl_k3": 1e-3, "objective/kl_exact": 1e-3} if row["step"] else {}
 
     rows = [row | begun(row) for row in ppo_rows()[:2]]
-    assert found(PPO_SETTINGS, rows) == []
+    assert finding_names(PPO_SETTINGS, rows) == []
 
 
 def test_a_controller_that_lowers_beta_above_the_target_is_found():
@@ -209,7 +209,7 @@ def test_a_controller_that_lowers_beta_above_the_target_is_found():
     assert adaptive(-1) == ["kl-controller"] and adaptive(1) == []
 
 
-def test_programs_that_are_cut_need_no_eos():
+def test_truncated_programs_need_no_eos():
     assert ppo(lambda row: SICK["eos-rate"](row) | {"compile_rate": 0.5}) == []
 
 
@@ -227,40 +227,40 @@ SUPERVISED = {
 @pytest.mark.parametrize("name", ["first-margin", "chosen-falls"])
 def test_rewards_without_a_reference_need_not_start_at_0_nor_stay_there(name, loss):
     rows_of, change = SUPERVISED[name]
-    assert found(RM_SETTINGS | {"beta": 0.05, "loss": loss}, [row | change(row) for row in rows_of()]) == []
+    assert finding_names(RM_SETTINGS | {"beta": 0.05, "loss": loss}, [row | change(row) for row in rows_of()]) == []
 
 
 @pytest.mark.parametrize("name", SUPERVISED)
-def test_one_changed_number_of_a_supervised_run_is_found(name):
+def test_one_wrong_metric_of_a_supervised_run_is_found(name):
     rows_of, change = SUPERVISED[name]
     rows = [row | change(row) for row in rows_of()]
-    assert found(RM_SETTINGS | {"beta": 0.05}, rows) == [name]
+    assert finding_names(RM_SETTINGS | {"beta": 0.05}, rows) == [name]
 
 
 @pytest.mark.parametrize("level", [-1.0, 0.0, 0.5])
-def test_a_loss_that_stays_is_no_loss_that_rises(level):
+def test_a_constant_loss_does_not_rise(level):
     """Robust DPO's loss may be below 0, and a hinge loss may end at 0."""
     rows = [row | {name: level for name in ("loss", "validation_loss") if name in row} for row in dpo_rows()]
-    assert found(RM_SETTINGS | {"beta": 0.05}, rows) == []
+    assert finding_names(RM_SETTINGS | {"beta": 0.05}, rows) == []
 
 
-def test_a_loss_that_rises_within_its_noise_is_no_finding():
+def test_a_loss_that_rises_within_its_noise_is_not_a_finding():
     noisy = [row | {"loss": 2.0 + (-1) ** row["step"] + 0.01 * row["step"]} for row in supervised_rows()]
-    assert found(RM_SETTINGS, noisy) == []
+    assert finding_names(RM_SETTINGS, noisy) == []
 
 
 @pytest.mark.parametrize("accuracy, pairs, expected", [(0.51, 1000, True), (0.58, 100, False), (0.52, 100, False)])
-def test_a_weak_model_that_few_pairs_measure_is_no_finding(accuracy, pairs, expected):
+def test_a_weak_model_measured_on_few_pairs_is_not_a_finding(accuracy, pairs, expected):
     rows = rm_rows()
     rows[-1] |= {"validation_accuracy": accuracy, "num_validation_pairs": pairs}
-    assert (found(RM_SETTINGS, rows) == ["accuracy-at-chance"]) == expected
-    assert found(RM_SETTINGS | {"loss": "simpo"}, rows) == []
+    assert (finding_names(RM_SETTINGS, rows) == ["accuracy-at-chance"]) == expected
+    assert finding_names(RM_SETTINGS | {"loss": "simpo"}, rows) == []
 
 
-def test_scores_that_are_all_alike_have_no_scale_for_their_rounding():
+def test_equal_scores_have_no_padding_finding():
     rows = rm_rows()
     rows[-1] |= {"reward_std": 0.0}
-    assert found(RM_SETTINGS, rows) == []
+    assert finding_names(RM_SETTINGS, rows) == []
 
 
 NUMBERS = st.sampled_from([0.0, -1.0, 1e-300, 1e39, math.inf, -math.inf, math.nan, 3])
@@ -271,7 +271,7 @@ ODD = st.sampled_from(
 
 @hypothesis.given(data=st.data())
 @hypothesis.settings(max_examples=60)
-def test_no_number_and_no_setting_makes_a_rule_crash(data):
+def test_rules_never_crash(data):
     """Even values that no script writes give no crash: rules find nothing, or InputError names the setting."""
     names = sorted({name for rows in (ppo_rows(), rm_rows(), dpo_rows()) for row in rows for name in row} - {"step"})
     changed = data.draw(st.dictionaries(st.sampled_from([*names, "groups/alike", "groups/dropped"]), NUMBERS))
@@ -279,7 +279,7 @@ def test_no_number_and_no_setting_makes_a_rule_crash(data):
     known = [*PPO_SETTINGS, "algorithm", "beta", "loss", "lr", "discriminator_lr", "num_samples", "sampler.top_p"]
     args = PPO_SETTINGS | data.draw(st.dictionaries(st.sampled_from(known), ODD))
     try:
-        found(args, rows, {"eos_rate": data.draw(NUMBERS), "validation_loss": 0.9})
+        finding_names(args, rows, {"eos_rate": data.draw(NUMBERS), "validation_loss": 0.9})
     except InputError as error:
         assert "args.json: the field" in str(error)
 
@@ -287,13 +287,16 @@ def test_no_number_and_no_setting_makes_a_rule_crash(data):
 def test_a_new_models_loss_must_fall_and_a_pretrained_ones_may_stay():
     flat = [row | {"loss": 2.0} for row in supervised_rows()]
     sft = RM_SETTINGS | {"architecture": "gpt"}
-    assert found(sft | {"model": None}, flat) == ["loss-flat"] and found(sft | {"model": "gpt2"}, flat) == []
+    assert (
+        finding_names(sft | {"model": None}, flat) == ["loss-flat"]
+        and finding_names(sft | {"model": "gpt2"}, flat) == []
+    )
 
 
 def test_a_policy_that_does_not_stop_after_sft_is_found():
-    assert found(RM_SETTINGS, supervised_rows(), {"eos_rate": 0.0, "validation_loss": 0.9}) == ["sft-eos-rate"]
+    assert finding_names(RM_SETTINGS, supervised_rows(), {"eos_rate": 0.0, "validation_loss": 0.9}) == ["sft-eos-rate"]
 
 
-def test_a_setting_that_is_no_number_is_refused():
+def test_a_setting_that_is_not_a_number_is_an_error():
     with pytest.raises(InputError, match="args.json: the field 'batch_size' must be a number, not 'many'."):
         ppo(batch_size="many")

@@ -6,7 +6,7 @@ from nanorlhf.rules.thresholds import THRESHOLDS
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_pages_table_is_the_one_in_code():
+def test_the_pages_table_has_the_thresholds():
     page = (ROOT / "docs" / "doctor.md").read_text().partition("## Thresholds")[2]
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (.+) \| .+ \|$", page, re.M)
     code = (ROOT / "nanorlhf" / "rules" / "thresholds.py").read_text()
@@ -15,7 +15,9 @@ def test_the_pages_table_is_the_one_in_code():
 
 
 def test_every_threshold_is_used():
-    code = "".join(path.read_text() for room in ("rules", "doctor") for path in (ROOT / "nanorlhf" / room).glob("*.py"))
+    code = "".join(
+        path.read_text() for package in ("rules", "doctor") for path in (ROOT / "nanorlhf" / package).glob("*.py")
+    )
     for name in THRESHOLDS:
         assert len(re.findall(rf'"{name}"', code)) > 1, name
 

@@ -31,7 +31,7 @@ SETTINGS = {
 TOKENIZER = Tokenizer(None, eos_id=EOS, pad_id=PAD)  # type: ignore[arg-type]  # the rules read the two ids
 
 
-def of_ppo(update: int = 3) -> dict[str, torch.Tensor]:
+def ppo_tensors(update: int = 3) -> dict[str, torch.Tensor]:
     """Return the tensors of a healthy PPO update. In update 0 the reference is the policy."""
     n = len(ROWS)
     names = (
@@ -70,7 +70,7 @@ def of_ppo(update: int = 3) -> dict[str, torch.Tensor]:
     return x
 
 
-def trace_of(tensors: dict[str, torch.Tensor], update: int = 3, algorithm: str = "ppo", **settings) -> Traced:
+def make_trace(tensors: dict[str, torch.Tensor], update: int = 3, algorithm: str = "ppo", **settings) -> Traced:
     return Traced(
         update=update,
         kl_coef=BETA,
@@ -87,8 +87,8 @@ def names(*traces: Traced) -> list[str]:
 
 
 @pytest.mark.parametrize("update", [0, 3])
-def test_nothing_is_found_in_a_healthy_update(update):
-    assert names(trace_of(of_ppo(update), update)) == []
+def test_a_healthy_update_has_no_findings(update):
+    assert names(make_trace(ppo_tensors(update), update)) == []
 
 
 @pytest.mark.parametrize(
@@ -108,33 +108,36 @@ def test_nothing_is_found_in_a_healthy_update(update):
         ("whitening", "advantages", (1, 0), 0.0),
     ],
 )
-def test_one_wrong_number_is_found(name, tensor, at, value):
-    tensors = of_ppo()
+def test_one_wrong_element_is_found(name, tensor, at, value):
+    tensors = ppo_tensors()
     tensors[tensor][at] = value
-    assert name in names(trace_of(tensors))
+    assert name in names(make_trace(tensors))
 
 
-def test_rewards_of_tokens_that_come_one_token_late_are_found():
-    tensors = of_ppo()
-    own = tensors["token_rewards"]
-    tensors["rewards"] -= own
-    own[2] = 0.0  # this response has no EOS: its last reward would be lost, and the sum wrong
-    tensors["rewards"][:, 1:] += own[:, :-1]
-    assert "token-rewards" in names(trace_of(tensors))
+def test_token_rewards_one_token_late_are_found():
+    tensors = ppo_tensors()
+    token_rewards = tensors["token_rewards"]
+    tensors["rewards"] -= token_rewards
+    token_rewards[2] = 0.0  # this response has no EOS: its last reward would be lost, and the sum wrong
+    tensors["rewards"][:, 1:] += token_rewards[:, :-1]
+    assert "token-rewards" in names(make_trace(tensors))
 
 
 def test_a_reference_that_differs_in_the_first_update_is_found():
-    assert names(trace_of(of_ppo(3), update=0)) == ["first-kl"] and names(trace_of(of_ppo(3), update=3)) == []
+    assert (
+        names(make_trace(ppo_tensors(3), update=0)) == ["first-kl"]
+        and names(make_trace(ppo_tensors(3), update=3)) == []
+    )
     to_sampler = {"sampler.correction": "sampler_logprobs", "sampler.top_p": 0.7}
-    assert names(trace_of(of_ppo(3), update=0, **to_sampler)) == ["first-kl"]
+    assert names(make_trace(ppo_tensors(3), update=0, **to_sampler)) == ["first-kl"]
 
 
-def test_a_score_that_is_read_elsewhere_than_the_value_is_found_in_the_first_update():
-    tensors = of_ppo(0)
+def test_in_the_first_update_a_score_that_differs_from_the_value_is_found():
+    tensors = ppo_tensors(0)
     tensors["values"][0, 3] = 0.8
-    assert "score-at-the-end" in names(trace_of(tensors, update=0))
-    assert "score-at-the-end" not in names(trace_of(tensors, update=1))
-    assert "score-at-the-end" not in names(trace_of(tensors, update=0, value_model="runs/other"))
+    assert "score-at-the-end" in names(make_trace(tensors, update=0))
+    assert "score-at-the-end" not in names(make_trace(tensors, update=1))
+    assert "score-at-the-end" not in names(make_trace(tensors, update=0, value_model="runs/other"))
 
 
 @pytest.mark.parametrize(
@@ -145,33 +148,33 @@ def test_a_score_that_is_read_elsewhere_than_the_value_is_found_in_the_first_upd
         ("whitening", "advantages", {"sampler.correction": "tis"}),
     ],
 )
-def test_a_setting_that_explains_the_number_silences_its_rule(name, tensor, settings):
-    tensors = of_ppo()
+def test_a_setting_that_explains_the_number_disables_its_rule(name, tensor, settings):
+    tensors = ppo_tensors()
     tensors[tensor] = tensors[tensor] + 0.3
-    assert name in names(trace_of(tensors))
-    assert name not in names(trace_of(tensors, **settings))
+    assert name in names(make_trace(tensors))
+    assert name not in names(make_trace(tensors, **settings))
 
 
-def test_rewards_are_whitened_by_the_rollouts_statistics():
+def test_rewards_are_whitened_with_the_rollouts_statistics():
     average, variance = 0.2, 0.5
-    tensors = of_ppo()
+    tensors = ppo_tensors()
     tensors["rewards"] = (tensors["rewards"] - average) / (variance + 1e-8) ** 0.5 + average
-    trace = trace_of(tensors, whiten_rewards=True)
+    trace = make_trace(tensors, whiten_rewards=True)
     trace.statistics.update(reward_mean=average, reward_var=variance)
     assert "reward-sum" not in names(trace)
     trace.statistics.update(reward_mean=0.0)
     assert "reward-sum" in names(trace)
 
 
-def test_the_finding_names_the_first_of_the_updates():
-    sick = of_ppo()
+def test_the_finding_names_the_first_update():
+    sick = ppo_tensors()
     sick["returns"][0, 1] = 0.0
-    (finding,) = examine_traces([trace_of(of_ppo(1), 1), trace_of(sick, 5), trace_of(sick, 9)])
+    (finding,) = examine_traces([make_trace(ppo_tensors(1), 1), make_trace(sick, 5), make_trace(sick, 9)])
     assert finding.seen.startswith("Update 5 (the first of 2 of 3 traced): ")
 
 
 # -------------------------------------------------------------------------------------------------------------- groups
-def of_groups(advantages: list[float], scores: list[float]) -> dict[str, torch.Tensor]:
+def group_tensors(advantages: list[float], scores: list[float]) -> dict[str, torch.Tensor]:
     """Return tensors of one-token responses (EOS), two per query; the second one's KL is 0.5."""
     n = len(scores)
     ones = torch.ones(n, 1, dtype=torch.bool)
@@ -202,27 +205,27 @@ def of_groups(advantages: list[float], scores: list[float]) -> dict[str, torch.T
         ("online_dpo", [0.1024994793, -0.1024994793]),  # 2 * 0.1 * sigmoid(0.1 * 0.5)
     ],
 )
-def test_advantages_of_a_group_by_hand(algorithm, advantages):
+def test_group_advantages_match_handwritten_ones(algorithm, advantages):
     settings = {"samples_per_query": 2, "score_at": None}
-    healthy = trace_of(of_groups(advantages, [3.0, 1.0]), algorithm=algorithm, **settings)
+    healthy = make_trace(group_tensors(advantages, [3.0, 1.0]), algorithm=algorithm, **settings)
     assert names(healthy) == []
-    swapped = trace_of(of_groups(advantages[::-1], [3.0, 1.0]), algorithm=algorithm, **settings)
+    swapped = make_trace(group_tensors(advantages[::-1], [3.0, 1.0]), algorithm=algorithm, **settings)
     assert names(swapped) == ["group-advantages"]
 
 
 def test_reinforce_plus_plus_whitens_its_returns():
     settings = {"samples_per_query": 2, "score_at": None}
-    tensors = of_groups([0.5, -0.5], [3.0, 1.0])
+    tensors = group_tensors([0.5, -0.5], [3.0, 1.0])
     tensors["returns"] = tensors["scores"][:, None].clone()  # mean 2, variance 4 in the rollout
     for average, expected in ((2.0, []), (1.0, ["whitening"])):
-        trace = trace_of(tensors, algorithm="reinforce++", **settings)
+        trace = make_trace(tensors, algorithm="reinforce++", **settings)
         trace.statistics.update(return_mean=average, return_var=4.0)
         assert names(trace) == expected
 
 
-def test_groups_whose_scores_are_all_alike_are_found():
+def test_groups_with_equal_scores_are_found():
     settings = {"samples_per_query": 2, "score_at": None}
-    alike = trace_of(of_groups([0.0] * 10, [3.0, 3.0] * 5), algorithm="grpo", **settings)
+    alike = make_trace(group_tensors([0.0] * 10, [3.0, 3.0] * 5), algorithm="grpo", **settings)
     assert names(alike) == ["groups-alike"]
     one_differs = [*[0.0] * 8, 1.0, -1.0]
-    assert names(trace_of(of_groups(one_differs, [*[3.0] * 8, 3.0, 1.0]), algorithm="grpo", **settings)) == []
+    assert names(make_trace(group_tensors(one_differs, [*[3.0] * 8, 3.0, 1.0]), algorithm="grpo", **settings)) == []
