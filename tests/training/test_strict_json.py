@@ -91,7 +91,7 @@ def test_the_doctor_still_sees_a_loss_that_is_not_finite(tmp_path, capsys):
     run = Run(ResumableArgs(tmp_path / "run"), "test", lambda: None)
     run.log(0, {"loss": math.inf})
     run.finish({"loss": math.inf})
-    assert "loss is not a finite number at step 0" in capsys.readouterr().out
+    assert "loss is not finite at step 0" in capsys.readouterr().out
 
 
 def test_files_of_rows_and_of_an_evaluation_are_json(tmp_path):
