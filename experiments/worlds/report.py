@@ -2,8 +2,9 @@
 
     python -m experiments.worlds.report
 
-The CSV has a row per finished run. Out: the tables between the marks of --page; worlds_pairs.csv, every pair of
-algorithms with all that is said about it; worlds_spread.png and worlds_variance.png, once there is something to draw.
+The CSV has a row per finished run. Writes the tables between the marks of --page; worlds_means.csv, every algorithm at
+every budget; worlds_pairs.csv, every pair of algorithms with its statistics; worlds_fresh.csv, the predictions for
+worlds outside the study; and the plots worlds_spread.png and worlds_variance.png.
 """
 
 import csv
@@ -19,7 +20,7 @@ import numpy as np
 import scipy  # .stats loads with its first use
 from matplotlib.figure import Figure
 
-from experiments.compare.report import EVALUATED, cell, costs, with_costs
+from experiments.compare.report import EVALUATED, cell, costs, mean_of, with_costs
 from experiments.tables import csv_text, evaluated, float_at, markdown, with_tables
 from experiments.worlds.paired import Paired, detectable_effect, holm, paired, worlds_needed
 from nanorlhf.cli import run_module
@@ -75,7 +76,7 @@ class Args:
     page: Path = Path("experiments/worlds/README.md")
     """page whose tables are replaced, between two marks each"""
     out: Path = Path("experiments/worlds")
-    """directory of worlds_pairs.csv and the pictures"""
+    """directory of the other CSVs and the plots"""
 
 
 # ----------------------------------------------------------------------------------------------------------- 1. the CSV
@@ -271,15 +272,21 @@ def spread_cells(values: list[float], digits: int) -> list[str]:
     return [cell(values, digits, True), f"{median(values):.{digits}f}", quartiles, f"{min(values):.{digits}f}"]
 
 
-def spread_table(by_name: ByWorld) -> Lines:
-    """How each algorithm ends: the gold win rate's mean and spread, and the means of the rest."""
-    spent = (("tokens", "tokens sampled", 0, False), ("seconds", "seconds", 0, False))
-    rest = (*EVALUATED[1:], *spent)  # after the gold win rate
-    lines = [["", "worlds", "gold win rate", "median", "quartiles", "worst", *(heading for _, heading, *_ in rest)]]
-    for name, by_world in by_name.items():
-        cells = [cell(column(by_world, key), digits, with_interval) for key, _, digits, with_interval in rest]
-        spread = spread_cells(column(by_world, "gold_win_rate"), 3)
-        lines.append([f"`{name}`", str(len(by_world)), *spread, *cells])
+def mean_lines(rows: list[Row]) -> Lines:
+    """The lines of worlds_means.csv: how gold win rates vary over worlds, and means with half their 95% intervals."""
+    keys = (*(key for key, *_ in EVALUATED), "tokens", "seconds")
+    spread = ("median", "lower_quartile", "upper_quartile", "worst")
+    lines = [["budget", "algorithm", "worlds", *spread, *(name for key in keys for name in (key, f"{key}_half"))]]
+    for budget in budgets_of(rows):
+        for name, by_world in finals(rows, budget).items():
+            rates = column(by_world, "gold_win_rate")
+            numbers = [*np.quantile(rates, (0.5, 0.25, 0.75)), min(rates)] if rates else [None] * len(spread)
+            for key in keys:
+                values = column(by_world, key)
+                interval = t_interval(values)
+                numbers += [mean_of(values), (interval[1] - interval[0]) / 2 if interval else None]
+            cells = ("" if x is None else f"{x:.6g}" for x in numbers)
+            lines.append([str(budget), name, str(len(by_world)), *cells])
     return lines
 
 
@@ -339,44 +346,19 @@ def pairs(by_name: ByWorld, key: str) -> list[Pair]:
     return [Pair(a, b, found, p) for ((a, b), found), p in zip(compared.items(), corrected, strict=True)]
 
 
-def matrix(of_pairs: list[Pair]) -> Lines:
-    """Row minus column in gold win rate, and the share of worlds in which the row wins; bold where Holm's p < 0.05."""
-    names = list(dict.fromkeys(name for pair in of_pairs for name in (pair.a, pair.b)))
-    cells = {}
-    for pair in of_pairs:
-        mark = "**" if pair.corrected < 0.05 else ""
-        for a, b, sign, share in ((pair.a, pair.b, 1, pair.found.share), (pair.b, pair.a, -1, 1 - pair.found.share)):
-            cells[a, b] = f"{mark}{sign * pair.found.mean:+.3f}{mark} ({100 * share:.0f}%)"
-    lines = [["", *(f"`{name}`" for name in names)]]
-    return lines + [[f"`{a}`", *(cells.get((a, b), "") for b in names)] for a in names]
-
-
-def against_table(of_pairs: list[Pair]) -> Lines:
-    """Each algorithm minus PPO in gold win rate, with what so many worlds could have shown."""
-    lines = [
-        [
-            *(f"minus `{AGAINST}`", "worlds", "gold win rate", "Cohen's d", "better in", "p, Holm"),
-            *("could have shown", f"worlds for {RELEVANT}"),
-        ]
-    ]
-    for pair in of_pairs:
-        if AGAINST not in (pair.a, pair.b):
-            continue
-        found, sign = pair.found, 1 if pair.b == AGAINST else -1
-        share = found.share if sign > 0 else 1 - found.share
-        needed = "-" if found.sd == 0 else "more than 10,000" if pair.needed is None else str(pair.needed)
-        lines.append(
-            [
-                f"`{pair.a if sign > 0 else pair.b}`",
-                str(found.num_worlds),
-                number(sign * found.mean, flipped(found.ci, sign), 3, "+"),
-                number(None if found.effect is None else sign * found.effect, flipped(found.effect_ci, sign), 2, "+"),
-                f"{100 * share:.0f}%",
-                f"{pair.corrected:.2g}",
-                number(pair.detectable, digits=3),
-                needed,
-            ]
-        )
+def against_table(rows: list[Row]) -> Lines:
+    """Each algorithm minus PPO in gold win rate at every budget, with Holm's p."""
+    by_budget = {budget: pairs(finals(rows, budget), "gold_win_rate") for budget in budgets_of(rows)}
+    lines = [[f"minus `{AGAINST}`", *(words for budget in by_budget for words in (f"after {budget:,}", "p"))]]
+    cells: dict[str, dict[int, list[str]]] = {}  # algorithm -> budget -> difference, p
+    for budget, compared in by_budget.items():
+        for pair in compared:
+            if AGAINST in (pair.a, pair.b):
+                name, sign = (pair.a, 1) if pair.b == AGAINST else (pair.b, -1)
+                difference = number(sign * pair.found.mean, flipped(pair.found.ci, sign), 3, "+")
+                cells.setdefault(name, {})[budget] = [difference, f"{pair.corrected:.2g}"]
+    for name, of_name in cells.items():
+        lines.append([f"`{name}`", *(text for budget in by_budget for text in of_name.get(budget, ["-", "-"]))])
     return lines
 
 
@@ -420,50 +402,59 @@ def budgets_of(rows: Iterable[Row]) -> list[int]:
     return sorted({int(row["budget"]) for row in rows if row["phase"] == "final" and int(row["world"]) in WORLDS} - {0})
 
 
-# ------------------------------------------------------------------------------------------------- 4. a fresh world
-def fresh_section(rows: list[Row]) -> list[str]:
-    """What the worlds say of one more, and whether it came so: a paragraph and a table. Nothing of a single world.
+# ------------------------------------------------------------------------------------------------- 4. fresh worlds
+def fresh_lines(rows: list[Row]) -> Lines:
+    """The lines of worlds_fresh.csv: the range of gold win rates over the worlds, and the values in fresh worlds.
 
-    Of n worlds and one more each is equally likely to be the lowest or the highest, so the new one lies between the n
-    with probability (n - 1) / (n + 1), however gold win rates are distributed.
+    The first 20 worlds predict each number of a fresh world: its gold win rate, and its difference to PPO's. Without a
+    fresh world the last three columns are empty.
     """
-    held, lines, fewest = [], [], len(WORLDS)
+    lines = [["responses", "algorithm", "minus", "worlds", "low", "high", "fresh world", "value", "inside"]]
     for budget in budgets_of(rows):
         known, fresh = finals(rows, budget), finals(rows, budget, fresh=True)
         for name in known:
-            theirs = {} if name in (START, AGAINST) else known.get(AGAINST, {})
-            samples = column(known[name], "gold_win_rate"), differences(known[name], theirs, "gold_win_rate")
-            if name == START or len(samples[0]) < 2:
-                continue
-            fewest = min(fewest, len(samples[0]))
-            line = [f"{budget:,}", f"`{name}`"]
-            came = (
-                column(fresh.get(name, {}), "gold_win_rate"),
-                differences(fresh.get(name, {}), fresh.get(AGAINST, {}), "gold_win_rate"),
-            )
-            for predicted, measured, sign in zip(samples, came, ("", "+"), strict=True):
-                if len(predicted) < 2:
-                    line += ["", ""]
+            for base in ("", AGAINST):
+                if name == START or (base and name == AGAINST):
                     continue
-                ends = min(predicted), max(predicted)
-                inside = [ends[0] <= value <= ends[1] for value in measured]
-                held += inside
-                cells = [f"{x:{sign}.3f}" if y else f"**{x:{sign}.3f}**" for x, y in zip(measured, inside, strict=True)]
-                line += [" to ".join(f"{end:{sign}.3f}" for end in ends), ", ".join(cells)]
-            lines.append(line)
+                gaps = gaps_by_world(known, name, base)
+                if len(gaps) < 2:
+                    continue
+                low, high = min(gaps.values()), max(gaps.values())
+                line = [str(budget), name, base, str(len(gaps)), f"{low:.3f}", f"{high:.3f}"]
+                for world, value in (gaps_by_world(fresh, name, base) or {"": None}).items():
+                    inside = "" if value is None else str(low <= value <= high).lower()
+                    lines.append([*line, world, "" if value is None else f"{value:.3f}", inside])
+    return lines
+
+
+def gaps_by_world(by_name: ByWorld, name: str, base: str) -> dict[str, float]:
+    """The gold win rate of an algorithm in each world, minus the base algorithm's if one is named."""
+    theirs = by_name.get(base, {})
+    return {
+        world: float(row["gold_win_rate"]) - (float(theirs[world]["gold_win_rate"]) if base else 0.0)
+        for world, row in by_name.get(name, {}).items()
+        if row["gold_win_rate"] and (not base or (world in theirs and theirs[world]["gold_win_rate"]))
+    }
+
+
+def fresh_section(rows: list[Row]) -> list[str]:
+    """A heading and a paragraph on how many numbers of fresh worlds were inside their predicted range.
+
+    The next of n + 1 exchangeable worlds is equally likely to have any rank, so it lies between the lowest and the
+    highest of the n with probability (n - 1) / (n + 1), whatever the distribution of gold win rates.
+    """
+    _, *lines = fresh_lines(rows)
     if not lines:
         return []
-    worlds = sorted({int(row["world"]) for row in rows if row["phase"] == "final"} - {*WORLDS})
-    said = (
-        f"A world in which nothing has been tuned or compared: with {fewest} worlds known, its numbers lie between the "
-        f"lowest and the highest of them with a probability of {(fewest - 1) / (fewest + 1):.2f} each, whatever their "
-        f"distribution."
+    fewest = min(int(line[3]) for line in lines)
+    text = (
+        f"With {fewest} worlds, each number of a new world lies between the lowest and the highest so far with "
+        f"probability {(fewest - 1) / (fewest + 1):.2f}, whatever the distribution."
     )
-    if held:
-        names = ", ".join(map(str, worlds))
-        said += f" Seed {names}: {sum(held)} of {len(held)} came so; the others are bold."
-    heading = ["responses", "", "gold win rate", "came", f"minus `{AGAINST}`", "came"]
-    return ["### A fresh world, predicted", said, markdown([heading, *lines])]
+    if inside := [line[-1] == "true" for line in lines if line[-1]]:
+        seeds = ", ".join(sorted({line[-3] for line in lines if line[-1]}, key=int))
+        text += f" Seed {seeds}: {sum(inside)} of {len(inside)} numbers were inside."
+    return ["### Predictions for a new world", f"{text} All ranges: [worlds_fresh.csv](worlds_fresh.csv)."]
 
 
 # --------------------------------------------------------------------------------------------------------- 5. the files
@@ -477,12 +468,9 @@ def page_text(rows: list[Row]) -> str:
         counts = (f"{complete_worlds(by_name)} at {budget:,} responses" for budget, by_name in by_budget.items())
         parts.append(f"Worlds with every algorithm, of {len(WORLDS)}: {', '.join(counts)}.")
     if len(table := tuning_table(rows)) > 1:
-        parts += ["### What was chosen", markdown(table)]
-    for budget, by_name in by_budget.items():
-        of_pairs = pairs(by_name, "gold_win_rate")
-        parts += [f"### After {budget:,} responses", markdown(spread_table(by_name))]
-        if of_pairs:
-            parts += [markdown(matrix(of_pairs)), markdown(against_table(of_pairs))]
+        parts += ["### Chosen settings", markdown(table)]
+    if len(table := against_table(rows)) > 1:
+        parts += ["### Differences to PPO", markdown(table)]
     variants = [(budget, finals(rows, budget, variants=True)) for budget in by_budget]
     for budget, by_name in variants:
         if len(by_name) > 1:
@@ -567,9 +555,10 @@ def main(args: Args) -> None:
     page = with_tables(read_text(args.page), args.page, markdown(summary_table(rows)), SUMMARY)
     page = with_tables(page, args.page, page_text(rows), MARKS)
     write_pictures(args.out, pictures(rows))
-    write_text(args.out / "worlds_pairs.csv", csv_text(pair_lines(rows)))
+    for name, lines in (("means", mean_lines(rows)), ("pairs", pair_lines(rows)), ("fresh", fresh_lines(rows))):
+        write_text(args.out / f"worlds_{name}.csv", csv_text(lines))
     write_text(args.page, page)
-    print(f"written: {args.page}, {args.out / 'worlds_pairs.csv'}, of {len(rows)} rows of {args.csv}")
+    print(f"written: {args.page} and the tables in {args.out}, from {len(rows)} rows of {args.csv}")
 
 
 if __name__ == "__main__":

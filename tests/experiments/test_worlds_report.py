@@ -25,16 +25,16 @@ from experiments.worlds.report import (
     complete_worlds,
     explained_variance,
     finals,
+    fresh_lines,
     joined,
     main,
-    matrix,
+    mean_lines,
     page_text,
     pair_lines,
     pairs,
     pictures,
     read_rows,
     rows_text,
-    spread_table,
     summary_table,
     tuned,
     tuning_table,
@@ -101,13 +101,18 @@ def test_what_samples_nothing_stands_at_every_budget_in_a_fixed_order(rows) -> N
     assert complete_worlds(finals(rows, 1024)) == 6 and complete_worlds(finals(rows, 256)) == 0
 
 
-def test_the_spread_is_the_mean_the_median_the_quartiles_and_the_worst(rows) -> None:
-    ppo = table_of(spread_table(finals(rows, 1024)))["ppo"]
-    rates = RATES["ppo"]  # sorted 0.6 0.7 0.8 0.85 0.9 0.95: quartiles at places 1.25 and 3.75 of 0 to 5
+def test_the_means_have_the_median_the_quartiles_and_the_worst_world(rows) -> None:
+    head, *lines = mean_lines(rows)
+    by_name = {(line[0], line[1]): dict(zip(head, line, strict=True)) for line in lines}
+    ppo, rates = by_name["1024", "ppo"], RATES["ppo"]  # sorted 0.6 0.7 0.8 0.85 0.9 0.95: quartiles at 1.25 and 3.75
+    assert (ppo["median"], ppo["lower_quartile"], ppo["upper_quartile"], ppo["worst"]) == (
+        *("0.825", "0.725", "0.8875"), "0.6",
+    )  # fmt: skip
+    assert float(ppo["gold_win_rate"]) == pytest.approx(0.8)
     half = 2.570582 * np.std(rates, ddof=1) / math.sqrt(6)
-    assert ppo["gold win rate"] == f"0.800 ± {half:.3f}" and ppo["median"] == "0.825" and ppo["worst"] == "0.600"
-    assert ppo["quartiles"] == f"{0.7 + 0.25 * 0.1:.3f}, {0.85 + 0.75 * 0.05:.3f}"
-    assert (ppo["worlds"], ppo["tokens sampled"], ppo["length, tokens"]) == ("6", "100", "10.0")
+    assert float(ppo["gold_win_rate_half"]) == pytest.approx(half, rel=1e-5)
+    assert (ppo["worlds"], ppo["tokens"], ppo["response_length"], ppo["kl_half"]) == ("6", "100", "10", "0")
+    assert by_name["256", "ppo"]["worlds"] == "2" and by_name["256", "dpo"]["worlds"] == "6"
 
 
 def test_pairs_are_compared_in_the_worlds_that_both_have_and_corrected_together(rows) -> None:
@@ -129,26 +134,18 @@ def test_pairs_are_compared_in_the_worlds_that_both_have_and_corrected_together(
         assert power == pytest.approx(0.8, abs=0.01)
 
 
-def test_the_matrix_has_both_directions_and_marks_what_holm_leaves() -> None:
-    better = [row(world, "ppo", 0.8002 + world / 1000) for world in range(1, 13)]
-    better += [row(world, "rloo", 0.9 + world / 500) for world in range(1, 13)]
-    better += [row(world, "grpo", 0.8 + (world * 7 % 12) / 1000) for world in range(1, 13)]
-    by_name = finals(better, 1024)
-    table = table_of(matrix(pairs(by_name, "gold_win_rate")))
-    assert table["rloo"]["`ppo`"] == "**+0.106** (100%)" and table["ppo"]["`rloo`"] == "**-0.106** (0%)"
-    assert "**" not in table["ppo"]["`grpo`"] and table["ppo"]["`ppo`"] == ""
-
-
-def test_against_ppo_the_sign_is_the_others(rows) -> None:
-    table = table_of(against_table(pairs(finals(rows, 1024), "gold_win_rate")))
+def test_differences_to_ppo_have_the_sign_of_the_other_algorithm_at_every_budget(rows) -> None:
+    lines = against_table(rows)
+    assert lines[0] == ["minus `ppo`", "after 256", "p", "after 1,024", "p"]
+    table = {line[0].strip("`"): line[1:] for line in lines[1:]}
     gaps = [b - a for a, b in zip(RATES["ppo"], RATES["rloo"], strict=True)]
     mean, sd = np.mean(gaps), np.std(gaps, ddof=1)
     half = 2.570582 * sd / math.sqrt(6)
-    rloo = table["rloo"]
-    assert [*table] == ["rloo", "grpo", "reinforce++", "dpo", "rejection", "best-of-4", "best-of-16"]
-    assert rloo["gold win rate"] == f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
-    assert rloo["Cohen's d"].startswith(f"{mean / sd:+.2f} [") and rloo["better in"] == "83%"
-    assert float(rloo["could have shown"]) > mean and int(rloo["worlds for 0.05"]) > 6
+    assert {*table} == {"rloo", "grpo", "reinforce++", "dpo", "rejection", "best-of-4", "best-of-16"}
+    assert table["rloo"][2] == f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
+    [pair] = [pair for pair in pairs(finals(rows, 1024), "gold_win_rate") if (pair.a, pair.b) == ("ppo", "rloo")]
+    assert table["rloo"][3] == f"{pair.corrected:.2g}"
+    assert "0.000 [" in table["rloo"][0] and table["grpo"][:2] == ["-", "-"]
 
 
 def test_variants_are_compared_with_ppo_as_it_was_tuned(rows) -> None:
@@ -242,8 +239,8 @@ def test_the_page_gets_its_tables_between_the_marks(tmp_path, rows) -> None:
     assert "of 20: 0 at 256 responses, 6 at 1,024 responses." in text
     headings = [line for line in text.splitlines() if line.startswith("### ")]
     assert headings == [
-        *("### What was chosen", "### After 256 responses", "### After 1,024 responses"),
-        *("### PPO and its variants after 1,024 responses", "### A fresh world, predicted"),
+        *("### Chosen settings", "### Differences to PPO"),
+        *("### PPO and its variants after 1,024 responses", "### Predictions for a new world"),
     ]
     for name in ("worlds_spread.png", "worlds_variance.png"):
         assert f"]({name})" in text and (args.out / name).read_bytes().startswith(b"\x89PNG")
@@ -275,26 +272,27 @@ def test_one_table_has_every_budget_and_marks_what_differs_from_ppo() -> None:
 def test_a_single_world_has_tables_without_intervals(tmp_path) -> None:
     one = [row(1, name, 0.5 + i / 10, explained_variance_run=0.2) for i, name in enumerate(("ppo", "rloo"))]
     text = page_text(one)
-    assert "| `ppo` | 1 | 0.500 | 0.500 | 0.500, 0.500 | 0.500 |" in text
-    assert "| `rloo` | 1 | +0.100 | - | 100% | 1 | - | - |" in text and len(pictures(one)) == 2
+    assert "| `rloo` | +0.100 | 1 |" in text and len(pictures(one)) == 2
+    head, ppo, _ = mean_lines(one)
+    assert dict(zip(head, ppo, strict=True))["gold_win_rate_half"] == ""
 
 
-def test_a_fresh_world_is_predicted_from_the_others_and_changes_no_table(rows) -> None:
+def test_a_new_world_is_predicted_from_the_others_and_changes_no_table(rows) -> None:
     """Between the lowest and the highest of six: 0.6 to 0.95 for PPO, and -0.01 to 0.30 for RLOO minus PPO."""
-    heading, said, table = page_text(rows).split("\n\n")[-5:-2]
-    assert heading == "### A fresh world, predicted"
-    assert "with 2 worlds known" in said and "probability of 0.33 each" in said and "came so" not in said
-    assert "| 1,024 | `ppo` | 0.600 to 0.950 |  |  |  |" in table
-    assert "| 1,024 | `rloo` | 0.900 to 0.940 |  | -0.010 to +0.300 |  |" in table
+    ppo, rloo = ["1024", "ppo", "", "6", "0.600", "0.950"], ["1024", "rloo", "ppo", "6", "-0.010", "0.300"]
+    text = page_text(rows)
+    assert "With 2 worlds, " in text and "probability 0.33," in text and "numbers were inside" not in text
+    assert [*ppo, "", "", ""] in fresh_lines(rows) and [*rloo, "", "", ""] in fresh_lines(rows)
     fresh = [row(21, "ppo", 0.96), row(21, "rloo", 0.93), row(22, "ppo", 0.8), row(22, "dpo", 0.87, 0)]
-    heading, said, table = page_text([*rows, *fresh]).split("\n\n")[-5:-2]
-    assert "Seed 21, 22: 3 of 7 came so" in said
-    assert "| 1,024 | `ppo` | 0.600 to 0.950 | **0.960**, 0.800 |  |  |" in table
-    assert "| 1,024 | `rloo` | 0.900 to 0.940 | 0.930 | -0.010 to +0.300 | **-0.030** |" in table
+    lines = fresh_lines([*rows, *fresh])
+    assert "Seed 21, 22: 3 of 7 numbers were inside" in page_text([*rows, *fresh])
+    assert [*ppo, "21", "0.960", "false"] in lines and [*ppo, "22", "0.800", "true"] in lines
+    assert [*rloo, "21", "-0.030", "false"] in lines
+    assert ["1024", "rloo", "", "6", "0.900", "0.940", "21", "0.930", "true"] in lines
     for budget in (256, 1024):
         assert finals([*rows, *fresh], budget) == finals(rows, budget)
     assert list(pair_lines([*rows, *fresh])) == list(pair_lines(rows))
-    assert page_text([*rows, *fresh]).split("### A fresh")[0] == page_text(rows).split("### A fresh")[0]
+    assert page_text([*rows, *fresh]).split("### Pred")[0] == page_text(rows).split("### Pred")[0]
 
 
 def test_a_page_without_marks_is_refused(tmp_path) -> None:
@@ -313,7 +311,8 @@ def test_the_pages_tables_and_pairs_are_those_of_its_csv() -> None:
     page = (ROOT / "experiments/worlds/README.md").read_text()
     assert f"{SUMMARY[0]}\n\n{markdown(summary_table(rows))}\n\n{SUMMARY[1]}" in page
     assert f"{MARKS[0]}\n\n{page_text(rows)}\n\n{MARKS[1]}" in page
-    assert (ROOT / "experiments/worlds/worlds_pairs.csv").read_text() == csv_text(pair_lines(rows))
+    for name, lines in (("means", mean_lines(rows)), ("pairs", pair_lines(rows)), ("fresh", fresh_lines(rows))):
+        assert (ROOT / f"experiments/worlds/worlds_{name}.csv").read_text() == csv_text(lines)
     assert all((ROOT / "experiments/worlds" / name).exists() for name in pictures(rows))
 
 
