@@ -55,7 +55,8 @@ COLUMNS = (  # of sums.csv: heading of the table, digits
     ("tokens", "tokens sampled", 0),
     ("seconds", "seconds", 0),
 )
-COMPARED = ("pass@1", "pass@8", "pass@64", "steps")  # columns of the differences
+SHOWN = ("pass@1", "pass@64", "outcome", "steps", "length", "seconds")  # in the tables
+COMPARED = ("pass@1", "pass@64", "steps")  # in the tables of differences
 TABLES = (  # title, what is in it
     ("The outcome as reward", lambda name: "-" not in name or name in ("dr-grpo", "online-dpo")),
     ("Other rewards", lambda name: name.endswith(("-process", "-learned", "-leak"))),
@@ -146,7 +147,7 @@ def tables_of(rows: Iterable[dict[str, str]]) -> dict[str, Lines]:
     for title, belongs in TABLES:
         names = [name for name in by_name if name == START or belongs(name)]
         if len(names) > 1:
-            tables[title] = [["policy", "solved, by seed", *(heading for _, heading, _ in COLUMNS)]]
+            tables[title] = [["policy", "solved, by seed", *(heading for key, heading, _ in COLUMNS if key in SHOWN)]]
             for name in names:
                 by_seed = " ".join(f"{float(row['pass@1']):.2f}" for row in by_name[name])
                 tables[title].append([name, by_seed, *cells_of(by_name[name])])
@@ -156,8 +157,10 @@ def tables_of(rows: Iterable[dict[str, str]]) -> dict[str, Lines]:
 def cells_of(rows: list[dict[str, str]]) -> list[str]:
     cells = []
     for key, _, digits in COLUMNS:
+        if key not in SHOWN:
+            continue
         values = [float(row[key]) for row in rows if row[key]]
-        interval = t_interval(values) if key not in ("tokens", "seconds") else None
+        interval = t_interval(values) if key != "seconds" else None
         half = interval and (interval[1] - interval[0]) / 2
         cells.append(plus_minus(fmean(values) if values else None, half, digits))
     return cells

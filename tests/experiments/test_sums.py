@@ -69,15 +69,17 @@ def test_a_row_is_a_policy_and_its_numbers_are_means_over_seeds(runs, tmp_path):
         of["ppo"]["solved, by seed"] == "0.20 0.40" and of["ppo"]["solved"] == "0.300 ± 1.271"
     )  # t(0.975, 1) * 0.1, by a table
     assert of["ppo"]["right answer"].startswith("0.400") and of["ppo"]["right steps"].startswith("0.500")
-    assert of["sft"]["tokens sampled"] == "-" and of["ppo"]["tokens sampled"] == "640"
-    assert of["dapo"]["tokens sampled"] == f"{2 * (32 + 2 * 16) * 10:,}"
+    lines = list(csv.DictReader((tmp_path / "out/sums.csv").open()))
+    tokens = {(line["seed"], line["policy"]): line["tokens"] for line in lines}
+    assert tokens["1", "sft"] == "" and tokens["1", "ppo"] == "640"
+    assert tokens["1", "dapo"] == str(2 * (32 + 2 * 16) * 10)
     assert [row[0] for row in tables["Other rewards"][1:]] == ["sft", "grpo-leak"]
 
 
 def test_differences_are_paired_by_seed(runs, tmp_path):
     main(Args(runs=runs, out=tmp_path / "out"))
     headings, ppo, dapo, leak = differences(csv.DictReader((tmp_path / "out/sums.csv").open()), "sft")
-    assert headings == ["policy", "solved", "pass@8", "pass@64", "right steps"]
+    assert headings == ["policy", "solved", "pass@64", "right steps"]
     assert ppo[:2] == ["ppo", "+0.200 [-1.071, +1.471]"]  # 0.1 and 0.3; half a width of t(0.975, 1) * 0.1
     assert dapo[1:] == ppo[1:] and leak[:2] == ["grpo-leak", "-0.100"]  # one seed: no interval
     [_, against, _] = differences(csv.DictReader((tmp_path / "out/sums.csv").open()), "ppo")
@@ -113,16 +115,16 @@ def test_the_page_says_how_many_found_the_leak_and_which_seed_is_alone(runs, tmp
 
 
 def test_a_difference_of_what_a_run_did_not_measure_is_left_out():
-    """Fewer than eight samples per query have no pass@8."""
-    row = dict.fromkeys(("pass@1", "pass@8", "pass@64", *COMPARED), "0.5")
+    """Fewer than 64 samples per query have no pass@64."""
+    row = dict.fromkeys(COMPARED, "0.5")
     rows = [
-        row | {"policy": policy, "seed": seed, "pass@8": eight}
-        for policy, seed, eight in (("sft", "1", ""), ("sft", "2", "0.25"), ("ppo", "1", ""), ("ppo", "2", "0.75"))
+        row | {"policy": policy, "seed": seed, "pass@64": of_64}
+        for policy, seed, of_64 in (("sft", "1", ""), ("sft", "2", "0.25"), ("ppo", "1", ""), ("ppo", "2", "0.75"))
     ]
     [headings, ppo] = differences(rows, "sft")
-    assert dict(zip(headings, ppo, strict=True))["pass@8"] == "+0.500"
-    [headings, ppo] = differences([row | {"pass@8": ""} for row in rows], "sft")
-    assert dict(zip(headings, ppo, strict=True))["pass@8"] == "-"
+    assert dict(zip(headings, ppo, strict=True))["pass@64"] == "+0.500"
+    [headings, ppo] = differences([row | {"pass@64": ""} for row in rows], "sft")
+    assert dict(zip(headings, ppo, strict=True))["pass@64"] == "-"
 
 
 def test_the_leak_is_found_where_it_stays_above_the_limit(runs):
@@ -163,8 +165,8 @@ def test_the_page_shows_the_tables_of_its_csv():
     with (ROOT / "experiments/sums/sums.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert {row["seed"] for row in rows} == {"1", "2", "3"}
-    tables = [*tables_of(rows).values(), *(differences(rows, base) for base in ("sft", "ppo"))]
-    assert len(tables) == 5 and all(markdown(table) in page for table in tables)
+    tables = [*tables_of(rows).values(), differences(rows, "sft")]
+    assert len(tables) == 4 and all(markdown(table) in page for table in tables)
 
 
 def test_the_study_evaluates_all_it_trains_and_refuses_names_it_does_not_know():
