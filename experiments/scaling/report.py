@@ -81,7 +81,7 @@ class Args:
     page: Path = Path("experiments/scaling/README.md")
     """page whose tables are replaced, between its two marks"""
     out: Path = Path("experiments/scaling")
-    """directory of the pictures"""
+    """directory of scaling_differences.csv and the plots"""
 
 
 @dataclass(frozen=True)
@@ -244,35 +244,54 @@ def over_worlds(values: Sequence[float], digits: int = 2, sign: str = "") -> str
 def fit_table(by_case: dict[str, dict[int, Fit]]) -> Lines:
     lines = [
         [
-            *("", "worlds", "alpha", "beta", "R²", "R², other formula"),
-            *("gained at best", "KL there, nats", "gained in the end", "KL there, nats"),
+            *("", "alpha", "beta", "R²", "R², other formula", "gained at best", "minus base", "KL there, nats"),
+            *("gained in the end", "KL there, nats"),
         ]
     ]
     for case, by_seed in by_case.items():
-        found = list(by_seed.values())
-        cells = [over_worlds([fit.alpha for fit in found]), over_worlds([fit.beta for fit in found])]
-        cells += [f"{fmean(fit.explained for fit in found):.2f}", f"{fmean(fit.other for fit in found):.2f}"]
-        for place in ([fit.best for fit in found], [fit.end for fit in found]):
-            cells += [over_worlds([gained for gained, _ in place]), over_worlds([kl for _, kl in place], 1)]
-        lines.append([case, str(len(found)), *cells])
+        fits_of_case = list(by_seed.values())
+        gaps = gaps_to_base(by_case, case)["best"] if case != BASE else []
+        lines.append(
+            [
+                case,
+                over_worlds([fit.alpha for fit in fits_of_case]),
+                over_worlds([fit.beta for fit in fits_of_case]),
+                f"{fmean(fit.explained for fit in fits_of_case):.2f}",
+                f"{fmean(fit.other for fit in fits_of_case):.2f}",
+                over_worlds([fit.best[0] for fit in fits_of_case]),
+                over_worlds(gaps, sign="+") if gaps else "-",
+                over_worlds([fit.best[1] for fit in fits_of_case], 1),
+                over_worlds([fit.end[0] for fit in fits_of_case]),
+                over_worlds([fit.end[1] for fit in fits_of_case], 1),
+            ]
+        )
     return lines
 
 
-def difference_table(by_case: dict[str, dict[int, Fit]]) -> Lines:
-    """Each case minus the base, paired by world."""
-    lines = [["minus base", "alpha", "beta", "gained at best", "gained in the end"]]
+def gaps_to_base(by_case: dict[str, dict[int, Fit]], case: str) -> dict[str, list[float]]:
+    """A case minus the base in the worlds that both have: alpha, beta, and the gain at best and in the end."""
     base = by_case.get(BASE, {})
-    for case, by_seed in by_case.items():
-        both = [(by_seed[seed], base[seed]) for seed in by_seed.keys() & base.keys()]
-        if case == BASE or not both:
-            continue
-        columns = (
-            [ours.alpha - theirs.alpha for ours, theirs in both],
-            [ours.beta - theirs.beta for ours, theirs in both],
-            [ours.best[0] - theirs.best[0] for ours, theirs in both],
-            [ours.end[0] - theirs.end[0] for ours, theirs in both],
-        )
-        lines.append([case, *(over_worlds(values, sign="+") for values in columns)])
+    both = [(by_case[case][seed], base[seed]) for seed in sorted(by_case[case].keys() & base.keys())]
+    return {
+        "alpha": [ours.alpha - theirs.alpha for ours, theirs in both],
+        "beta": [ours.beta - theirs.beta for ours, theirs in both],
+        "best": [ours.best[0] - theirs.best[0] for ours, theirs in both],
+        "end": [ours.end[0] - theirs.end[0] for ours, theirs in both],
+    }
+
+
+def difference_lines(points: Sequence[Point]) -> Lines:
+    """The lines of scaling_differences.csv: every case minus the base, with 95% intervals over worlds."""
+    lines = [["method", "case", "quantity", "worlds", "difference", "low", "high"]]
+    for method in METHODS:
+        by_case = fits(points, method)
+        for case in [case for case in by_case if case != BASE]:
+            for quantity, gaps in gaps_to_base(by_case, case).items():
+                if gaps:
+                    ends = t_interval(gaps) or ("", "")
+                    numbers = (fmean(gaps), *ends)
+                    cells = (x if x == "" else f"{x:.6g}" for x in numbers)
+                    lines.append([method, case, quantity, str(len(gaps)), *cells])
     return lines
 
 
@@ -319,8 +338,6 @@ def page_text(points: Sequence[Point]) -> str:
         if not by_case:
             continue
         parts += [f"### {title[0].upper()}{title[1:]}", markdown(fit_table(by_case))]
-        if len(differences := difference_table(by_case)) > 1:
-            parts.append(markdown(differences))
         if name in names:
             parts.append(f"![Gold score and proxy of {title} against the square root of the KL]({name})")
     return "\n\n".join(parts) or "No run is in yet."
@@ -336,6 +353,7 @@ def main(args: Args) -> None:
     write_pictures(args.out, pictures(points))
     if args.runs is not None:
         write_text(args.csv, points_text(points))
+    write_text(args.out / "scaling_differences.csv", csv_text(difference_lines(points)))
     write_text(args.page, page)
     print(f"written: {args.page} and its pictures, of {len(points):,} points")
 

@@ -17,7 +17,7 @@ from experiments.scaling.report import (
     PANELS,
     Args,
     Point,
-    difference_table,
+    difference_lines,
     finished,
     fit_table,
     fits,
@@ -32,6 +32,7 @@ from experiments.scaling.report import (
     read_points,
 )
 from experiments.scaling.runs import Scaling
+from experiments.tables import csv_text
 from nanorlhf.errors import InputError
 from tests.page_commands import Command, settings_of
 
@@ -119,15 +120,18 @@ def test_too_few_points_and_mixed_methods_are_refused(points) -> None:
 def test_the_tables_have_means_over_worlds_and_differences_within_them(points) -> None:
     by_case = fits(points, "rl")
     assert [*by_case] == ["base", "reward model 32"] and [*by_case["base"]] == [1, 2, 3]
-    head, base, _ = fit_table(by_case)
+    head, base, narrow = fit_table(by_case)
     half = 4.302653 * 0.1 / math.sqrt(3)  # of 0.9, 1 and 1.1
-    assert base[:3] == ["base", "3", f"1.00 [{1 - half:.2f}, {1 + half:.2f}]"]
-    assert base[head.index("R²")] == "1.00" and base[-1].startswith(f"{np.mean(np.linspace(0, 6, 40)[-5:] ** 2):.1f} [")
-    _, line = difference_table(by_case)
-    # in every world the same: intervals without width
-    assert line[:3] == ["reward model 32", "-0.30 [-0.30, -0.30]", "+0.10 [+0.10, +0.10]"]
+    assert base[:2] == ["base", f"1.00 [{1 - half:.2f}, {1 + half:.2f}]"] and base[head.index("minus base")] == "-"
     last = np.linspace(0, 6, 40)[-5:]
-    assert line[4].startswith(f"{np.mean(last * (-0.3 - 0.1 * np.log(last))):+.2f} [")
+    assert base[head.index("R²")] == "1.00" and base[-1].startswith(f"{np.mean(last**2):.1f} [")
+    _, *lines = difference_lines(points)
+    by_quantity = {line[2]: line for line in lines if line[:2] == ["rl", "reward model 32"]}
+    for quantity, gap in (("alpha", -0.3), ("beta", 0.1)):  # in every world the same: intervals without width
+        assert by_quantity[quantity][3] == "3"
+        assert [float(x) for x in by_quantity[quantity][4:]] == pytest.approx([gap] * 3)
+    assert float(by_quantity["end"][4]) == pytest.approx(np.mean(last * (-0.3 - 0.1 * np.log(last))), rel=1e-5)
+    assert narrow[head.index("minus base")].startswith(f"{float(by_quantity['best'][4]):+.2f} [")
 
 
 # ------------------------------------------------------------------------------------------------------------- the CSV
@@ -208,6 +212,8 @@ def test_the_page_gets_its_tables_and_pictures(tmp_path, points) -> None:
 def test_the_pages_tables_are_those_of_its_csv() -> None:
     points = read_points(ROOT / "experiments/scaling/scaling.csv")
     assert f"{MARKS[0]}\n\n{page_text(points)}\n\n{MARKS[1]}" in (ROOT / "experiments/scaling/README.md").read_text()
+    csv = (ROOT / "experiments/scaling/scaling_differences.csv").read_text()
+    assert csv == csv_text(difference_lines(points))
     assert all((ROOT / "experiments/scaling" / name).exists() for name in pictures(points))
 
 
