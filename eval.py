@@ -4,12 +4,12 @@ Seven evaluations, each a module of nanorlhf/evals:
 
     module            paper                                                     recipes
     summaries         N+ section 5: ROUGE, gold score, win rate, KL, accuracy   tiny, tldr
-    reward_models     N+ Table 5: reward models beside DPO, calibration         tiny-rm, tldr-rm
-    reward_benchmark  RewardBench, RewardBench 2, RM-Bench; lengths equal       rewards
+    reward_models     N+ Table 5: reward models and DPO, calibration            tiny-rm, tldr-rm
+    reward_benchmark  RewardBench, RewardBench 2, RM-Bench; length control      rewards
     answers           SO: ten answers per question, metric@k, rank correlation  stackoverflow[-tiny]
     programs          RLCF: programs compiled and executed, pass@k              rlcf[-tiny]
     replies           STR: one reply per question, agreement with self-ranking  str[-tiny]
-    checked           answers that a program checks: pass@k of n samples        sums
+    checked           answers checked by a program: pass@k of n samples         sums
 
 In: policies, reward models and the data's validation or test rows. Out: a table, eval.json,
 samples.jsonl, and report.html with the curves of all stages and the samples side by side.
@@ -44,7 +44,7 @@ RECIPES: dict[str, tuple[str, EvalArgs]] = {
 
 
 def main(args: EvalArgs) -> dict:
-    """Run the evaluation whose settings these are; returns what eval.json holds."""
+    """Run the evaluation that `args` belongs to and return the contents of eval.json."""
     evaluations = (summaries, reward_models, benchmarks, answers, programs, replies, checked)
     [evaluation] = (module for module in evaluations if isinstance(args, module.Args))
     return evaluation.main(args)

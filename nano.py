@@ -1,14 +1,14 @@
-"""RLHF on one page: a language model learns from examples, then from people's preferences, by PPO.
+"""RLHF on one page: a language model learns from examples, then from human preferences with PPO.
 
     python nano.py                  # under a minute on two CPU cores
     python nano.py --kl-coef 0      # without the KL penalty: over-optimisation
 
-Read from top to bottom: a small world with known preferences, a GPT, the three stages of
-RLHF, and what they gained, measured by a truth that no training saw. Tags such as [N+ 23] number
-the details of "The N+ Implementation Details of RLHF with PPO" (Huang et al. 2024). train_sft.py,
-train_rm.py and train_ppo.py do the same at full size, and tests compare the numbers.
+Read from top to bottom: a small world with known preferences, a GPT, the three stages of RLHF, and
+an evaluation with gold scores that training never sees. Tags such as [N+ 23] number the details of
+"The N+ Implementation Details of RLHF with PPO" (Huang et al. 2024). train_sft.py, train_rm.py and
+train_ppo.py do the same at full size, and tests compare the numbers.
 
-Left out: a KV cache (each step of sampling reads the whole text again), micro-batches, several
+Left out: a KV cache (each sampling step reads the whole text again), micro-batches, multiple
 processes, checkpoints. Shapes: B texts, Q query tokens, T response tokens, L = Q + T, C channels.
 """
 
@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 # ------------------------------------------------------------------------------------- 1. The world
-# A customer writes a note, three goods among fillers. We answer with a list of the goods:
+# A customer writes a note: three goods among filler words. We answer with a list of the goods:
 #
 #     um kale then so eggs please figs :   ->   kale eggs figs
 #
-# A token is a word. [PAD] fills up short rows, [EOS] ends a response. They are two tokens: a model
-# trained with one token for both would never learn to stop. [N+ 3]
+# A token is a word. [PAD] fills up short rows, [EOS] ends a response. They must be two tokens: a
+# model trained with one token for both would never learn to stop. [N+ 3]
 GOODS = "apples bread cheese dates eggs figs grapes honey jam kale leeks milk".split()
 FILLERS = "um well so then please maybe".split()
 WORDS = ["[PAD]", "[EOS]", ":", *FILLERS, *GOODS]
@@ -43,15 +43,15 @@ def make_note(rng: random.Random) -> list[str]:
     return [*words, ":"]
 
 
-# What the customer wants is the truth, which no training sees: 1 for each good of the note, -1 for
-# each word that is wrong or repeated. The best score is 3.
+# The gold score is what the customer wants, and training never sees it: 1 for each good in the
+# note, -1 for each word that is wrong or repeated. The best score is 3.
 def gold_score(note: list[str], response: list[str]) -> float:
     right = set(note) & set(GOODS) & set(response)
     return len(right) - (len(response) - len(right))
 
 
-# People write the examples, and the pairs of responses that are compared. A careful writer lists
-# nearly every good of the note, and seldom adds another one.
+# People write the examples, and the pairs of responses to compare. A careful writer lists nearly
+# every good in the note and rarely adds a wrong one.
 def write(note: list[str], care: float, rng: random.Random) -> list[str]:
     response = [word for word in note if word in GOODS and rng.random() < care]
     while rng.random() > care and len(response) < T - 1:
@@ -59,8 +59,8 @@ def write(note: list[str], care: float, rng: random.Random) -> list[str]:
     return response
 
 
-# A labeller chooses one of two responses and rejects the other. The better one is chosen most of
-# the time: with probability sigmoid(difference of gold scores), as in Bradley and Terry (1952).
+# A labeller chooses one of two responses and rejects the other. The better one is usually chosen:
+# with probability sigmoid(difference of gold scores), as in Bradley and Terry (1952).
 def compare(note: list[str], rng: random.Random) -> tuple[list[str], list[str]]:
     first = second = write(note, rng.uniform(0.3, 1.0), rng)
     while gold_score(note, first) == gold_score(note, second):
@@ -89,7 +89,7 @@ def decode(ids: Tensor) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------- 2. The model
-# A GPT-2: each token attends to earlier tokens, then is processed by itself (MLP).
+# A GPT-2: each token attends to itself and earlier tokens, then an MLP processes it.
 C, HEADS, LAYERS = 64, 4, 2
 
 
@@ -111,9 +111,9 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 
-# One class serves four models. The policy and the reference have V outputs per token: the logits of
-# the next token. The reward model and the value model have one: a score. No dropout:
-# the policy that samples and the policy that is updated must be the same function. [N+ 7]
+# One class serves all four models. The policy and the reference have V outputs per token (logits of
+# the next token), the reward model and the value model have one (a score). No dropout: sampling
+# and updates must use the same function. [N+ 7]
 class GPT(nn.Module):
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -139,26 +139,26 @@ class GPT(nn.Module):
 # The output at a token predicts the next one, so the outputs for the T response tokens start at the
 # last token of the query.
 def response_logits(policy: GPT, query: Tensor, response: Tensor, temperature: float) -> Tensor:
-    """(B, T, V), divided by the temperature in the rollout, the reference and the update alike."""
+    """Logits (B, T, V) over temperature, the same in the rollout, the reference and the update."""
     logits = policy(torch.cat((query, response), dim=1))[:, query.size(1) - 1 : -1]
-    return logits.index_fill(2, torch.tensor(PAD), -torch.inf) / temperature  # [PAD] is never said
+    return logits.index_fill(2, torch.tensor(PAD), -torch.inf) / temperature  # never sample [PAD]
 
 
 def response_logprobs(policy: GPT, query: Tensor, response: Tensor, temperature: float) -> Tensor:
-    """Of each response token, in nats: (B, T). After [EOS] they mean nothing."""
+    """Log-probability of each response token in nats, (B, T); meaningless after [EOS]."""
     logprobs = response_logits(policy, query, response, temperature).log_softmax(2)
     return logprobs.gather(2, response.clamp(min=EOS)[:, :, None])[:, :, 0]
 
 
 def response_values(value_model: GPT, query: Tensor, response: Tensor) -> Tensor:
-    """What is still to come, as expected before each response token: (B, T)."""
+    """Expected return before each response token, (B, T)."""
     return value_model(torch.cat((query, response), dim=1))[:, query.size(1) - 1 : -1, 0]
 
 
-# Sampling only uses a temperature: PPO's ratio is taken against this very distribution.
+# Sample with temperature only, no top-k or top-p: PPO's ratio is relative to this distribution.
 @torch.no_grad()
 def sample(policy: GPT, query: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
-    """A response to each query, (B, T); a random number in [0, 1) decides each token, (B, T)."""
+    """Sample a response to each query, (B, T). uniforms (B, T) in [0, 1) decide the tokens."""
     response = torch.full(uniforms.shape, PAD)
     ended = torch.zeros(len(query), dtype=torch.bool)
     for t in range(T):
@@ -186,14 +186,14 @@ def find_end(response: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 # ------------------------------------------------------------------------- 3. SFT: imitate examples
-# Supervised fine-tuning lowers the surprise at each word of an example, in nats per token.
+# Supervised fine-tuning minimises the negative log-likelihood of the examples, in nats per token.
 def sft_loss(policy: GPT, query: Tensor, response: Tensor) -> Tensor:
     _, _, actions, _ = find_end(response)
     return -response_logprobs(policy, query, response, temperature=1.0)[actions].mean()
 
 
 def train(model: GPT, loss, data: tuple[Tensor, ...], lr: float, generator) -> None:
-    """Two epochs of loss(model, *rows) in batches of 64, each epoch in a new order."""
+    """Minimise loss(model, *batch) for two epochs of shuffled batches of 64."""
     order = [torch.randperm(len(data[0]), generator=generator) for _ in range(2)]
     batches = torch.cat(order).split(64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, eps=1e-5)  # [N+ 9, 10]
@@ -206,7 +206,7 @@ def train(model: GPT, loss, data: tuple[Tensor, ...], lr: float, generator) -> N
 
 # ---------------------------------------------------------- 4. The reward model: what people prefer
 def scalar_model(policy: GPT) -> GPT:
-    """A copy of the policy with a new head that gives one number per token. [N+ 11]"""
+    """Copy the policy, with a new head that outputs one number per token. [N+ 11]"""
     model = GPT(1)
     trunk = {key: w for key, w in policy.state_dict().items() if not key.startswith("head")}
     model.load_state_dict(trunk, strict=False)
@@ -215,14 +215,14 @@ def scalar_model(policy: GPT) -> GPT:
 
 
 def score(reward_model: GPT, query: Tensor, response: Tensor) -> Tensor:
-    """The output at the last token of each response, (B,). [N+ 12]"""
+    """Return the output at the last token of each response, (B,). [N+ 12]"""
     _, end, _, _ = find_end(response)
     outputs = reward_model(torch.cat((query, response), dim=1))[:, :, 0]  # (B, L)
     return outputs[torch.arange(len(query)), query.size(1) + end]
 
 
-# If the scores were the gold scores, sigmoid(margin) would be the probability of the label. The
-# loss is the surprise at the labels. It leaves the level open: the examples' mean becomes 0.
+# If the scores were the gold scores, sigmoid(margin) would be the probability of the label. A
+# constant added to all scores doesn't change the loss: normalise makes the examples' mean 0.
 def rm_loss(reward_model: GPT, query: Tensor, chosen: Tensor, rejected: Tensor) -> Tensor:
     margin = score(reward_model, query, chosen) - score(reward_model, query, rejected)
     return -F.logsigmoid(margin).mean()
@@ -236,7 +236,7 @@ def normalise(reward_model: GPT, query: Tensor, response: Tensor) -> None:  # [N
 # ------------------------------------------------------------------ 5. PPO: do more of what is good
 @dataclass
 class Settings:
-    kl_coef: float = 0.1  # beta: what a nat of distance from the reference costs
+    kl_coef: float = 0.1  # beta: penalty per nat of KL to the reference
     temperature: float = 0.7
     missing_eos_score: float = -1.0
     gamma: float = 1.0  # discount per token
@@ -249,12 +249,12 @@ class Settings:
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean 0 and standard deviation 1 over what counts; 0 elsewhere. [N+ 25]"""
+    """Normalise to mean 0 and standard deviation 1 over the mask; 0 elsewhere. [N+ 25]"""
     mean, variance = x[mask].mean(), x[mask].var(correction=0)
     return torch.where(mask, (x - mean) * torch.rsqrt(variance + 1e-8), 0.0)
 
 
-# Generalised advantage estimation: by how much each token was better than expected.
+# Generalised advantage estimation: how much better than expected each token was.
 def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """rewards r, values V -> advantages A, returns R, (B, T) each.
 
@@ -271,18 +271,18 @@ def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tens
 
 @torch.no_grad()
 def rollout(policy, ref_policy, reward_model, value_model, query, uniforms, s) -> dict[str, Tensor]:
-    """The policy answers query (B, Q), the others judge each token: (B, T), but scores (B,)."""
+    """Sample responses to query (B, Q) and evaluate every token: (B, T) each, but scores (B,)."""
     response = sample(policy, query, uniforms, s.temperature)
     has_eos, end, actions, states = find_end(response)
     logprobs = response_logprobs(policy, query, response, s.temperature)
     ref_logprobs = response_logprobs(ref_policy, query, response, s.temperature)
     values = torch.where(states, response_values(value_model, query, response), 0.0)
 
-    # [N+ 23] The EOS trick: no labeller saw a response that breaks off, so its score means nothing.
+    # [N+ 23] EOS trick: no labeller saw an unfinished response, so its score is meaningless.
     scores = score(reward_model, query, response)
     scores = torch.where(has_eos, scores, s.missing_eos_score)
 
-    # Each token pays for leaving the reference. The score comes once: in the state after [EOS].
+    # Each token pays a KL penalty. The score is added once: in the state after [EOS].
     kl = torch.where(actions, logprobs - ref_logprobs, 0.0)
     rewards = -s.kl_coef * kl
     rewards[torch.arange(len(query)), (end + 1).clamp(max=T - 1)] += scores
@@ -295,9 +295,9 @@ def rollout(policy, ref_policy, reward_model, value_model, query, uniforms, s) -
 
 
 # The ratio is how much more probable a token has become since the rollout: 1 in the first step.
-# Both losses take the worse of two, so that going further than the clip range gains nothing.
+# Both losses take the worse of two terms, so that moving past the clip range gains nothing.
 def ppo_loss(policy: GPT, value_model: GPT, batch: dict[str, Tensor], s: Settings) -> Tensor:
-    """Each part is a mean over all positions of the minibatch that count."""
+    """Return policy loss + value_coef * value loss, each a mean over its mask in the minibatch."""
     ids = batch["query"], batch["response"]
     advantages, values, returns = (batch[key] for key in ("advantages", "values", "returns"))
     ratio = (response_logprobs(policy, *ids, s.temperature) - batch["logprobs"]).exp()
@@ -313,7 +313,7 @@ def ppo_loss(policy: GPT, value_model: GPT, batch: dict[str, Tensor], s: Setting
 
 
 def train_ppo(policy, ref_policy, reward_model, value_model, queries, s, generator) -> None:
-    """queries (num_updates, B, Q): B for each update."""
+    """Run one update per batch of queries, (num_updates, B, Q)."""
     parameters = [*policy.parameters(), *value_model.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=s.lr, eps=1e-5)  # [N+ 20] not 1e-8
     for update, query in enumerate(queries):
@@ -331,9 +331,9 @@ def train_ppo(policy, ref_policy, reward_model, value_model, queries, s, generat
             print(f"    update {update:2}: score {mean:5.2f}, KL {kl:5.2f} nats per response")
 
 
-# ------------------------------------------------------------------ 6. What it gained, by the truth
+# ------------------------------------------------------------------ 6. Evaluation with gold scores
 def evaluate(name: str, policy: GPT, others: tuple, notes: list, s: Settings) -> dict[str, Tensor]:
-    """Print a row of the table, means over a response to each note; returns the rollout."""
+    """Print a row of the table, averaged over one response per note, and return the rollout."""
     uniforms = torch.rand((len(notes), T), dtype=torch.float64)
     batch = rollout(policy, *others, encode_queries(notes), uniforms, s)
     texts = [decode(ids) for ids in batch["response"]]
@@ -361,13 +361,13 @@ def main(num_examples: int = 16_000, num_pairs: int = 10_000, num_updates: int =
     parser.add_argument("--kl-coef", type=float, default=Settings.kl_coef, help="0: no KL penalty")
     args = parser.parse_args()
     start, s = time.time(), Settings(kl_coef=args.kl_coef)
-    torch.set_num_threads(2)  # in so small a model, more would wait for each other
+    torch.set_num_threads(2)  # more threads don't help a model this small
     torch.manual_seed(args.seed)
     rng, generator = random.Random(args.seed), torch.Generator().manual_seed(args.seed)
 
     notes = [make_note(rng) for _ in range(num_examples)]
     examples = encode_queries(notes), encode_responses([write(note, 0.6, rng) for note in notes])
-    print(f"SFT: imitate {num_examples:,} examples of careless people")
+    print(f"SFT: imitate {num_examples:,} examples by careless writers")
     untrained = GPT(V)
     ref_policy = copy.deepcopy(untrained)
     train(ref_policy, sft_loss, examples, 3e-3, generator)
@@ -386,7 +386,7 @@ def main(num_examples: int = 16_000, num_pairs: int = 10_000, num_updates: int =
     train_ppo(policy, ref_policy, reward_model, value_model, queries, s, generator)
 
     notes = [make_note(rng) for _ in range(512)]
-    print(f"{time.time() - start:3.0f} s  The truth: gold scores, at best 3, on 512 new notes")
+    print(f"{time.time() - start:3.0f} s  Gold scores (3 at best) on 512 new notes")
     print(f"    policy     gold  RM score  KL, nats  words   EOS   {' '.join(notes[0])}")
     others = ref_policy, reward_model, value_model
     for name, model in (("start", untrained), ("SFT", ref_policy), ("PPO", policy)):

@@ -1,7 +1,7 @@
-"""Gives the wheel one top-level package: kernels/, data/ and the scripts move into nanorlhf/.
+"""Build a wheel with one top-level package: kernels/, data/ and the scripts move into nanorlhf/.
 
-`kernels` and `data` are names of other people's packages too. An editable install is the tree as it is. The files of a
-wheel lie in nanorlhf/, and import each other from there. All else stands in pyproject.toml.
+Other projects also have packages named `kernels` and `data`. In a wheel, all files are in nanorlhf/ and import each
+other from there; an editable install uses the source tree unchanged. Everything else is in pyproject.toml.
 """
 
 import re
@@ -20,7 +20,7 @@ IMPORT = re.compile(rf"^( *)from ({'|'.join(PACKAGES)})((?:\.\w+)*) import ", re
 class BuildPy(build_py):
     def run(self) -> None:
         super().run()
-        if self.editable_mode:  # what is installed then is the way to these folders
+        if self.editable_mode:  # an editable install only adds these folders to the path
             self.distribution.packages += PACKAGES
             return
         package = Path(self.build_lib) / "nanorlhf"

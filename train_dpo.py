@@ -1,9 +1,9 @@
-"""DPO: a policy learns from preferences, without a reward model and without sampling.
+"""DPO: train a policy on preferences, without a reward model and without sampling.
 
 Papers: The N+ Implementation Details of RLHF with PPO, detail 19 and Table 6; Direct preference
-optimization (Rafailov et al. 2023); its relatives by --loss: IPO, robust DPO, hinge, KTO, ORPO and
-SimPO (docs/algorithms.md). In: comparisons.{train,validation}.jsonl, for kto_unpaired unpaired.*,
-and the policy of stage 1. Out: a policy, which is its own reward model.
+optimization (Rafailov et al. 2023); its variants, chosen with --loss: IPO, robust DPO, hinge, KTO,
+ORPO and SimPO (docs/algorithms.md). In: comparisons.{train,validation}.jsonl (unpaired.* for
+kto_unpaired) and the policy of stage 1. Out: a policy, which is its own reward model.
 
     python train_dpo.py                                       # the embedded default, recipe tiny
     python train_dpo.py tldr --sft runs/tldr/sft              # writes runs/tldr/dpo
@@ -54,41 +54,41 @@ NO_REFERENCE = ("orpo", "simpo")
 @dataclass(frozen=True, kw_only=True)
 class Args(SupervisedArgs):
     out: Path | None = None
-    """run directory: checkpoint, metrics, state; None: beside --data, named dpo"""
+    """run directory: checkpoint, metrics, state; None: dpo next to --data"""
     sft: str = "runs/tldr/sft"
     """the initial policy and the reference: checkpoint directory or Hub id"""
     beta: PositiveFloat = 0.05
-    """implicit reward per nat of log(policy / reference): more stays closer to the reference; of
-    simpo per nat of the mean log-probability of a token; of orpo the weight of the odds ratio"""
+    """implicit reward per nat of log(policy / reference); larger stays closer to the reference.
+    simpo: per nat of the mean log-probability of a token; orpo: weight of the odds-ratio loss"""
     loss: Loss = "sigmoid"
-    """sigmoid: DPO's own; ipo: squared distance to a margin; robust: corrects for flipped labels;
-    hinge: SLiC; kto: each response against a reference point; kto_unpaired: the same, of responses
-    labelled one by one; orpo, simpo: without a reference"""
+    """sigmoid: DPO; ipo: squared distance to a margin; robust: corrects for flipped labels;
+    hinge: SLiC; kto: each response against a reference point; kto_unpaired: KTO on responses
+    labelled one by one; orpo, simpo: no reference model"""
     labels: Labels = Labels()
     micro_batch_size: PositiveInt = 8
     # lengths and validation (the same in train_rm.py)
     max_response_length: PositiveInt = 169
-    """[N+ 4] longest response in tokens, EOS included: more than in demonstrations"""
+    """[N+ 4] longest response in tokens, including EOS; longer than for demonstrations"""
     eval_every: PositiveInt = 200
     num_validation: PositiveInt | None = 2048
-    """validation rows, spread evenly over the file; None: all. The last validation takes all"""
+    """validation rows, spread evenly over the file; None: all. The last validation uses all"""
 
 
 RECIPES = recipes("dpo", Args)
 
 
 def margin_loss(margin: Tensor, beta: float, loss: Loss, label_smoothing: float) -> Tensor:
-    """The loss of pairs with these margins, (B,) -> (B,).
+    """Return the loss of each pair from its margin, (B,) -> (B,).
 
     m = margin of the implicit rewards, L(m) = -log sigmoid(m) in nats, e = label_smoothing
 
     sigmoid   (1 - e) L(m) + e L(-m)              e = 0: DPO (Rafailov et al. 2023), no slope at a
                                                   large margin; e > 0: conservative DPO (Mitchell
-                                                  2023), whose best margin is log((1 - e) / e)
-    robust    ((1 - e) L(m) - e L(-m)) / (1 - 2e) Chowdhury et al. 2024: with a share e of flipped
-                                                  labels, its mean is that of L with none
-    ipo       (m / beta - 1 / (2 beta))^2         Azar et al. 2023, equation 17: the log-ratios
-                                                  differ by 1 / (2 beta), however sure the label is
+                                                  2023), minimal at the margin log((1 - e) / e)
+    robust    ((1 - e) L(m) - e L(-m)) / (1 - 2e) Chowdhury et al. 2024: if a share e of labels is
+                                                  flipped, its mean equals L's without flips
+    ipo       (m / beta - 1 / (2 beta))^2         Azar et al. 2023, equation 17: log-ratios should
+                                                  differ by 1 / (2 beta), however sure the label
     hinge     max(0, 1 - m)                       SLiC (Zhao et al. 2023) on implicit rewards (Liu
                                                   et al. 2023): no slope beyond a margin of 1
     """
@@ -107,7 +107,7 @@ def main(args: Args) -> dict[str, float]:
     # -------------------------------------------------------------------------------------- 1. data
     args.labels.check(args.loss)
     if args.loss in KTO and args.batch_size < 2:
-        raise InputError("--batch-size 1: KTO needs another row's response to each query.")
+        raise InputError("--batch-size must be at least 2: KTO pairs each query with another row.")
     if args.out is None:
         args = replace(args, out=args.data.parent / "dpo")
     device = begin(args, "batch_size")
@@ -135,14 +135,14 @@ def main(args: Args) -> dict[str, float]:
         ref_policy = None
     elif args.tune == "lora" and args.shard == "none":
         ref_policy = reference(policy)  # the policy's frozen weights, without the updates
-    else:  # never sharded: each rank holds all of it
+    else:  # never sharded: each rank has a full copy
         ref_policy = load_gpt(args.sft, device, getattr(torch, args.dtype)).requires_grad_(False)
         ref_policy.forbid(pad_id, tokenizer.vocab_size)
     prepare_models(args, device, [policy])
 
     # ------------------------------------------------------------------------------- 3. the loss
     def row_sums(model: GPT, rows: list[Comparison], z0: Tensor) -> tuple[Tensor, ...]:
-        """Summed over rows: loss, right rankings, both rewards, responses of both kinds."""
+        """Return sums over rows: loss, correct rankings, both rewards, both response counts."""
         # 3.1 log-probabilities of the responses, summed over their tokens: (b,) each
         chosen, rejected = pair_logprobs(model, rows, pad_id)
         lengths = torch.tensor([(len(row.chosen), len(row.rejected)) for row in rows]).T.to(device)
@@ -153,11 +153,11 @@ def main(args: Args) -> dict[str, float]:
             with torch.no_grad():
                 ref_chosen, ref_rejected = pair_logprobs(ref_policy, rows, pad_id)
             chosen, rejected = chosen - ref_chosen, rejected - ref_rejected
-        # 3.2 [N+ 19] implicit rewards: expect both to fall, the rejected one's faster
+        # 3.2 [N+ 19] implicit rewards: both tend to fall in training, the rejected one faster
         chosen_rewards, rejected_rewards = args.beta * chosen, args.beta * rejected
         if args.loss == "orpo":
             chosen_rewards, rejected_rewards = log_odds(chosen), log_odds(rejected)
-        # 3.3 the loss of a reward model, -log sigmoid(margin), or a relative
+        # 3.3 the reward model loss -log sigmoid(margin), or a variant
         margin = chosen_rewards - rejected_rewards
         if args.loss in KTO:
             rewards = torch.stack((chosen_rewards, rejected_rewards))  # (2, b)
@@ -165,13 +165,13 @@ def main(args: Args) -> dict[str, float]:
         else:
             above = margin - args.labels.target_margin  # SimPO's gamma, 0 for the others
             loss = margin_loss(above, args.beta, args.loss, args.labels.smoothing)
-        if args.loss == "orpo":  # SFT on the chosen response; beta weighs the odds ratio
+        if args.loss == "orpo":  # SFT on the chosen response plus beta times the odds-ratio loss
             loss = args.beta * loss - chosen
-        statistics = margin > 0, chosen_rewards, rejected_rewards, *present  # a tie is ranked wrong
+        statistics = margin > 0, chosen_rewards, rejected_rewards, *present  # ties are wrong
         return loss.sum(), *(statistic.detach().sum() for statistic in statistics)
 
     def reference_point(rows: Sequence[Comparison]) -> Tensor:
-        """[KTO 4.1] z0: KL to the reference in nats, by queries with another row's response."""
+        """[KTO 4.1] Estimate z0, the KL to the reference in nats, from mismatched responses."""
         if ref_policy is None or args.loss not in KTO:
             return torch.zeros(())
         sums = partial(log_ratio_sum, ref_policy=ref_policy, pad_id=pad_id)
@@ -188,7 +188,7 @@ def main(args: Args) -> dict[str, float]:
         write_checkpoint(policy, directory, tokenizer, args.sft)
 
     def validate(rows: Rows) -> dict[str, float]:
-        """The means over the rows."""
+        """Return the means over the rows."""
         sums = partial(row_sums, z0=reference_point(watched))
         found = evaluate(policy, rows, sums, 6, args.read_size, args.dtype) / len(rows)
         return {f"validation_{name}": mean for name, mean in pair_means(found).items()}
@@ -204,7 +204,7 @@ def main(args: Args) -> dict[str, float]:
     # ---------------------------------------------------------------------------------- 5. the loop
     for step in run.steps(num_steps):
         batch = [train[i] for i in batch_indices(len(train), args.batch_size, step, args.seed)]
-        z0 = reference_point(batch)  # of all micro-batches and ranks, without a gradient
+        z0 = reference_point(batch)  # over all micro-batches and ranks, without a gradient
         batch_loss = partial(row_sums, z0=z0)
         sums = backward(policy, batch, batch_loss, len(batch), args.micro_batch_size, args.dtype)
         metrics = pair_means(sums)

@@ -1,6 +1,6 @@
 """Stage 3 without a value model: a response is compared with other responses to the same query.
 
-Papers, a function of a few lines each in nanorlhf/grpo.py: GRPO (Shao et al. 2024), Dr.
+Papers, each a function of a few lines in nanorlhf/grpo.py: GRPO (Shao et al. 2024), Dr.
 GRPO (Liu et al. 2025), RLOO (Ahmadian et al. 2024), REINFORCE++ (Hu et al. 2025), GSPO (Zheng et
 al. 2025), DAPO (Yu et al. 2025), CISPO (MiniMax 2025), online DPO (Guo et al. 2024).
 docs/algorithms.md compares them with PPO.
@@ -43,7 +43,7 @@ class Args(RewardArgs):
     algorithm: Literal[
         "grpo", "dr_grpo", "rloo", "reinforce++", "gspo", "dapo", "cispo", "online_dpo"
     ] = "grpo"
-    """what a response is compared with, which ratio is clipped, what the loss is a mean over"""
+    """chooses the baseline, the ratio that is clipped, and what the loss is averaged over"""
     samples_per_query: cli.Count = 8
     """responses to each query of a rollout, k; at least 2 except for reinforce++"""
     batch_size: cli.Count = 512
@@ -56,32 +56,32 @@ class Args(RewardArgs):
     """[N+ 23] replaces the score of a response without EOS; None keeps the reward model's"""
     kl_coef: cli.NonNegativeFloat = 0.05
     """beta, weight of the KL to the reference: in the loss (grpo, dr_grpo, gspo) or in the reward
-    (rloo, reinforce++); beta of online_dpo; dapo and cispo have no KL"""
+    (rloo, reinforce++); DPO's beta for online_dpo; dapo and cispo have no KL"""
     gamma: cli.Fraction = 1.0
-    """discount per token, of reinforce++"""
+    """discount per token (reinforce++ only)"""
     clip_range: cli.ClipRange | None = None
-    """clip range of the ratio, of cispo the weight's: one number, or how far below 1 and how far
-    above; None: the algorithm's own, from its paper"""
+    """clip range of the ratio, or of cispo's weight: one number, or two, below and above 1; None:
+    the value in the algorithm's paper"""
 
 
 RECIPES = recipes("grpo", Args)
 
 
 def check(args: Args) -> int:
-    """Refuse settings that don't fit together; returns the number of updates."""
+    """Check that the settings fit together and return the number of updates."""
     name, k = args.algorithm, args.samples_per_query
     if name != "reinforce++" and k < 2:
-        raise InputError(f"--algorithm {name} needs more than one --samples-per-query.")
+        raise InputError(f"--algorithm {name} needs --samples-per-query of at least 2.")
     if name != "reinforce++" and args.gamma != 1:
-        raise InputError(f"--gamma {args.gamma}: --algorithm {name} does not discount.")
+        raise InputError(f"--gamma must be 1 with --algorithm {name}; got {args.gamma}.")
     if ALGORITHMS[name].is_without_kl and args.kl_coef > 0:
-        raise InputError(f"--kl-coef {args.kl_coef}: --algorithm {name} has no KL: pass 0.")
+        raise InputError(f"--kl-coef must be 0 with --algorithm {name}; got {args.kl_coef}.")
     if name == "online_dpo" and (args.num_epochs, args.num_minibatches) != (1, 1):
         raise InputError(
-            f"--algorithm {name} takes one step per rollout: --num-epochs 1 --num-minibatches 1."
+            f"--algorithm {name} needs --num-epochs 1 --num-minibatches 1: one step per rollout."
         )
     if name == "online_dpo" and args.kl_coef == 0:
-        raise InputError("--kl-coef 0: it is online_dpo's beta, without which it learns nothing.")
+        raise InputError("--kl-coef must be above 0 with --algorithm online_dpo: it is DPO's beta.")
     checks.check_reward(args.reward_model, args.reward, args.reward_weights)
     checks.check_sampler(args)
     return checks.number_of_updates(
@@ -93,7 +93,7 @@ def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------- 1. data and models
     algorithm = ALGORITHMS[args.algorithm]
     clip_range = args.clip_range or algorithm.clip_range
-    args = replace(args, clip_range=clip_range)  # args.json says which
+    args = replace(args, clip_range=clip_range)  # for args.json
     device = begin(args)
     num_updates = check(args)
     loss_kl_coef = args.kl_coef if algorithm.has_kl_loss else 0.0
@@ -126,7 +126,7 @@ def main(args: Args) -> dict[str, float]:
     def rollout(
         asked: list[Demonstration], uniforms: Tensor, update: int
     ) -> tuple[Batch, Tensor, Tensor]:
-        """Sample by temperature alone; each model reads the whole batch once."""
+        """Sample with temperature only; each model reads the whole batch once."""
         with autocast:
             batch = sampler.sample(asked, uniforms, update)
             batch.logprobs, batch.ref_logprobs, exact_kl = read_logprobs(
@@ -154,13 +154,13 @@ def main(args: Args) -> dict[str, float]:
         )
         metrics |= reward.metrics()
 
-        # 2.2 [DAPO section 3.2] where all k score the same, sample again, then drop them; else {}
+        # 2.2 [DAPO section 3.2] resample queries with k equal scores, drop the rest; others: {}
         metrics |= refill(
             batch, scores, asked, k, algorithm.num_refills, rollout, update, generator
         )
 
-        # 2.3 advantages: by how much a response is better than the others
-        importance_weights, sampler_metrics = sampler.correct(batch)  # 1 for the policy itself
+        # 2.3 advantages: how much better a response is than the others
+        importance_weights, sampler_metrics = sampler.correct(batch)  # 1 if the policy sampled
         kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)  # k1
         judged = Judged(scores, kl, batch.token_rewards, batch.actions, k, args.kl_coef, args.gamma)
         batch.advantages = algorithm.advantages(judged) * importance_weights
@@ -205,7 +205,7 @@ def main(args: Args) -> dict[str, float]:
         if args.trace:
             trace.write(batch)
         update_metrics.log_update(run, update, batch, scores, metrics, tokenizer, k)
-    return run.finish(run.metrics)  # of the last update
+    return run.finish(run.metrics)  # metrics of the last update
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Stage 3, PPO: the policy answers, a reward model scores, the policy changes a little, and again.
+"""Stage 3, PPO: the policy answers, a reward model scores, the policy changes a little, repeat.
 
 Paper: The N+ Implementation Details of RLHF with PPO (N+), details 20 to 25. Question answering by
 votes (SO) and self-ranking (STR) are the same PPO with another reward model; SO adapts the KL
@@ -37,9 +37,9 @@ class Args(RewardArgs):
     out: Path = Path("runs/tldr/ppo")
     sft: str = "runs/tldr/sft"
     value_model: str | None = None
-    """path of a value model, or of a policy, maybe a smaller one, which gets a new head; None: a
-    copy of the reward model, or of the policy where a rule scores; shared: with --tune lora, a
-    head and updates on the policy's weights"""
+    """path of a value model, or of a (possibly smaller) policy, which gets a new head; None: a
+    copy of the reward model, or of the policy if a rule scores; shared: with --tune lora, a
+    head and low-rank updates on the policy's weights"""
 
     batch_size: cli.Count = 512
     micro_batch_size: cli.PositiveInt = 16
@@ -75,7 +75,7 @@ RECIPES = recipes("ppo", Args)
 
 
 def check(args: Args) -> int:
-    """Refuse settings that don't fit together; returns the number of updates."""
+    """Check that the settings fit together and return the number of updates."""
     checks.check_reward(args.reward_model, args.reward, args.reward_weights)
     checks.check_value_model(args.value_model, args.tune, args.shard)
     checks.check_sampler(args)
@@ -124,7 +124,7 @@ def main(args: Args) -> dict[str, float]:
 
     # -------------------------------------------------------------------------------- 2. the loop
     for update in run.steps(num_updates):
-        # 2.1 sample by temperature alone; a row's random numbers are its own, on any rank
+        # 2.1 sample with temperature only; a row's random numbers don't depend on its rank
         indices = batch_indices(len(rows), B, update, args.seed)  # [N+ 21]
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
         with autocast:
@@ -137,7 +137,7 @@ def main(args: Args) -> dict[str, float]:
             scores, batch.token_rewards = reward.score(batch)
             batch.values = read_values(value_model, batch, args.read_size)
         checks.check_scores(scores, reward.name, update, args.out)
-        importance_weights, sampler_metrics = sampler.correct(batch)  # 1 for the policy itself
+        importance_weights, sampler_metrics = sampler.correct(batch)  # 1 if the policy sampled
 
         # 2.3 [N+ 23] EOS trick (the same in train_grpo.py)
         if args.missing_eos_score is not None:  # the reward model never saw such an ending
@@ -148,7 +148,7 @@ def main(args: Args) -> dict[str, float]:
         rewards = -beta.value * kl
         rewards[torch.arange(B), batch.score_index] += scores
 
-        rewards += batch.token_rewards  # of a process reward or a teacher; otherwise 0
+        rewards += batch.token_rewards  # from a process reward or a teacher; otherwise 0
         if args.whiten_rewards:  # [N+ 24] over the whole rollout; their mean stays
             rewards = whiten(rewards, batch.states, shift_mean=False)
 
@@ -204,7 +204,7 @@ def main(args: Args) -> dict[str, float]:
             trace.write(batch)
         update_metrics.log_update(run, update, batch, scores, metrics, tokenizer)
         beta.update(metrics["objective/kl"], B)
-    return run.finish(run.metrics)  # of the last update
+    return run.finish(run.metrics)  # metrics of the last update
 
 
 if __name__ == "__main__":

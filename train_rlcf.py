@@ -1,4 +1,4 @@
-"""Stage 3 of RLCF: PPO with a compiler as reward, and a discriminator that learns against it.
+"""Stage 3 of RLCF: PPO with a compiler as reward, and a discriminator trained against the policy.
 
 Paper: Coarse-Tuning Models of Code with Reinforcement Learning Feedback (RLCF), Algorithm 1. The
 compiler cuts a program at its first error; the discriminator scores the programs that pass.
@@ -6,7 +6,7 @@ In: code.jsonl, the policy of stage 1, a discriminator. Out: policy, value_model
 
     python train_rlcf.py rlcf-tiny                               # the embedded programs
     torchrun --nproc-per-node 8 train_rlcf.py rlcf --discriminator runs/rlcf/discriminator
-    python train_rlcf.py rlcf-tiny --discriminator None          # the compiler alone
+    python train_rlcf.py rlcf-tiny --discriminator None          # the compiler only
 """
 
 import weakref
@@ -44,12 +44,12 @@ class Args(RolloutArgs):
     sft: str = "runs/rlcf/sft"
     compiler: bool = True  # [RLCF alg 1] a program that fails gets -1
     localise: bool = True  # [RLCF alg 1] cut a failing program after the token to blame
-    error_prone_jar: str | None = None  # its class path: ErrorProne's errors count like javac's
-    discriminator: str | None = "runs/rlcf/discriminator"  # scores what passes; None: it gets 1
+    error_prone_jar: str | None = None  # class path of ErrorProne: its errors count like javac's
+    discriminator: str | None = "runs/rlcf/discriminator"  # scores what compiles; None: that gets 1
     freeze_discriminator: bool = False  # don't train it against the policy
     discriminator_lr: cli.NonNegativeFloat = 5e-7  # peak of its AdamW, one step per rollout
     value_model: str | None = None
-    """as in PPO; None: a copy of the policy of stage 1 with a new head"""
+    """as in PPO; None: a copy of the stage 1 policy with a new head"""
 
     total_episodes: cli.PositiveInt = 150_000
     batch_size: cli.Count = 8
@@ -66,7 +66,7 @@ class Args(RolloutArgs):
     gamma: cli.Fraction = 0.99  # discount per token
     lam: cli.Fraction = 0.95  # lambda of GAE
     clip_range: cli.PositiveFloat = 0.2  # PPO clip range of the ratio
-    value_clip_range: cli.PositiveFloat | None = None  # of the value; None does not clip
+    value_clip_range: cli.PositiveFloat | None = None  # clip range of the value; None: no clipping
     value_coef: cli.NonNegativeFloat = 1.0  # weight of the value loss
 
 
@@ -74,9 +74,9 @@ RECIPES = recipes("rlcf", Args)
 
 
 def check(args: Args) -> int:
-    """Refuse settings that don't fit together; returns the number of updates."""
+    """Check that the settings fit together and return the number of updates."""
     if not args.compiler and args.discriminator is None:
-        raise InputError("--no-compiler and --discriminator None leave nothing to score with.")
+        raise InputError("--no-compiler --discriminator None: nothing is left to score with.")
     if args.freeze_discriminator and args.discriminator is None:
         raise InputError("--freeze-discriminator needs a --discriminator.")
     if not (args.localise or args.compiler):
@@ -98,7 +98,7 @@ def main(args: Args) -> dict[str, float]:
     ends: tuple[int, int, ScoreAt] = eos_id, pad_id, "last_token"
     rows = load_programs(args.data / "code.train.jsonl", tokenizer, args.max_query_length)
     checks.check_policy(tokenizer, policy.config, rows, args.sft, T, args.value_model)
-    # [RLCF alg 1] a critic of its own, whose head begins at 0
+    # [RLCF alg 1] a separate critic, with its head initialised to 0
     value_model = loading.new_value_model(args.value_model, policy, load_device)
     ref_policy = loading.prepare_policy(args, device, policy, value_model)
     compiler = training_compiler(rows, args.error_prone_jar)
@@ -132,7 +132,7 @@ def main(args: Args) -> dict[str, float]:
     # -------------------------------------------------------------------------------- 2. the loop
     own = distributed.rank_slice(B)  # rows that this rank compiles
     for update in run.steps(num_updates):
-        # 2.1 sample a program for each prompt, by temperature alone
+        # 2.1 sample a program for each prompt, with temperature only
         indices = batch_indices(len(rows), B, update, args.seed)
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
         write_program = partial(
@@ -147,13 +147,13 @@ def main(args: Args) -> dict[str, float]:
         checked = check_responses(records, response, compiler, pieces, eos_id)
         passes = checked.passes if args.compiler else torch.ones_like(checked.passes)
 
-        # 2.3 the score is -1 for a program that fails; D compares one that passes with the written
+        # 2.3 a program that fails scores -1; D compares one that passes with the human-written one
         comparison = passes.float()
         if discriminator is not None:
             pairs = [(records[i], checked.texts[i]) for i in passes.nonzero().flatten().tolist()]
             with autocast:
                 comparison[passes] = compare_with_written(discriminator, pairs, size)
-        scores = grounding(passes, torch.ones_like(passes), comparison)  # what people wrote passes
+        scores = grounding(passes, torch.ones_like(passes), comparison)  # human code passes
         scores = distributed.all_gather_rows(scores)
         checks.check_scores(scores, f"--discriminator {args.discriminator}", update, args.out)
 
@@ -163,7 +163,7 @@ def main(args: Args) -> dict[str, float]:
         response = distributed.all_gather_rows(response)
         batch = Batch.of(batch.records, batch.query, response, batch.sampled_logprobs, *ends)
 
-        # 2.5 policy, reference and value model read what is left
+        # 2.5 policy, reference and value model read the cut programs
         with autocast:
             batch.logprobs, batch.ref_logprobs, exact_kl = read_logprobs(
                 policy, ref_policy, batch, args.temperature, size
@@ -215,7 +215,7 @@ def main(args: Args) -> dict[str, float]:
                 if steps.step(parameters, loss):
                     stats.count(means)
 
-        # 2.8 [RLCF section 4] the discriminator learns to tell the policy's programs
+        # 2.8 [RLCF section 4] the discriminator learns to recognise the policy's programs
         metrics = profile_metrics([checked])
         if discriminator is not None:
             d_steps.set_lr(args.discriminator_lr * lr_factor(args.schedule, update, num_updates))

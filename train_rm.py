@@ -1,7 +1,7 @@
-"""Stage 2, the reward model: it learns which of two responses people prefer, or how one is voted.
+"""Stage 2, the reward model: learn which of two responses people prefer, or a response's votes.
 
 Papers: The N+ Implementation Details of RLHF with PPO (N+), details 10 to 15 and Table 4; question
-answering by votes (SO): regression to votes, and contrast between answers.
+answering by votes (SO): regression on votes, and a contrastive loss between answers.
 In: comparisons.{train,validation}.jsonl or scored.{train,validation}.jsonl, sft.train.jsonl and the
 policy of stage 1. Out: the reward model, from which stage 3 also starts its value model.
 
@@ -42,36 +42,36 @@ from nanorlhf.training.supervised import autocast, backward, check_length, evalu
 @dataclass(frozen=True, kw_only=True)
 class Args(SupervisedArgs):
     out: Path | None = None
-    """run directory: checkpoint, metrics, state; None: beside --data, named rm"""
+    """run directory: checkpoint, metrics, state; None: rm next to --data"""
     sft: str = "runs/tldr/sft"
     """the policy to start from: checkpoint directory or Hub id"""
     loss: Literal["contrastive", "regression"] = "contrastive"
     """contrastive: which of two responses is preferred; regression: a score, by squared error"""
     trainable: Literal["all", "linear"] = "all"
-    """linear: the first and the last block, the linear layers between them and the head"""
+    """linear: the first and last block, the linear layers in between, and the head"""
     micro_batch_size: PositiveInt = 8
     num_normalisation: NonNegativeInt | None = None
-    """[N+ 15] demonstrations whose mean score becomes 0; None: all; 0: no normalisation"""
+    """[N+ 15] demonstrations whose mean score is set to 0; None: all; 0: no normalisation"""
     # lengths and validation (the same in train_dpo.py)
     max_response_length: PositiveInt = 169
-    """[N+ 4] longest response in tokens, EOS included: more than in demonstrations"""
+    """[N+ 4] longest response in tokens, including EOS; longer than for demonstrations"""
     eval_every: PositiveInt = 200
     num_validation: PositiveInt | None = 2048
-    """validation rows, spread evenly over the file; None: all. The last validation takes all"""
+    """validation rows, spread evenly over the file; None: all. The last validation uses all"""
 
 
 RECIPES = recipes("rm", Args)
 
 
 def contrastive_loss(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, ...]:
-    """Sums over pairs: -log sigmoid(margin), those ranked as labelled (a tie is not), margin."""
+    """Return sums over pairs: -log sigmoid(margin), correct rankings (ties are wrong), margin."""
     chosen, rejected = pair_scores(model, rows, pad_id)
     margin = chosen - rejected  # (b,)
     return -F.logsigmoid(margin).sum(), (margin > 0).sum(), margin.detach().sum()  # [N+ 10] float32
 
 
 def regression_loss(model: ScalarModel, rows: list[Scored], pad_id: int) -> tuple[Tensor, ...]:
-    """Sums over the responses: squared error, signs that agree, absolute error."""
+    """Return sums over responses: squared error, matching signs, absolute error."""
     scores = response_scores(model, rows, pad_id, "right")  # (b,)
     targets = torch.tensor([row.score for row in rows], device=scores.device)
     error = scores - targets
@@ -83,10 +83,11 @@ def regression_loss(model: ScalarModel, rows: list[Scored], pad_id: int) -> tupl
 def normalise(
     model: ScalarModel, rows: Rows, pad_id: int, size: int, dtype: str, shift: bool
 ) -> tuple[float, float]:
-    """[N+ 15] Make demonstrations score 0 on average: mean and deviation of their scores before.
+    """[N+ 15] Shift the scores so that demonstrations score 0 on average.
 
-    The bias is saved with the parameters, and the value model inherits it. Without `shift` the
-    scores stay. `size` demonstrations are scored at once.
+    Return the mean and standard deviation of their scores before the shift. Without `shift`, only
+    measure them. The bias is saved with the parameters, and the value model inherits it. `size`
+    demonstrations are scored at once.
     """
     device = model.score.weight.device
     full = distributed.unshard(model)
@@ -106,7 +107,7 @@ def normalise(
 def main(args: Args) -> dict[str, float]:
     # -------------------------------------------------------------------------------------- 1. data
     if args.trainable == "linear" and args.tune == "lora":
-        raise InputError("--trainable linear and --tune lora exclude each other.")
+        raise InputError("--trainable linear and --tune lora can't be combined.")
     if args.out is None:
         args = replace(args, out=args.data.parent / "rm")
     device = begin(args, "batch_size")
@@ -114,12 +115,12 @@ def main(args: Args) -> dict[str, float]:
     pad_id = tokenizer.pad_id
     Q, T = args.max_query_length, args.max_response_length
     rank_loss = partial(contrastive_loss, pad_id=pad_id)
-    pairs: Rows | None = None  # on which a regression's ranking is measured, where there are any
+    pairs: Rows | None = None  # to measure a regression's ranking accuracy, if the file exists
     if args.loss == "regression":
         kind = "scored"
         load = dataset.load_scored
         batch_loss = partial(regression_loss, pad_id=pad_id)
-        statistics = ("loss", "accuracy", "absolute_error")  # what the loss returns
+        statistics = ("loss", "accuracy", "absolute_error")  # names of the sums that it returns
         count_name = "num_validation_rows"
         if (args.data / "comparisons.validation.jsonl").exists():
             pairs = dataset.load_comparisons(
@@ -161,7 +162,7 @@ def main(args: Args) -> dict[str, float]:
         write_checkpoint(model, directory, tokenizer)
 
     def validate(rows: Rows) -> dict[str, float]:
-        """The means of the statistics over the rows."""
+        """Return the means of the statistics over the rows."""
         sums = evaluate(model, rows, batch_loss, len(statistics), size, args.dtype)
         means = (sums / len(rows)).tolist()
         return {f"validation_{name}": mean for name, mean in zip(statistics, means, strict=True)}
@@ -201,10 +202,10 @@ def main(args: Args) -> dict[str, float]:
     shift = args.num_normalisation != 0
     mean, std = normalise(model, measured, pad_id, size, args.dtype, shift)
     write(args.out)
-    if best["loss"] < run.metrics["validation_loss"]:  # an earlier one: normalise it as well
+    if best["loss"] < run.metrics["validation_loss"]:  # from an earlier step: normalise it too
         best_model = load_scalar(args.out / "best", loading_device(args.shard, device))
         prepare_models(args, device, [best_model])
-        best_model.reward_bias.zero_()  # a run resumed here has normalised it before
+        best_model.reward_bias.zero_()  # a resumed run may have normalised it already
         normalise(best_model, measured, pad_id, size, args.dtype, shift)
         write_checkpoint(best_model, args.out / "best", tokenizer)
     else:
@@ -221,7 +222,7 @@ def main(args: Args) -> dict[str, float]:
     summary["padding_difference"] = (left - right).abs().mean().item()
     if args.loss == "regression":
         positive = sum(row.score >= 0 for row in validation) / len(validation)
-        summary["validation_majority_sign"] = max(positive, 1 - positive)  # by a constant
+        summary["validation_majority_sign"] = max(positive, 1 - positive)  # accuracy of a constant guess
     if pairs:
         sums = evaluate(model, pairs, rank_loss, 3, size, args.dtype)
         summary["validation_pair_accuracy"] = (sums / len(pairs)).tolist()[1]

@@ -1,8 +1,8 @@
 """Stage 1, supervised fine-tuning: a language model learns to write the reference responses.
 
 Papers: The N+ Implementation Details of RLHF with PPO, details 1 to 9 and Table 3. The other three
-papers start from this stage as well. RLCF (Coarse-Tuning Models of Code) returns to it before the
-test, and STR (Is Crowdsourcing Breaking Your Bank?) compares it with adapters, biases and LoRA.
+papers also start with this stage. RLCF (Coarse-Tuning Models of Code) repeats it before the test,
+and STR (Is Crowdsourcing Breaking Your Bank?) compares it with adapters, BitFit and LoRA.
 In: sft.{train,validation}.jsonl, or code.{train,validation}.jsonl, and a language model (or none:
 random weights). Out: the policy that stages 2 and 3 start from.
 
@@ -44,14 +44,14 @@ from nanorlhf.training.supervised import autocast, backward, evaluate, new_confi
 @dataclass(frozen=True, kw_only=True)
 class Args(SupervisedArgs):
     rows: Literal["sft", "code"] = "sft"
-    """the files; code: programs, whose responses follow their queries without a blank"""
+    """files to read; code: programs, whose responses follow their queries without a space"""
     model: str | None = "EleutherAI/pythia-1b-deduped"
     """checkpoint directory or Hub id to start from; None: a new model with random
-    weights, of the architecture and sizes below"""
+    weights and the architecture and sizes below"""
     tokenizer: str | None = None
-    """directory, file or Hub id; None: the model's, for a new model the data directory's"""
+    """directory, file or Hub id; None: the model's, or the data directory's for a new model"""
     architecture: Literal["gpt", "t5"] = "gpt"
-    """of a new model: one stack, or an encoder that reads the query and a decoder that writes"""
+    """for a new model: decoder-only, or an encoder for the query and a decoder for the response"""
     n_layer: PositiveInt = 3
     """layers of a new model; an encoder has half as many"""
     n_head: PositiveInt = 4
@@ -59,22 +59,22 @@ class Args(SupervisedArgs):
     d_model: PositiveInt = 128
     """width of a new model"""
     tune: Literal["full", "adapter", "bitfit", "lora"] = "full"
-    """what is trained: all weights, adapters after attention and MLP, the biases, or low-rank
+    """what to train: all weights, adapters after attention and MLP, the biases, or low-rank
     updates"""
     micro_batch_size: PositiveInt = 16
     loss_on: Literal["all", "response"] = "all"
-    """all: query and response tokens, as the reference does; response: the response and its EOS"""
+    """all: query and response tokens, as the paper's code does; response: response and EOS only"""
     num_samples: PositiveInt = 64
-    """validation queries answered at the end, for samples.jsonl and the EOS rate"""
+    """validation queries to answer at the end, for samples.jsonl and the EOS rate"""
     temperature: TemperatureOrGreedy = 0.7
-    """divides the logits of those samples"""
+    """divides the logits when sampling them"""
 
 
 RECIPES = recipes("sft", Args)
 
 
 def demonstration_loss(model: GPT, rows: list[Demonstration], pad_id: int, loss_on: str) -> Tensor:
-    """The summed negative log-likelihood of the labels, in nats."""
+    """Return the summed negative log-likelihood of the labels, in nats."""
     device = model.lm_head.weight.device
     # [N+ 5] query and response, right-padded to the longest of these rows: [PAD] has no loss
     ids = right_pad([row.query + row.response for row in rows], pad_id).to(device)  # (B, L)
@@ -84,7 +84,7 @@ def demonstration_loss(model: GPT, rows: list[Demonstration], pad_id: int, loss_
     first = query_length if loss_on == "response" else torch.ones_like(query_length)  # (B,)
     index = torch.arange(ids.size(1), device=device)  # (L,)
     real = index < length[:, None]  # (B, L) True = real token
-    # from the first column that is a label in some row: earlier ones are keys and values only
+    # the first column with a label in any row; earlier columns only provide keys and values
     start = max(1, min(len(row.query) for row in rows)) if loss_on == "response" else 1
     labels = ids[:, start:]  # (B, S)
     counts = (real & (index >= first[:, None]))[:, start:]  # (B, S) True = this label has a loss
@@ -96,7 +96,7 @@ def demonstration_loss(model: GPT, rows: list[Demonstration], pad_id: int, loss_
 
 
 def num_labels(rows: Sequence[Demonstration], loss_on: str) -> int:
-    """How many tokens `demonstration_loss` sums over: the first token of a text is no label."""
+    """Count the tokens `demonstration_loss` sums over; the first token of a text isn't a label."""
     num_queries = sum(len(row.query) - 1 for row in rows) if loss_on == "all" else 0
     return num_queries + sum(len(row.response) for row in rows)
 
@@ -148,17 +148,17 @@ def main(args: Args) -> dict[str, float]:
         return (demonstration_loss(model, rows, pad_id, args.loss_on),)
 
     def validate(rows: Rows) -> dict[str, float]:
-        """The mean over the labels of the rows."""
+        """Return the mean loss over all labels of the rows."""
         sums = evaluate(model, rows, summed_loss, 1, args.micro_batch_size, args.dtype)
         loss = sums.item() / num_labels(rows, args.loss_on)
         if not math.isfinite(loss):
             raise InputError(
                 f"the validation loss is {loss}: lower --lr ({args.lr}); {args.out} keeps the last "
-                "checkpoint that was saved before."
+                "checkpoint saved before that."
             )
         return {"validation_loss": loss}
 
-    watched = validation  # all rows, each time
+    watched = validation  # all rows, every time
     run = Run(args, "SFT", lambda: write(args.out), (train.path, validation.path))
     run.track(model=model, steps=steps, best=best)
     num_all = sum(p.numel() for p in parameters)
@@ -173,7 +173,7 @@ def main(args: Args) -> dict[str, float]:
     # ---------------------------------------------------------------------------------- 4. the loop
     for step in run.steps(num_steps):
         batch = [train[i] for i in batch_indices(len(train), args.batch_size, step, args.seed)]
-        # a mean over the labels of the global batch: means of micro-batches weigh short rows more
+        # mean over all labels of the batch: averaging micro-batch means would overweight short rows
         count = num_labels(batch, args.loss_on)
         loss = backward(model, batch, summed_loss, count, args.micro_batch_size, args.dtype)
         metrics = {"loss": loss.item()}
@@ -217,7 +217,7 @@ def main(args: Args) -> dict[str, float]:
     ]
     run.log_samples(num_steps, samples)
     summary = {
-        # the last step's, also where the run was resumed after it
+        # after the last step, even if the run was resumed after it
         "validation_loss": run.metrics["validation_loss"],
         "eos_rate": (response == tokenizer.eos_id).any(1).float().mean().item(),
         "steps": num_steps,

@@ -299,7 +299,7 @@ def test_resuming_equals_the_uninterrupted_run(dpo, monkeypatch, tmp_path):
             {"loss": "orpo", "labels": Labels(desirable_weight=2.0)},
             "--labels.desirable-weight is for --loss kto and kto_unpaired, not orpo",
         ),
-        ({"loss": "kto", "batch_size": 1}, "--batch-size 1: KTO needs another row's response to each query"),
+        ({"loss": "kto", "batch_size": 1}, "--batch-size must be at least 2: KTO pairs each query"),
         ({"loss": "kto_unpaired"}, r"unpaired\.train\.jsonl does not exist"),
         ({"batch_size": 1000}, "--batch-size 1000 is more than the 64 rows"),
         ({"warmup_steps": 100}, "--warmup-steps 100 is not shorter than the 8 steps of the schedule"),

@@ -223,7 +223,7 @@ def test_ppo_learns_to_write_programs_that_pass(rlcf, tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"compiler": False, "discriminator": None}, "--discriminator None leave nothing to score with"),
+        ({"compiler": False, "discriminator": None}, "--discriminator None: nothing is left to score with"),
         ({"compiler": False, "localise": False}, "--no-localise needs the compiler"),
         ({"discriminator": None, "freeze_discriminator": True}, "--freeze-discriminator needs a --discriminator"),
         ({"discriminator": "/nowhere"}, "/nowhere holds no discriminator.json"),
