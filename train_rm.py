@@ -222,7 +222,7 @@ def main(args: Args) -> dict[str, float]:
     summary["padding_difference"] = (left - right).abs().mean().item()
     if args.loss == "regression":
         positive = sum(row.score >= 0 for row in validation) / len(validation)
-        summary["validation_majority_sign"] = max(positive, 1 - positive)  # accuracy of a constant guess
+        summary["validation_majority_sign"] = max(positive, 1 - positive)  # accuracy of a constant
     if pairs:
         sums = evaluate(model, pairs, rank_loss, 3, size, args.dtype)
         summary["validation_pair_accuracy"] = (sums / len(pairs)).tolist()[1]

@@ -1,8 +1,7 @@
-"""What PyTorch's attention lacks, or does slowly: rotary positions, one new token, capped logits.
+"""Attention that PyTorch lacks or runs slowly: rotary positions, one new token, capped logits.
 
-Letters in shapes: B batch, S tokens of this call, L tokens so far, H heads of the queries, K heads
-of the keys and values (each shared by H / K queries), D width of a head, r channels that are
-rotated.
+Shapes: B batch, S tokens of this call, L tokens so far, H query heads, K key and value heads (each
+shared by H / K query heads), D head width, r rotated channels.
 """
 
 import math
@@ -17,19 +16,19 @@ from kernels.linear import soft_cap
 # -------------------------------------------------------------------------------- rotary positions
 @dataclass(frozen=True, kw_only=True)
 class RotaryScaling:
-    """Rotary positions beyond pre-training's: some pairs of channels rotate more slowly."""
+    """Settings to extend rotary positions beyond pre-training by rotating channel pairs slower."""
 
     kind: str
-    """which ones. linear: all; llama3 and yarn: those with few turns within original_n_ctx, and, in
-    part, those with more"""
+    """which pairs rotate slower. linear: all; llama3 and yarn: those with few turns within
+    original_n_ctx, and partly those with more"""
     factor: float
-    """how much more slowly"""
+    """divides the rotation speed"""
     original_n_ctx: int = 0
-    """longest sequence of pre-training"""
+    """longest sequence in pre-training"""
     few_turns: float = 1.0
-    """a pair with fewer turns is slowed down by the whole factor (low_freq_factor, beta_slow)"""
+    """pairs with fewer turns are slowed down by the full factor (low_freq_factor, beta_slow)"""
     many_turns: float = 32.0
-    """a pair with more turns is not slowed down (high_freq_factor, beta_fast)"""
+    """pairs with more turns are not slowed down (high_freq_factor, beta_fast)"""
     attention_factor: float = 1.0
     """multiplies q and k (yarn)"""
     whole_pairs: bool = True
@@ -39,18 +38,18 @@ class RotaryScaling:
 def rotary_frequencies(
     rotary_dim: int, base: float, scaling: RotaryScaling | None, device: torch.device
 ) -> Tensor:
-    """Radians per position of each pair of channels, (r / 2,), float32: base^(-2i / r), scaled."""
+    """Return each channel pair's radians per position, (r / 2,) float32: base^(-2i / r), scaled."""
     r = rotary_dim
-    # 1 / base^x rounds as transformers does; with base^-x angles at position 2,000 differ by 1e-4
+    # 1 / base^x rounds like transformers; with base^-x, angles at position 2,000 differ by 1e-4
     frequencies = 1 / base ** (torch.arange(0, r, 2, device=device).float() / r)
     if scaling is None:
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     few, many, length = scaling.few_turns, scaling.many_turns, scaling.original_n_ctx
-    if scaling.kind == "llama3":  # from few to many turns, linear in the number of turns
+    if scaling.kind == "llama3":  # interpolate linearly in the number of turns
         kept = ((length / (2 * math.pi / frequencies) - few) / (many - few)).clamp(0, 1)
-    else:  # yarn: linear in the number of the pair
+    else:  # yarn: interpolate linearly in the pair's index
 
         def pair(turns: float) -> float:
             return r * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
@@ -67,7 +66,7 @@ def rotary_frequencies(
 def rotary_tables(
     positions: Tensor, rotary_dim: int, base: float, scaling: RotaryScaling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """positions (B, S) -> cos and sin of position * frequency, (B, S, 1, r / 2) each, float32."""
+    """Map positions (B, S) to cos and sin of position * frequency, (B, S, 1, r / 2) float32."""
     frequencies = rotary_frequencies(rotary_dim, base, scaling, positions.device)
     angles = positions[:, :, None, None].float() * frequencies
     cos, sin = angles.cos(), angles.sin()
@@ -78,10 +77,10 @@ def rotary_tables(
 def rotated_heads(
     qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool
 ) -> tuple[Tensor, ...]:
-    """Rotate q and k by the angles of their positions, in place: nothing else may read qkv.
+    """Rotate q and k by their positions' angles, in place: nothing else may read qkv.
 
     qkv (B, S, H + 2K, D), cos and sin (B, S, 1, r / 2) -> q (B, H, S, D), k and v (B, K, S, D).
-    Channels from r on carry no position.
+    Channels from r on are not rotated.
     """
     if qkv.requires_grad:
         return RotatedHeads.apply(qkv, cos, sin, n_head, interleaved)
@@ -89,7 +88,7 @@ def rotated_heads(
 
 
 class RotatedHeads(torch.autograd.Function):
-    """Saves only the tables: the backward pass rotates the gradient back."""
+    """Rotation that saves only the tables: the backward pass rotates the gradient back."""
 
     @staticmethod
     def forward(
@@ -109,17 +108,17 @@ class RotatedHeads(torch.autograd.Function):
 
 
 def split_heads(qkv: Tensor, n_head: int) -> tuple[Tensor, ...]:
-    """(B, S, H + 2K, D) -> q (B, H, S, D), k and v (B, K, S, D)."""
+    """Split (B, S, H + 2K, D) into q (B, H, S, D), k and v (B, K, S, D)."""
     kv_heads = (qkv.size(2) - n_head) // 2
     return qkv.transpose(1, 2).split([n_head, kv_heads, kv_heads], dim=1)
 
 
 def apply_rotary_(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool) -> Tensor:
-    """Rotate q and k of (B, S, H + 2K, D) in place, by pairs (0, 1), (2, 3) or (0, r/2), ...
+    """Rotate q and k of (B, S, H + 2K, D) in place, in pairs (0, 1), (2, 3) or (0, r/2), ...
 
-    A pair (a, b) is the complex number a + ib. Rotating it is one product, (a + ib)(cos + i sin),
-    in float32 at least. cos and sin have a column per pair, of the first r channels; the others
-    stay as they are, and so do the K value heads, which come last.
+    A pair (a, b) is the complex number a + ib, and rotating it multiplies it by cos + i sin, in
+    float32 or wider. cos and sin have one column per pair of the first r channels. The other
+    channels and the K value heads, which come last, don't change.
     """
     qk = qkv[:, :, : (n_head + qkv.size(2)) // 2, : 2 * cos.size(-1)]  # (B, S, H + K, r)
     a, b = (qk[..., 0::2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)
@@ -132,11 +131,11 @@ def apply_rotary_(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleave
 
 # ----------------------------------------------------------------------------------- one new token
 def attend_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Attention of one new token on a CPU, in two batched products.
+    """Compute attention for one new token on a CPU, in two batched matmuls.
 
     q (B, H, 1, D), k and v (B, K, L, D), bias (B, H, 1, L) -> (B, H, 1, D). PyTorch's fused kernel
     is built for many tokens and takes 1.5 times as long for one. The queries that share keys and
-    values are the rows of one product.
+    values are the rows of one matmul.
     """
     B, K = k.shape[:2]
     rows = q.reshape(B * K, -1, q.size(-1))  # (B * K, H / K, D)
@@ -149,10 +148,10 @@ def attend_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> T
 def attend_capped(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, cap: float
 ) -> Tensor:
-    """softmax(cap * tanh(scale * q k^T / cap) + bias) v, in float32 at least. (Gemma 2)
+    """Compute softmax(cap * tanh(scale * q k^T / cap) + bias) v in float32 or wider. (Gemma 2)
 
-    q (B, H, S, D), k and v (B, K, L, D), bias (B, 1 or H, S, L) -> (B, H, S, D). No fused kernel
-    caps its logits: these are stored, (B, H, S, L).
+    q (B, H, S, D), k and v (B, K, L, D), bias (B, 1 or H, S, L) -> (B, H, S, D). Fused kernels
+    don't cap logits, so they are stored, (B, H, S, L).
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     group = q.size(1) // k.size(1)

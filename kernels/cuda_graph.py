@@ -1,35 +1,35 @@
-"""A decode step as a CUDA graph: captured once, then replayed.
+"""Capture a decode step as a CUDA graph and replay it.
 
-A step of a small model is hundreds of short kernels, and starting them from Python takes longer
-than running them; a replay starts them all at once. It repeats operations on the same memory: the
-step must keep its tensors at their addresses, wait for no number, and read none that Python
-changes.
+A decode step of a small model is hundreds of short kernels. Launching them from Python takes longer
+than running them; a replay launches them all at once. It repeats the operations on the same memory,
+so the step must keep its tensors at fixed addresses, never wait for the GPU, and read no number
+that Python changes.
 """
 
 from collections.abc import Callable
 
 import torch
 
-WARM_UP = 1  # steps that run before one is captured: libraries set themselves up in the first one
-# steps left above which a capture is worth its time: on an H200 it takes what two replayed steps
-# save at 124M and four at 1B
+WARM_UP = 1  # steps to run before the capture: libraries initialise in the first one
+# capture only if more than this many steps remain: on an H200, a capture takes the time that two
+# replayed steps save at 124M and four at 1B
 CAPTURE_PAYS = 5
 
 
 def replays(device: torch.device) -> bool:
-    """Whether decode steps on this device are replayed."""
+    """Return whether decode steps are replayed on this device."""
     return device.type == "cuda"
 
 
 class Replay:
-    """Calls a step that takes nothing and returns nothing, as a graph once it has been captured."""
+    """Wrapper that calls a step without arguments or result, as a graph once captured."""
 
     def __init__(self, step: Callable[[], None]):
         self.step = step
         self.reset()
 
     def reset(self) -> None:
-        """The step's tensors have moved: drop the graph."""
+        """Drop the graph, because the step's tensors have moved."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.num_calls = 0
 

@@ -1,33 +1,33 @@
-"""x @ weight.T + bias with factors rounded to 8 bits, for sampling: up to 2x faster with VNNI.
+"""x @ weight.T + bias with both factors rounded to 8 bits: sampling up to 2x faster with VNNI.
 
     weight[n, k] ~ scale[n] * q[n, k]     q from -127 to 127, scale[n] = max_k |weight[n, k]| / 127
-    x[b, k]      ~ s[b] * p[b, k]         the same, computed at each product
+    x[b, k]      ~ s[b] * p[b, k]         the same, computed in each matmul
     y[b, n]      = s[b] * scale[n] * sum_k p[b, k] q[n, k] + bias[n]
 
-The sum is over integers, so it is exact. Each row of x has its own scale, not the tensor's: a row's
-result, and so a sampled response, does not depend in any bit on the other rows. PyTorch's
-`linear_dynamic` has one scale per tensor. The integers are multiplied by oneDNN, behind
-`torch._int_mm`, which reads the weight without reordering it.
+The sum is over integers, so it is exact. Each row of x has its own scale, so its result, and a
+sampled response, doesn't depend on the other rows, not even in the last bit. PyTorch's
+`linear_dynamic` has one scale per tensor. oneDNN multiplies the integers through `torch._int_mm`,
+without reordering the weight.
 """
 
 import torch
 from torch import Tensor
 
 LARGEST = 127
-TINY = torch.finfo(torch.float32).tiny  # a row of zeros has this maximum
-ROWS_AT_ONCE = 256  # of a weight: they stay in the cache between division and rounding
+TINY = torch.finfo(torch.float32).tiny  # scale of an all-zero row
+ROWS_AT_ONCE = 256  # weight rows that stay in the cache between division and rounding
 
 
 class Int8Weight:
-    """A weight (N, K), rounded from float32 or a narrower dtype."""
+    """Weight (N, K) rounded to int8 from float32 or a narrower dtype."""
 
     def __init__(self, weight: Tensor):
-        assert weight.size(1) > 1, "torch._int_mm reads outside a weight of one column"
+        assert weight.size(1) > 1, "torch._int_mm reads out of bounds for a weight with one column"
         self.q, scale = rounded_rows(weight)
         self.scale = scale.flatten()  # (N,)
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x (..., K), bias (N,) or None -> (..., N), float32, without a gradient."""
+        """Multiply x (..., K) and add bias (N,): (..., N) in float32, without a gradient."""
         rows = x.detach().flatten(0, -2).float()  # (M, K)
         scale = row_scale(rows)  # (M, 1)
         p = (rows / scale).round_().to(torch.int8)  # (M, K)
@@ -37,14 +37,14 @@ class Int8Weight:
 
 
 def row_scale(rows: Tensor) -> Tensor:
-    """(M, K) -> (M, 1): a row divided by its scale lies within -127 to 127."""
-    # not rows.abs(), which would copy them
+    """Return scales (M, 1) that map each row of (M, K) to the range -127 to 127."""
+    # not rows.abs(), which would copy the rows
     largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
     return largest.clamp_(min=TINY * LARGEST).div_(LARGEST)
 
 
 def rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, K) -> q (N, K) int8, scale (N, 1)."""
+    """Round a weight (N, K) to q (N, K) int8 and scale (N, 1)."""
     weight = weight.detach().float()
     scale = row_scale(weight)
     q = torch.empty(weight.shape, dtype=torch.int8)
@@ -55,7 +55,7 @@ def rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The specification, in float64: x (..., K), weight (N, K), bias (N,) or None -> (..., N)."""
+    """Reference in float64: x (..., K), weight (N, K), bias (N,) or None -> (..., N)."""
     rows = x.flatten(0, -2).float()
     s = row_scale(rows)
     q, scale = rounded_rows(weight)

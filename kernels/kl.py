@@ -1,11 +1,11 @@
 """KL(policy || reference): exact over the vocabulary, and three estimators from one sampled token.
 
-With log p = l - Z and log q = r - Z', each from a row of logits:
+With log p = l - Z and log q = r - Z' from the logits l of the policy and r of the reference:
 
     KL = sum_v p_v (log p_v - log q_v)              d KL / d l = p * (log p - log q - KL)
 
-The reference is a constant and gets no gradient. The estimators (Schulman 2020), with
-x = log p - log q at a token drawn from p:
+The reference gets no gradient. The estimators (Schulman 2020), with x = log p - log q at a token
+sampled from p:
 
     k1 = x                  unbiased, may be negative
     k2 = x^2 / 2            biased, never negative; its gradient is an unbiased estimate of the KL's
@@ -22,10 +22,10 @@ from kernels.logprobs import runs_triton
 try:
     import triton
     import triton.language as tl
-except ModuleNotFoundError:  # PyTorch's CPU wheels come without Triton
+except ModuleNotFoundError:  # PyTorch's CPU wheels don't include Triton
     triton = None
 
-CHUNK = 2**23  # logits per model that the linear form computes at a time
+CHUNK = 2**23  # logits per model and chunk of linear_kl_divergence
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -42,10 +42,10 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def kl_divergence(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """logits, ref_logits (..., V) -> KL (...) in nats, float32 (float64 from float64).
+    """Return the KL (...) in nats from logits, ref_logits (..., V): float32, float64 from float64.
 
-    An id that the policy can't emit counts as 0; one that only the reference can't emit makes the
-    KL infinite.
+    An id that the policy can't emit adds 0; an id that only the reference can't emit makes the KL
+    infinite.
     """
     needs_gradient = torch.is_grad_enabled() and logits.requires_grad
     if runs_triton(logits) and not needs_gradient:
@@ -66,9 +66,8 @@ def linear_kl_divergence(
 ) -> Tensor:
     """`kl_divergence` from hidden states; the backward pass recomputes the logits, chunk by chunk.
 
-    hidden (N, C), weight (V, C), bias (V,); the reference may have another width -> KL (N,). The
-    caps are those of `linear_logprobs`.
-    Autocast rounds the factors of the products, not the logits.
+    hidden (N, C), weight (V, C), bias (V,); the reference may have another width -> KL (N,). See
+    `linear_logprobs` for the caps. Autocast rounds the inputs of the matmuls, not the logits.
     """
     hidden, weight, ref_hidden, ref_weight = cast(hidden, weight, ref_hidden.detach(), ref_weight)
 
@@ -84,19 +83,19 @@ def linear_kl_divergence(
 
 
 def stored_kl_divergence(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """The specification: sum_v p_v (log p_v - log q_v)."""
+    """Reference implementation: sum_v p_v (log p_v - log q_v)."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     log_p, log_q = logits.to(wide).log_softmax(-1), ref_logits.detach().to(wide).log_softmax(-1)
     possible = log_p > -torch.inf
-    # torch.where before the product: the gradient of 0 * inf would be NaN
+    # torch.where before the multiplication: the gradient of 0 * inf would be NaN
     ratio = torch.where(possible, log_p, 0.0) - torch.where(possible, log_q, 0.0)
-    p = log_p.exp().clamp(min=torch.finfo(wide).tiny)  # a p that underflows is still not 0
+    p = log_p.exp().clamp(min=torch.finfo(wide).tiny)  # p > 0 even if it underflows
     return (p * ratio).sum(-1)
 
 
 # ------------------------------------------------------------------------------------------- Triton
 def kl_triton(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """For a GPU: one pass over both logits, one program per row, without a gradient."""
+    """GPU version without a gradient: one pass over both logits, one program per row."""
     kl = torch.empty(logits.shape[:-1], device=logits.device)
     if kl.numel():
         kl_kernel[(kl.numel(),)](logits.contiguous(), ref_logits.contiguous(), kl, logits.size(-1))
@@ -104,7 +103,7 @@ def kl_triton(logits: Tensor, ref_logits: Tensor) -> Tensor:
 
 
 if triton is not None:
-    if triton.knobs.runtime.interpret:  # it can't time settings
+    if triton.knobs.runtime.interpret:  # the interpreter can't time settings
         ROWS = [triton.Config({"BLOCK_V": 64})]
     else:
         ROWS = [
@@ -122,7 +121,7 @@ if triton is not None:
         BLOCK_V: tl.constexpr,
     ):
         row = tl.program_id(0).to(tl.int64)
-        # 1. two online softmaxes side by side, each a vector of BLOCK_V running maxima and totals
+        # 1. two online softmaxes in parallel, each with BLOCK_V running maxima and totals
         top_p = tl.full((BLOCK_V,), -1e30, tl.float32)
         top_q = tl.full((BLOCK_V,), -1e30, tl.float32)
         total_p = tl.zeros((BLOCK_V,), tl.float32)
@@ -134,7 +133,7 @@ if triton is not None:
             logit = tl.load(logits + at, mask=inside, other=-float("inf")).to(tl.float32)
             ref = tl.load(ref_logits + at, mask=inside, other=-float("inf")).to(tl.float32)
             new_p, new_q = tl.maximum(top_p, logit), tl.maximum(top_q, ref)
-            # at least exp(-85), which float32 still holds: what is possible must not become 0
+            # at least exp(-85), which float32 can represent: a possible id must not become 0
             scale = tl.exp(tl.maximum(top_p - new_p, -85.0))
             p = tl.where(logit > -1e30, tl.exp(tl.maximum(logit - new_p, -85.0)), 0.0)
             total_p = total_p * scale + p

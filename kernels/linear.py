@@ -1,12 +1,12 @@
-"""x @ weight.T + bias on a CPU in float32, through the faster of the two BLAS libraries in PyTorch.
+"""x @ weight.T + bias in float32 on a CPU, with the faster of the two BLAS libraries in PyTorch.
 
-PyTorch's CPU builds multiply float32 with MKL. oneDNN, in the same build, is faster for some
-shapes, which depend on the processor and the number of threads: kernels/tune.py measures them. Its
-float32 matmul is only reachable through a private operator. Where the operator is absent or not
-known to be faster, `torch.nn.functional.linear` does the work.
+PyTorch's CPU builds multiply float32 with MKL. They also include oneDNN, which is faster for some
+shapes, depending on the processor and the number of threads: kernels/tune.py measures which. Its
+float32 matmul is only available through a private operator. If the operator is missing or not known
+to be faster, `torch.nn.functional.linear` is used.
 
-oneDNN rearranges a weight before it multiplies. A sampler, which multiplies a few rows by the same
-weights at each token, has that done once: `PackedWeight`.
+oneDNN repacks a weight before each multiplication. A sampler multiplies a few rows by the same
+weights for every token, so it packs them once: `PackedWeight`.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from torch import Tensor
 from kernels import processor
 from kernels.int8 import Int8Weight
 
-MANY_WEIGHTS = 2**20  # a smaller weight is not worth packing: it stays in the cache
-# name: the function, and oneDNN's arguments to fuse it into the matmul
+MANY_WEIGHTS = 2**20  # smaller weights stay in the cache and are not worth packing
+# name -> function, and oneDNN's arguments to fuse it into the matmul
 ACTIVATIONS: dict[str | None, tuple[Callable[[Tensor], Tensor], tuple[str, list, str]]] = {
     None: (lambda x: x, ("none", [], "")),
     "gelu": (F.gelu, ("gelu", [], "none")),
@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str | None, tuple[Callable[[Tensor], Tensor], tuple[str, list,
 
 @cache
 def onednn_matmul() -> Callable | None:
-    """oneDNN's linear operator if this build has both it and MKL."""
+    """Return oneDNN's linear operator if this build has both oneDNN and MKL, else None."""
     if (
         torch.backends.mkldnn.is_available()
         and torch.backends.mkl.is_available()
@@ -43,7 +43,7 @@ def onednn_matmul() -> Callable | None:
 
 
 class PackedWeight:
-    """A float32 weight (N, K) in the order in which oneDNN reads it; only rounding may change."""
+    """Float32 weight (N, K) in oneDNN's packed layout; results are equal up to rounding."""
 
     def __init__(self, weight: Tensor):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
@@ -51,24 +51,24 @@ class PackedWeight:
     def matmul(
         self, x: Tensor, bias: Tensor | None = None, activation: str | None = None
     ) -> Tensor:
-        """x (..., K), bias (N,) or None -> (..., N), without a gradient."""
+        """Multiply x (..., K) and add bias (N,): (..., N), without a gradient."""
         _, fused = ACTIVATIONS[activation]
         return torch.ops.mkldnn._linear_pointwise(x.detach(), self.packed, bias, *fused)
 
 
 def is_worth_packing(weight: Tensor) -> bool:
-    """Whether a sampler has it packed: a large one that oneDNN can multiply."""
+    """Return whether a sampler should pack this weight: it is large and oneDNN can multiply it."""
     is_large = weight.numel() >= MANY_WEIGHTS
     return is_large and processor.chosen.pack and fits_onednn(weight, weight)
 
 
-Packed = Int8Weight | PackedWeight  # what a sampler has instead of a weight
+Packed = Int8Weight | PackedWeight  # a weight prepared for sampling
 
 
 def linear(
     x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
-    """activation(x weight^T + bias), differentiable.
+    """Compute activation(x weight^T + bias), differentiable.
 
     x (..., K), weight (N, K), bias (N,) or None -> (..., N)
     """
@@ -83,7 +83,7 @@ def linear(
     if fits_onednn(x, weight) and any(
         is_faster_by_onednn(product, num_rows, weight.numel()) for product in processor.PRODUCTS
     ):
-        # flattened outside the Function, so that its output is not a view
+        # flatten outside the Function, so that its output isn't a view
         y = OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
     else:
         y = F.linear(x, weight, bias)
@@ -91,38 +91,38 @@ def linear(
 
 
 def matmul_dtype(weight: Tensor) -> torch.dtype:
-    """Autocast's dtype where it is on, else the weight's own."""
+    """Return autocast's dtype if it is on, else the weight's dtype."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 def cast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The factors of a product, in autocast's dtype where it is on."""
+    """Cast the inputs of a matmul to autocast's dtype if it is on."""
     return tuple(tensor.to(matmul_dtype(tensor)) for tensor in tensors)
 
 
 def cast_head(weight: Tensor | Packed) -> Tensor | Packed:
-    """An LM head's weight (V, C) as `wide_linear` takes it, cast once for many calls."""
+    """Cast an LM head's weight (V, C) for `wide_linear`, once for many calls."""
     if isinstance(weight, Packed):
         return weight
     (head,) = cast(weight)
-    return head if head.is_cuda else head.to(weight.dtype)  # no CPU product widens its factors
+    return head if head.is_cuda else head.to(weight.dtype)  # no CPU matmul widens its inputs
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap): x where it is small, and never beyond -cap or cap. (Gemma 2)"""
+    """Compute cap * tanh(x / cap): close to x where x is small, always within +-cap. (Gemma 2)"""
     return (x / cap).tanh() * cap
 
 
 def wide_linear(
     x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None, cap: float | None = None
 ) -> Tensor:
-    """x weight^T + bias, differentiable, summed and returned in float32, also from bfloat16.
+    """Compute logits x weight^T + bias, differentiable, in float32 even from bfloat16 inputs.
 
     x (..., K), weight (N, K), bias (N,) or None -> (..., N); float64 from float64. `cap` bounds the
-    product, before the bias is added, which is -inf where an id is forbidden. For logits:
-    rounded to bfloat16 they are off by up to 0.4%, and divided by a low temperature that is another
-    distribution. Autocast must be off: it would round them.
+    matmul before the bias is added; the bias is -inf for forbidden ids. Logits rounded to bfloat16
+    are off by up to 0.4%, and at a low temperature that gives a different distribution. Autocast
+    must be off, because it would round them.
     """
     if cap is not None:
         y = soft_cap(wide_linear(x, weight), cap)
@@ -131,7 +131,7 @@ def wide_linear(
         return linear(x, weight, bias)
     wide = torch.promote_types(x.dtype, torch.float32)
     if x.is_cuda and x.dtype == weight.dtype == torch.bfloat16 and not torch.is_grad_enabled():
-        y = torch.mm(x.flatten(0, -2), weight.T, out_dtype=wide)  # as tensor cores sum it
+        y = torch.mm(x.flatten(0, -2), weight.T, out_dtype=wide)  # the tensor cores' accumulator
         y = y.unflatten(0, x.shape[:-1])
         return y if bias is None else y + bias
     return linear(x.to(wide), weight.to(wide), bias)
@@ -140,7 +140,7 @@ def wide_linear(
 def matmul(
     a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
-    """activation(a b^T + bias) without a gradient.
+    """Compute activation(a b^T + bias) without a gradient.
 
     a (..., K), b (N, K), bias (N,) or None -> (..., N)
     """
@@ -153,7 +153,7 @@ def matmul(
 def matmul_by_onednn(
     a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
-    """The same, whatever was chosen. Only where `onednn_matmul` finds the operator."""
+    """`matmul` with oneDNN, whatever `processor.chosen` is. `onednn_matmul` must not be None."""
     operator = onednn_matmul()
     assert operator is not None
     _, fused = ACTIVATIONS[activation]
@@ -161,12 +161,12 @@ def matmul_by_onednn(
 
 
 def matmul_into(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> None:
-    """out = a b^T, or out += a b^T: without a copy where PyTorch's own matmul is taken.
+    """Write a b^T to out, or add it; PyTorch's own matmul does this without a copy.
 
-    a (M, K), b (N, K), out (M, N), which may be of a wider dtype.
+    a (M, K), b (N, K), out (M, N), which may have a wider dtype.
     """
     if out.dtype != a.dtype or is_for_onednn(a, b):
-        # oneDNN is faster in this order where a and b are both transposed
+        # oneDNN is faster in this order if a and b are both transposed
         y = matmul(a, b) if add else matmul(b, a).T
         out.add_(y) if add else out.copy_(y)
     elif add:
@@ -176,13 +176,13 @@ def matmul_into(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> None:
 
 
 def is_for_onednn(a: Tensor, b: Tensor) -> bool:
-    """Whether oneDNN multiplies a b^T: it can, and this class of products is chosen for it.
+    """Return whether oneDNN computes a b^T: it can, and it is chosen for this class of matmuls.
 
-    Chosen before a run, not by timing within it: a choice that varied would change its digits.
+    The choice is made before a run, not by timing during it, so that results are reproducible.
     """
     if not fits_onednn(a, b):
         return False
-    if a.stride(-1) != 1:  # g^T x: the rows are summed over
+    if a.stride(-1) != 1:  # g^T x, a sum over rows
         return is_faster_by_onednn("weight", a.size(-1), a.size(0) * b.size(0))
     product = "forward" if b.stride(-1) == 1 else "input"
     return is_faster_by_onednn(product, a.numel() // a.size(-1), b.numel())
@@ -193,7 +193,7 @@ def is_faster_by_onednn(product: str, num_rows: int, num_weights: int) -> bool:
 
 
 def fits_onednn(a: Tensor, b: Tensor) -> bool:
-    """True for float32 on a CPU with K > 0, which oneDNN requires; bf16 has it from PyTorch."""
+    """Return whether a b^T is float32 on a CPU with K > 0; PyTorch itself uses oneDNN for bf16."""
     return (
         a.dtype == b.dtype == torch.float32
         and a.is_cpu
@@ -221,7 +221,7 @@ class OneDNNLinear(torch.autograd.Function):
         grad_x = matmul(grad, weight.T) if ctx.needs_input_grad[0] else None
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            # if N > K, oneDNN's x^T g is up to 1.5 times as fast but is transposed: for many rows
+            # if N > K, oneDNN's x^T g is up to 1.5 times as fast, but transposed: use for many rows
             swap = weight.size(0) > weight.size(1) and len(x) > 8 * weight.size(1)
             swap = swap and is_for_onednn(grad.T, x.T)
             grad_weight = matmul(x.T, grad.T).T.contiguous() if swap else matmul(grad.T, x.T)

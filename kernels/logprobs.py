@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, and the entropy of their distribution.
+"""Log-probabilities of tokens and the entropy of their distribution.
 
 For a row of logits l with normaliser Z = logsumexp(l) and p = exp(l - Z):
 
@@ -6,20 +6,20 @@ For a row of logits l with normaliser Z = logsumexp(l) and p = exp(l - Z):
     entropy = Z - sum_v p_v l_v            d entropy / d l = -p * (log p + entropy)
 
 The logits of a batch, (N, V), and their gradient are the largest tensors of a training step.
-`linear_logprobs` starts from hidden states and never stores them. It goes over the vocabulary block
-by block, keeps three numbers per row, and recomputes a block's logits in the backward pass: four
-matrix products instead of three. On a CPU it keeps the first blocks, up to a limit.
+`linear_logprobs` starts from hidden states and never stores the logits. It processes the vocabulary
+in blocks, keeps three numbers per row, and recomputes a block's logits in the backward pass: four
+matmuls instead of three. On a CPU it keeps the first blocks, up to a limit.
 
-A block b has a normaliser Z_b, and an entropy H_b among its own ids. Of all probability it has
+Block b has normaliser Z_b and entropy H_b over its own ids. Its share of the probability is
 w_b = exp(Z_b - Z), and by the chain rule of entropy
 
     Z = logsumexp_b Z_b                    H = sum_b w_b (H_b - log w_b)
 
 With the largest logit m of a block, H_b = Z_b - m - sum_v p_v (l_v - m). Sums of l itself would
-lose digits where logits are large.
+lose precision for large logits.
 
-With a cap c (Gemma 2) the product z = hidden @ weight.T becomes c * tanh(z / c), whose gradient is
-the above times 1 - tanh(z / c)^2.
+With a cap c (Gemma 2), z = hidden @ weight.T becomes c * tanh(z / c), and the gradient above is
+multiplied by 1 - tanh(z / c)^2.
 """
 
 import torch
@@ -31,7 +31,7 @@ from kernels.linear import cast, matmul_into, wide_linear
 try:
     import triton
     import triton.language as tl
-except ModuleNotFoundError:  # PyTorch's CPU wheels come without Triton
+except ModuleNotFoundError:  # PyTorch's CPU wheels don't include Triton
     triton = None
 
 GPU_BLOCK = 2**25  # gradients of logits per block on a GPU: 64 MB in bf16
@@ -46,15 +46,15 @@ def linear_logprobs(
     temperature: float = 1.0,
     cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies, in nats; logits = (hidden @ weight.T + bias) / temperature.
+    """Return log-probabilities and entropies in nats.
 
-    With a cap: (cap * tanh(hidden @ weight.T / cap) + bias) / temperature. A bias has no gradient
-    then.
+    logits = (hidden @ weight.T + bias) / temperature, or with a cap
+    (cap * tanh(hidden @ weight.T / cap) + bias) / temperature; then bias gets no gradient.
 
     hidden (N, C), weight (V, C), labels (N,), bias (V,) or None -> logprobs (N,), entropy (N,),
-    both float32 (float64 from float64). A logit of -inf, an id that can't be emitted, means p = 0.
-    A label outside 0 ... V - 1, such as -100, is ignored: logprob 0, no gradient. Under autocast
-    the matrix products use its dtype; everything else is float32.
+    both float32 (float64 from float64). An id with logit -inf can't be emitted: p = 0. A label
+    outside 0 ... V - 1, such as -100, is ignored: logprob 0, no gradient. Under autocast the
+    matmuls use its dtype; everything else is float32.
     """
     hidden, weight = cast(hidden, weight)
     with torch.autocast(hidden.device.type, enabled=False):
@@ -67,7 +67,7 @@ def linear_logprobs(
 
 # -------------------------------------------------------------------------------- the specification
 def stored_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The specification: log-softmax, gather and entropy of logits (..., V), labels (...)."""
+    """Reference: log-softmax, gather and entropy from logits (..., V) and labels (...)."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     normaliser = logits.logsumexp(-1)
     counts = (labels >= 0) & (labels < logits.size(-1))
@@ -80,7 +80,7 @@ def stored_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 # --------------------------------------------------------------- the blocked form, and its gradient
 class LinearLogprobs(torch.autograd.Function):
-    """All rows at once, the vocabulary in blocks: BLAS products, or tiles on a GPU in 16 bits."""
+    """All rows at once, the vocabulary in blocks: BLAS matmuls, or tiles on a GPU in 16 bits."""
 
     @staticmethod
     def forward(ctx, hidden, weight, labels, bias, temperature, cap):
@@ -130,7 +130,7 @@ class LinearLogprobs(torch.autograd.Function):
 
 
 def runs_triton(x: Tensor) -> bool:
-    """On a GPU in 16 bits. Wider products run without tensor cores, and there BLAS is faster."""
+    """Return whether x is 16-bit on a GPU. Wider dtypes use no tensor cores: BLAS is faster."""
     return x.is_cuda and x.element_size() == 2
 
 
@@ -143,12 +143,12 @@ def vocabulary_blocks(hidden: Tensor, V: int) -> list[slice]:
     block = GPU_BLOCK if on_gpu else processor.chosen.block
     size = max(1, block // max(len(hidden), 1))
     if on_gpu and size > 16:
-        size -= size % 16  # so that rows of the gradient are aligned: vector stores, tensor cores
+        size -= size % 16  # align the gradient's rows for vector stores and tensor cores
     return [slice(start, min(start + size, V)) for start in range(0, V, size)]
 
 
 def labels_in(ids: slice, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """labels (N,) -> whether each is in the block (N, 1), and its index there (N, 1), else 0."""
+    """Return whether each label (N,) is in the block, (N, 1), and its index there or 0, (N, 1)."""
     here = (labels >= ids.start) & (labels < ids.stop)
     return here[:, None], torch.where(here, labels - ids.start, 0)[:, None]
 
@@ -162,12 +162,12 @@ def block_logits(
     cap: float | None,
     ids: slice,
 ) -> Tensor:
-    """The logits (N, v) of a block of ids, in float32 (float64 from float64)."""
+    """Compute the logits (N, v) of a block of ids in float32 (float64 from float64)."""
     return scaled(wide_linear(hidden, weight[ids], cap=cap), bias, temperature, ids)
 
 
 def scaled(products: Tensor, bias: Tensor | None, temperature: float, ids: slice) -> Tensor:
-    """Logits from the products (N, v) of a block of ids, capped where there is a cap; in place."""
+    """Turn a block's capped matmul (N, v) into logits in place: add bias, divide by temperature."""
     if bias is not None:
         products = products.add_(bias[ids])
     if temperature != 1:
@@ -184,10 +184,10 @@ def linear_forward_blas(
     cap: float | None,
     kept: dict | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-> normaliser, entropy and the label's logit, (N,) each.
+    """Return the normaliser, entropy and label's logit of each row, (N,) each.
 
-    `kept` gets of each block, by its first id, p among its own ids, (N, v), or None beyond the
-    limit or with a cap, and its normaliser, (N,).
+    Stores in `kept`, by a block's first id: p over the block's ids, (N, v), or None beyond the
+    limit or with a cap, and the block's normaliser, (N,).
     """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     largest = torch.full((len(hidden),), LOWEST, device=hidden.device, dtype=wide)
@@ -197,11 +197,11 @@ def linear_forward_blas(
         here, index = labels_in(ids, labels)
         chosen = torch.where(here, logits.gather(1, index), chosen[:, None]).squeeze(1)
         block_largest = logits.amax(1)
-        p = logits.softmax(1)  # in a quarter of the time of a difference, exp and a sum
-        block_total = -p.amax(1).log()  # p = exp(l - m) / total, and l = m where it is largest
+        p = logits.softmax(1)  # takes a quarter of the time of a difference, exp and sum
+        block_total = -p.amax(1).log()  # p = exp(l - m) / total is largest at l = m
         block_entropy = block_total - logits.sub_(block_largest[:, None]).mul_(p).sum(1)
         if kept is not None:
-            # the slope of a cap needs the products: a p that underflows can't give them back
+            # the cap's slope needs the matmul, which can't be recovered from a p that underflows
             is_kept = cap is None and len(hidden) * ids.stop <= processor.chosen.kept
             kept[ids.start] = p if is_kept else None, block_largest + block_total
         new_largest = torch.maximum(largest, block_largest)
@@ -214,7 +214,7 @@ def linear_forward_blas(
 
 
 def entropy_share(entropy: Tensor, log_weight: Tensor) -> Tensor:
-    """w (H - log w): the part of ids with a share w of p, and an entropy H among themselves."""
+    """Return w (H - log w), the entropy contribution of ids with total p of w and entropy H."""
     return log_weight.exp() * (entropy - log_weight)
 
 
@@ -223,12 +223,12 @@ def linear_backward_blas(
     cap: float | None, normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None],
     ids: slice, kept: dict,
 ) -> Tensor:  # fmt: skip
-    """d loss / d (hidden @ weight.T), (N, v), for a block of ids, in the memory of its p.
+    """Compute d loss / d (hidden @ weight.T), (N, v), for a block of ids, in the memory of its p.
 
     g_l * (onehot - p) - g_e * p * (log p + entropy), times the cap's slope
     """
     p, of_block = kept[ids.start]
-    kept[ids.start] = None, of_block  # p becomes the result: a second backward pass makes it anew
+    kept[ids.start] = None, of_block  # p is overwritten: a second backward pass recomputes it
     slope = None
     if p is None:
         products = wide_linear(hidden, weight[ids], cap=cap)
@@ -259,13 +259,13 @@ def linear_forward_triton(
     cap: float | None,
     kept: dict | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `linear_forward_blas`, but ignores `kept`.
+    """`linear_forward_blas` in Triton; ignores `kept`.
 
-    A program has BLOCK_N rows and SPLIT ids; the splits are merged here.
+    Each program handles BLOCK_N rows and SPLIT ids; the splits are merged here.
     """
     (N, C), V = hidden.shape, len(weight)
     num_splits = triton.cdiv(V, SPLIT)
-    # (splits, N) of each: normaliser and entropy within the split, the label's logit or 0
+    # (splits, N) each: normaliser and entropy within the split, the label's logit or 0
     normalisers, entropies, chosen = (
         torch.empty(num_splits, N, device=hidden.device) for _ in range(3)
     )
@@ -286,7 +286,7 @@ def linear_backward_triton(
     cap: float | None, normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None],
     ids: slice, kept: dict,
 ) -> Tensor:  # fmt: skip
-    """As `linear_backward_blas`, in the dtype of hidden: a tile of logits becomes its gradient."""
+    """`linear_backward_blas` in Triton, in hidden's dtype: tiles of logits become gradients."""
     (N, C), v = hidden.shape, ids.stop - ids.start
     grad = torch.empty((N, v), device=hidden.device, dtype=hidden.dtype)
     g_l, g_e = (torch.zeros_like(normaliser) if g is None else g.contiguous() for g in grads)
@@ -308,16 +308,16 @@ def group_of(hidden: Tensor) -> int:
     return max(1, GROUP // (hidden.size(1) * hidden.element_size()))
 
 
-SPLIT = 1024  # ids per program of the forward pass: so many programs that few processors wait
+SPLIT = 1024  # ids per program of the forward pass; small enough to keep all SMs busy
 BLOCK_C = 64  # columns that a program multiplies at once
 # bytes of hidden states that stay in a GPU's L2 cache while all weights are read once: an A100 has
-# two halves of 20 MB, each of which may hold its own copy
+# two halves of 20 MB, and each may cache its own copy
 GROUP = 2**24
 
 if triton is not None:
-    # Only the last spills registers (kernels/compiled.csv), and is the fastest on an H200 all the
-    # same. The interpreter can't time settings: it gets one, with small tiles, so that small tests
-    # have several.
+    # Only the last spills registers (kernels/compiled.csv), and it is still the fastest on an H200.
+    # The interpreter can't time settings, so it gets one, with tiles so small that small tests have
+    # several.
     INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
     if INTERPRETED:
         BLOCK_C = 16
@@ -337,7 +337,7 @@ if triton is not None:
 
     @triton.jit
     def in_groups(group, BLOCK_N: tl.constexpr):
-        """Which block of rows and of ids this program has: the rows of a group first, then ids."""
+        """Return this program's block of rows and block of ids: all rows of a group, then ids."""
         num_rows, num_ids = tl.num_programs(0), tl.num_programs(1)
         program = tl.program_id(1) * num_rows + tl.program_id(0)
         size = tl.maximum(group // BLOCK_N, 1)
@@ -354,7 +354,7 @@ if triton is not None:
         stop,  # ids from here on are masked
         C,
         inverse_temperature,
-        cap,  # bounds the product of hidden and weight, if HAS_CAP
+        cap,  # bounds hidden @ weight.T, if HAS_CAP
         HAS_BIAS: tl.constexpr,
         HAS_CAP: tl.constexpr,
         EVEN_C: tl.constexpr,  # BLOCK_C divides C
@@ -362,13 +362,13 @@ if triton is not None:
         BLOCK_V: tl.constexpr,
         BLOCK_C: tl.constexpr,
     ):
-        """Logits, -1e30 for -inf, and the slope of the cap; float32 whatever the inputs' dtype.
+        """Compute logits, -1e30 for -inf, and the cap's slope, (BLOCK_N, BLOCK_V) float32 each.
 
-        (BLOCK_N, BLOCK_V) each.
+        The result is float32 for any input dtype.
         """
         tile = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
-        # rows and ids beyond the last are read as the last: the caller masks what comes of them,
-        # and the loop has no mask where BLOCK_C divides C
+        # rows and ids beyond the last read the last one: the caller masks the results, and the loop
+        # needs no mask if BLOCK_C divides C
         c = tl.arange(0, BLOCK_C)
         row, id = tl.minimum(rows, N - 1).to(tl.int64), tl.minimum(ids, stop - 1).to(tl.int64)
         from_hidden = hidden + row[:, None] * C + c[None, :]
@@ -380,7 +380,7 @@ if triton is not None:
                 inside = start + c < C
                 h = tl.load(from_hidden + start, mask=inside[None, :], other=0.0)
                 w = tl.load(from_weight + start, mask=inside[:, None], other=0.0)
-            if INTERPRETED:  # it takes the bits of a bfloat16 for an integer
+            if INTERPRETED:  # the interpreter treats bfloat16 as an integer
                 h, w = h.to(tl.float32), w.to(tl.float32)
             tile = tl.dot(h, w, tile)
         slope = tl.full((BLOCK_N, BLOCK_V), 1.0, tl.float32)
@@ -406,7 +406,7 @@ if triton is not None:
         C,
         group,  # rows whose programs run before those of the next rows
         inverse_temperature,
-        cap,  # bounds the product of hidden and weight, if HAS_CAP
+        cap,  # bounds hidden @ weight.T, if HAS_CAP
         HAS_BIAS: tl.constexpr,
         HAS_CAP: tl.constexpr,
         EVEN_C: tl.constexpr,  # BLOCK_C divides C
@@ -436,20 +436,20 @@ if triton is not None:
             scale = tl.exp(maximum - new_maximum)
             is_label = (ids[None, :] == label[:, None]) & (ids[None, :] < stop)
             label_logit += tl.sum(tl.where(is_label, tile, 0.0), 1)
-            # 0 for a forbidden id, even if all are forbidden; a mask instead would spill registers
+            # p = 0 for forbidden ids, even if all are; a mask would spill registers
             tile -= tl.where(new_maximum > -1e30, new_maximum, 0.0)[:, None]
             p = tl.exp(tile)
             moment = (moment + total * (maximum - new_maximum)) * scale + tl.sum(p * tile, 1)
             total = total * scale + tl.sum(p, 1)
             maximum = new_maximum
-        # a split in which no id is possible has total 0: normaliser -1e30, entropy 0
+        # a split without a possible id has total 0: normaliser -1e30, entropy 0
         out = split.to(tl.int64) * N + rows
         some = tl.where(total > 0, total, 1.0)
         tl.store(normalisers + out, maximum + tl.log(some), mask=rows < N)
         tl.store(entropies + out, tl.log(some) - moment / some, mask=rows < N)
         tl.store(chosen + out, label_logit, mask=rows < N)
 
-    # not tuned by V, which is the size of a block here and changes with N
+    # not tuned by V, which is the block size here and changes with N
     @triton.autotune(TILES, key=["C"])
     @triton.jit
     def linear_backward_kernel(
@@ -468,7 +468,7 @@ if triton is not None:
         C,
         group,  # rows whose programs run before those of the next rows
         inverse_temperature,
-        cap,  # bounds the product of hidden and weight, if HAS_CAP
+        cap,  # bounds hidden @ weight.T, if HAS_CAP
         HAS_BIAS: tl.constexpr,
         HAS_CAP: tl.constexpr,
         EVEN_C: tl.constexpr,  # BLOCK_C divides C

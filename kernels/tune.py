@@ -1,10 +1,10 @@
 """Measure once per machine which kernels are faster: `python -m kernels.tune`.
 
-Runs take the result from the user's cache directory, under the processor, the number of threads and
-PyTorch's version; the first one that finds none measures, in a process of its own.
+The result is stored in the user's cache directory, by processor, number of threads and PyTorch
+version. The first run that finds no result measures in a separate process.
 
-All that is compared is timed in turn, round by round, so that other work on the machine slows each
-of them alike. The shipped default (`processor.DEFAULT`) gives way only to what is clearly faster.
+All candidates are timed in alternation, round by round, so that other work on the machine slows
+them equally. The shipped default (`processor.DEFAULT`) is only replaced by what is clearly faster.
 """
 
 import argparse
@@ -33,27 +33,27 @@ from kernels.linear import PackedWeight, matmul_by_onednn, onednn_matmul
 from kernels.processor import CLEAR, DEFAULT, Choice
 
 PACKAGE = processor.__name__.rpartition(".")[0]  # kernels, in an installed copy nanorlhf.kernels
-ROOT = Path(__file__).resolve().parents[PACKAGE.count(".") + 1]  # which it is imported from
-SECONDS = 8.0  # of timing
-ROUNDS = 15  # at most
-FEWEST = 4  # with fewer, nothing is known
-RETRY = 3600.0  # seconds for which a measurement of fewer rounds is kept: the machine was busy
-TIMED = 1e-3  # seconds: what takes less is repeated
-# W (outputs, inputs) and rows of x that stand for their class
+ROOT = Path(__file__).resolve().parents[PACKAGE.count(".") + 1]  # directory to import it from
+SECONDS = 8.0  # time limit of a measurement
+ROUNDS = 15  # maximum
+FEWEST = 4  # minimum number of rounds for a result
+RETRY = 3600.0  # seconds before a busy machine, with fewer rounds, is measured again
+TIMED = 1e-3  # seconds; faster calls are repeated
+# W (outputs, inputs) and rows of x that represent their class
 WEIGHTS = {"small": (512, 128), "medium": (768, 768), "large": (2048, 768)}
 ROWS = {"1-7": 4, "8-63": 16, "64-511": 128, "512+": 512}
-COPIES = 6  # of all but the small ones: a decode step reads a model's weights, from no cache
-HEAD = (256, 128, 8192)  # rows, width and ids of log-probabilities
-KEEP_ALL = 2**26  # logits that may be kept where that is faster: 268 MB
-OVERRIDES = ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")  # another processor's paths
+COPIES = 6  # of medium and large weights: a decode step doesn't find its weights in the cache
+HEAD = (256, 128, 8192)  # rows, width and ids of the log-probabilities
+KEEP_ALL = 2**26  # logits that may be kept if that is faster: 268 MB
+OVERRIDES = ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")  # emulate another processor
 
-Case = dict[str, Callable[[], object]]  # what is compared, by name
-Times = dict[str, dict[str, list[float]]]  # seconds, by case and name
+Case = dict[str, Callable[[], object]]  # candidates by name
+Times = dict[str, dict[str, list[float]]]  # seconds, by case and candidate
 
 
 # --------------------------------------------------------------------------------------- 1. measure
 def products() -> dict[str, Case]:
-    """Each class of float32 products by both libraries; a decode step's also packed and rounded."""
+    """Float32 matmuls of each class with both libraries; decode steps also packed and rounded."""
     cases: dict[str, Case] = {}
     for size, shape in WEIGHTS.items():
         cold = [torch.randn(shape) for _ in range(1 if size == "small" else COPIES)]
@@ -72,7 +72,7 @@ def products() -> dict[str, Case]:
 
 
 def both_libraries(a: Tensor, bs: list[Tensor]) -> Case:
-    """a b^T for each b."""
+    """a b^T for each b, with MKL and oneDNN."""
     case: Case = {"mkl": lambda: [F.linear(a, b) for b in bs]}
     if onednn_matmul() is not None:
         case["onednn"] = lambda: [matmul_by_onednn(a, b) for b in bs]
@@ -80,7 +80,7 @@ def both_libraries(a: Tensor, bs: list[Tensor]) -> Case:
 
 
 def prepared(x: Tensor, weights: list[Tensor]) -> Case:
-    """The same with weights that a sampler has prepared (`nanorlhf.generate.for_sampling`)."""
+    """The same with weights prepared for a sampler (`nanorlhf.generate.for_sampling`)."""
     case: Case = {"bfloat16": in_bfloat16(x, [weight.bfloat16() for weight in weights])}
     if onednn_matmul() is not None:
         packed = [PackedWeight(weight) for weight in weights]
@@ -96,7 +96,7 @@ def in_bfloat16(x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
 
 
 def logprobs() -> dict[str, Case]:
-    """`linear_logprobs`, forward and backward: two sizes of block, and with all logits kept."""
+    """`linear_logprobs`, forward and backward: two block sizes, and with all logits kept."""
     num_rows, width, num_ids = HEAD
     hidden, weight = torch.randn(num_rows, width), torch.randn(num_ids, width) / width**0.5
     labels = torch.randint(num_ids, (num_rows,))
@@ -115,8 +115,8 @@ def logprobs() -> dict[str, Case]:
 
 
 def alternate(cases: dict[str, Case], seconds: float) -> Times:
-    """Time everything in turn until the seconds are over; the first round is not counted."""
-    # alone, a thread's own time, which other work can't lengthen; several wait for each other
+    """Time all candidates in alternation until time is up; the first round isn't counted."""
+    # CPU time of a single thread excludes other work; several threads wait for each other
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     end = time.perf_counter() + seconds
     times: Times = {case: {name: [] for name in ways} for case, ways in cases.items()}
@@ -139,7 +139,7 @@ def alternate(cases: dict[str, Case], seconds: float) -> Times:
 
 # ---------------------------------------------------------------------------------------- 2. choose
 def is_faster(times: dict[str, list[float]], name: str, than: str) -> bool:
-    """Clearly, in the median and at best: other work on the machine can only add time."""
+    """Return whether `name` is clearly faster than `than`, in both the median and the minimum."""
     ours, theirs = times.get(name, []), times.get(than, [])
     if min(len(ours), len(theirs)) < FEWEST:
         return False
@@ -147,7 +147,7 @@ def is_faster(times: dict[str, list[float]], name: str, than: str) -> bool:
 
 
 def choose(times: Times) -> Choice:
-    """The default, with what is clearly faster in its place."""
+    """Return the default, changed where something else is clearly faster."""
     onednn = []
     for case, ways in times.items():
         usual, other = ("onednn", "mkl") if case in DEFAULT.onednn else ("mkl", "onednn")
@@ -175,7 +175,7 @@ def choose(times: Times) -> Choice:
 
 
 def over_float32(times: dict[str, list[float]], dtype: str) -> float | None:
-    """A dtype's time over that of the fastest float32 product."""
+    """Return a dtype's time relative to the fastest float32 matmul; None if not measured."""
     float32 = [median(times[name]) for name in ("mkl", "onednn", "packed") if times.get(name)]
     if len(times.get(dtype, [])) < FEWEST:
         return None
@@ -184,7 +184,7 @@ def over_float32(times: dict[str, list[float]], dtype: str) -> float | None:
 
 # ------------------------------------------------------------------------------------------ 3. keep
 def machine(threads: int) -> dict[str, object]:
-    """What a measurement is true of."""
+    """Everything that a measurement depends on."""
     has = processor.capabilities()
     return {
         "format": 1,
@@ -197,9 +197,9 @@ def machine(threads: int) -> dict[str, object]:
 
 
 def cache_file(threads: int) -> Path:
-    """Where this machine's measurement is kept. Raises RuntimeError for a user without a home."""
+    """Path of this machine's measurement. Raises RuntimeError if there is no home directory."""
     named = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):  # a relative path is to be ignored, says the XDG specification
+    if os.path.isabs(named):  # the XDG specification ignores relative paths
         directory = Path(named)
     else:
         directory = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
@@ -208,7 +208,7 @@ def cache_file(threads: int) -> Path:
 
 
 def read(path: Path, threads: int) -> Choice | None:
-    """The choice in a file; None if there is none, or it is damaged, another machine's or stale."""
+    """Read a choice; None if the file is missing, damaged, stale or from another machine."""
     try:
         found = json.loads(path.read_text())
         is_stale = found["rounds"] < FEWEST and time.time() - path.stat().st_mtime > RETRY
@@ -220,7 +220,7 @@ def read(path: Path, threads: int) -> Choice | None:
 
 
 def write(path: Path, threads: int, choice: Choice, times: Times) -> None:
-    """Write in one step, so that a reader finds the whole file or none."""
+    """Write atomically, so that readers never find half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     shown = {
         case: {name: round(1e3 * median(taken), 4) for name, taken in ways.items() if taken}
@@ -243,14 +243,15 @@ def write(path: Path, threads: int, choice: Choice, times: Times) -> None:
 
 
 def num_rounds(times: Times) -> int:
-    """How often everything was timed."""
+    """Return the number of complete rounds."""
     return min((len(taken) for ways in times.values() for taken in ways.values()), default=0)
 
 
 def tuned(threads: int) -> Choice:
-    """This machine's choice, measured now if it never was; the default where none can be kept.
+    """Return this machine's choice, measured now if necessary; the default if it can't be stored.
 
-    In a process of its own, which leaves this one's memory, threads and random numbers alone.
+    Measures in a separate process, so that this one's memory, threads and random numbers don't
+    change.
     """
     try:
         path = cache_file(threads)
@@ -258,16 +259,16 @@ def tuned(threads: int) -> Choice:
             return choice
         path.parent.mkdir(parents=True, exist_ok=True)
         with (path.parent / "lock").open("w") as lock:
-            fcntl.lockf(lock, fcntl.LOCK_EX)  # of several processes one measures
+            fcntl.lockf(lock, fcntl.LOCK_EX)  # only one process measures
             if (choice := read(path, threads)) is None:
-                said = f"measuring this machine's kernels, {SECONDS:g} s, once: {path}"
+                said = f"measuring this machine's kernels once, {SECONDS:g} s: {path}"
                 print(said, file=sys.stderr)
                 command = [sys.executable, "-m", f"{PACKAGE}.tune"]
                 command += ["--threads", str(threads), "--seconds", str(SECONDS)]
                 subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
                 choice = read(path, threads)
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        print(f"kernels are not measured, the default is taken: {error}", file=sys.stderr)
+        print(f"using the default kernels, the measurement failed: {error}", file=sys.stderr)
         choice = None
     return choice or DEFAULT
 
@@ -275,10 +276,10 @@ def tuned(threads: int) -> Choice:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m kernels.tune", description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of timing")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time limit")
     args = parser.parse_args()
     if args.threads < 1:
-        parser.error(f"--threads {args.threads}: it must be at least 1.")
+        parser.error(f"--threads must be at least 1, got {args.threads}.")
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     start = time.perf_counter()
@@ -286,9 +287,9 @@ def main() -> None:
     choice = choose(times)
     rounds = num_rounds(times)
     if rounds < FEWEST:
-        said = f"only {rounds} rounds, so the default stays; measured again in an hour"
-        print(f"this machine is busy: {said}, or by python -m kernels.tune", file=sys.stderr)
-    print(f"milliseconds, medians of {rounds} rounds; {machine(args.threads)}")
+        said = f"keeping the default after only {rounds} rounds; will retry in an hour"
+        print(f"this machine is busy: {said}, or run python -m kernels.tune", file=sys.stderr)
+    print(f"median milliseconds of {rounds} rounds; {machine(args.threads)}")
     for case, ways in times.items():
         shown = "  ".join(f"{name} {1e3 * median(t):.3f}" for name, t in ways.items() if t)
         print(f"{case:22} {shown}{'  -> onednn' if case in choice.onednn else ''}")
@@ -297,7 +298,7 @@ def main() -> None:
     try:
         write(path, args.threads, choice, times)
     except OSError as error:
-        parser.exit(1, f"error: {path} can't be written ({error.strerror}).\n")
+        parser.exit(1, f"error: can't write {path} ({error.strerror}).\n")
 
 
 if __name__ == "__main__":

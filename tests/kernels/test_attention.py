@@ -1,4 +1,4 @@
-"""Rotary positions by complex numbers, as pairs of channels are rotated; capped attention by its formula."""
+"""Rotary positions against pairwise rotations, and capped attention against its formula."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from kernels.attention import apply_rotary_, attend_capped
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_a_rotation_is_a_product_of_complex_numbers(interleaved) -> None:
-    """Six of ten channels of three query heads and one key head; the value head and the other channels stay."""
+    """Three query heads and one key head rotate six of ten channels; the value head and other channels don't change."""
     qkv = torch.randn(2, 4, 5, 10, dtype=torch.double, generator=torch.Generator().manual_seed(0))
     angles = torch.randn(2, 4, 1, 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
     expected = qkv.clone()
@@ -26,7 +26,7 @@ def test_a_rotation_is_a_product_of_complex_numbers(interleaved) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_capped_attention_is_its_formula_query_by_query(dtype) -> None:
-    """Two heads of keys for four of queries; scaled logits reach ten times the cap, one token sees itself alone."""
+    """Four query heads share two key heads; scaled logits reach ten times the cap; one query sees a single token."""
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 3, 6).to(dtype), torch.randn(2, 2, 5, 6).to(dtype), torch.randn(2, 2, 5, 6).to(dtype)
     visible = torch.rand(2, 1, 3, 5) > 0.4

@@ -1,4 +1,4 @@
-"""GAE three ways against a double loop in float64; without a GPU the Triton source runs in its interpreter."""
+"""Three implementations of GAE against a double loop in float64; without a GPU, Triton runs in its interpreter."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ WAYS = {"loop": gae_loop, "doubling": gae_doubling, "triton": gae_triton}
 
 
 def double_loop(rewards: torch.Tensor, values: torch.Tensor, gamma: float, lam: float) -> torch.Tensor:
-    """A_t = sum over k of (gamma lam)^k delta_{t+k}, written out."""
+    """Compute A_t = sum over k of (gamma lam)^k delta_{t+k} with two loops."""
     B, T = rewards.shape
     values = torch.cat((values.double(), torch.zeros(B, 1)), dim=1)
     advantages = torch.zeros(B, T, dtype=torch.float64)
@@ -69,7 +69,7 @@ def test_extreme_settings_are_monte_carlo_and_one_step(way, gamma_lam) -> None:
 
 
 def test_the_kernel_writes_its_rows_and_nothing_beyond() -> None:
-    """Two rows of 5 in blocks of 8; 8 more floats stand after them."""
+    """Two rows of 5 in blocks of 8, followed by 8 more floats."""
     pytest.importorskip("triton", reason="triton is not installed")
     from kernels.gae import gae_kernel
 

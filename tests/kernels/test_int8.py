@@ -1,4 +1,4 @@
-"""The 8-bit product against integers by hand, its specification and float64."""
+"""The 8-bit matmul against hand-computed integers, its reference implementation and float64."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not has_int8_products(), reason="this processor 
 
 
 def test_a_product_by_hand():
-    """Scales 1 and 2 of the weight, 1 and 0.5 of x: everything is a whole number of them, and nothing is rounded."""
+    """The weight's scales are 1 and 2, those for x 1 and 0.5: all numbers are multiples, so nothing is rounded."""
     weight = torch.tensor([[127.0, -3.0, 0.0], [254.0, 2.0, -4.0]])
     x = torch.tensor([[127.0, 1.0, -127.0], [63.5, -0.5, 10.0]])
     expected = [[127 * 127 - 3.0, 254 * 127 + 2 + 4 * 127.0], [127 * 63.5 + 1.5, 254 * 63.5 - 1 - 40.0]]
@@ -24,7 +24,7 @@ def test_a_product_by_hand():
 
 
 def test_half_a_step_is_rounded_to_even():
-    """The scale is that of the largest number in the row alone."""
+    """The scale depends only on the largest number in the row."""
     weight = Int8Weight(torch.eye(4) * 127)
     rows = [[127.0, 0.5, 0.51, 1.5], [127.0, -0.51, -0.5, -1.5], [1270.0, 5.0, 5.1, 15.0]]
     y = weight.matmul(torch.tensor(rows)) / 127
@@ -44,13 +44,13 @@ def test_it_equals_the_specification(shape, num_out, dtype):
 
 
 def test_the_error_is_that_of_two_roundings_to_8_bits():
-    """Each factor is off by at most half a step, uniformly: by step / sqrt(12) of its row's largest number / 127."""
+    """Rounding errors are uniform within half a step, so their std is step / sqrt(12); step = row maximum / 127."""
     torch.manual_seed(0)
     x, weight = torch.randn(64, 768), torch.randn(500, 768)
     exact = x.double() @ weight.double().T
     error = (Int8Weight(weight).matmul(x).double() - exact).square().mean().sqrt()
     steps = [(rows.abs().amax(1) / 127).square().mean() / 12 for rows in (x, weight)]
-    expected = (768 * (steps[0] + steps[1])).sqrt()  # each weighs numbers of variance 1
+    expected = (768 * (steps[0] + steps[1])).sqrt()  # each is multiplied by numbers with variance 1
     assert error == pytest.approx(expected.item(), rel=0.03) and expected < 0.012 * exact.std()
 
 
@@ -59,7 +59,7 @@ def test_a_row_depends_on_no_other_in_any_bit():
     x, weight = torch.randn(33, 96), Int8Weight(torch.randn(200, 96))
     together = weight.matmul(x)
     assert all(torch.equal(together[i : i + 1], weight.matmul(x[i : i + 1])) for i in range(33))
-    x[5] *= 1e4  # with one scale for all, the others would be 0
+    x[5] *= 1e4  # with one scale for all rows, the others would become 0
     assert torch.equal(weight.matmul(x)[:5], together[:5])
 
 

@@ -1,4 +1,4 @@
-"""The exact KL against a sum in float64, its gradient against finite differences, estimators by their expectation."""
+"""The exact KL against a float64 sum, its gradient against finite differences, estimators against expectations."""
 
 import math
 
@@ -27,7 +27,7 @@ def way(request, monkeypatch) -> str:
 
 
 def by_hand(logits: torch.Tensor, ref_logits: torch.Tensor) -> float:
-    """sum of p log(p / q) over one row, in Python floats."""
+    """Sum p log(p / q) over one row in Python floats."""
     p, q = (row.double().softmax(-1).tolist() for row in (logits, ref_logits))
     return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
 
@@ -79,7 +79,7 @@ def test_impossible_ids_count_as_zero_and_ids_impossible_only_for_the_reference_
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_a_probability_too_small_for_the_type_is_not_one_of_zero(way):
-    """Ids 0 and 69 have exp(-200), 0 in float32; the kernel's blocks of 64 meet them before and after id 64."""
+    """Ids 0 and 69 have p = exp(-200), which is 0 in float32; the kernel's blocks of 64 are before and after id 64."""
     logits, ref_logits = torch.zeros(3, 70, device=way), torch.zeros(3, 70, device=way)
     logits[:, 64] = ref_logits[:, 64] = 200.0
     ref_logits[0, 0] = ref_logits[1, 69] = -torch.inf
@@ -133,7 +133,7 @@ def test_autocast_rounds_the_factors_and_not_the_logits():
 
 
 def test_estimators_have_the_stated_expectation():
-    """The expectation over a vocabulary of five, exactly: KL(p, q) and KL(q, p) differ here by a factor of two."""
+    """Exact expectations over a vocabulary of five, where KL(p, q) and KL(q, p) differ by a factor of two."""
     p, q = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05]).double(), torch.tensor([0.05, 0.05, 0.1, 0.4, 0.4]).double()
     kl = (p * (p / q).log()).sum()
     assert (p * k1(p.log(), q.log())).sum() == pytest.approx(kl)

@@ -1,4 +1,4 @@
-"""The product through oneDNN against PyTorch's own, forward and backward."""
+"""Matmuls with oneDNN against PyTorch's own, forward and backward."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ needs_onednn = pytest.mark.skipif(not has_onednn, reason="this build of PyTorch 
 
 @pytest.fixture
 def onednn(monkeypatch):
-    """As on a processor where oneDNN is always faster."""
+    """Choose oneDNN for every class of matmuls."""
     monkeypatch.setattr(kernels.linear, "onednn_matmul", lambda: torch.ops.mkldnn._linear_pointwise.default)
     monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, onednn=ALL))
 
@@ -61,7 +61,7 @@ def test_only_the_required_gradients_are_computed(onednn):
 
 @needs_onednn
 def test_a_bias_alone_gets_its_gradient(onednn):
-    """BitFit's first layer: neither its inputs nor its weight are trained."""
+    """The first layer with BitFit: neither its inputs nor its weight need a gradient."""
     x, weight, bias = torch.randn(4, 5), torch.randn(3, 5), torch.randn(3, requires_grad=True)
     for activation, slope in ((None, torch.full((4, 3), 1.0)), ("relu", (x @ weight.T + bias > 0).float())):
         bias.grad = None
@@ -96,7 +96,7 @@ def test_without_the_operator_pytorch_is_used(monkeypatch):
 @pytest.mark.parametrize("rows", [1, 7, 8, 63, 64, 511, 512])
 @pytest.mark.parametrize("width", [256, 512, 768])
 def test_a_product_and_both_of_its_gradients_take_the_library_of_their_class(monkeypatch, rows, width):
-    """A layer's classes are known from the shapes of x and W alone, whichever of its three products is asked for."""
+    """The shapes of x and W determine the class of each of a layer's three matmuls."""
     x, weight, grad = torch.empty(rows, width), torch.empty(2 * width, width), torch.empty(rows, 2 * width)
     row_class = {1: "1-7", 7: "1-7", 8: "8-63", 63: "8-63", 64: "64-511", 511: "64-511", 512: "512+"}[rows]
     size = {256: "small", 512: "medium", 768: "large"}[width]
@@ -173,7 +173,7 @@ def test_fused_activations_equal_separate_ones(onednn, activation, with_grad):
 @needs_onednn
 @pytest.mark.parametrize("rows", [1, 3, 8, 64])
 def test_a_packed_weight_multiplies_as_the_plain_one_does_to_rounding(onednn, rows):
-    """Packed twice, to the last bit. For few rows oneDNN sums a plain weight in another order on some processors."""
+    """Two packed copies agree bit for bit. With few rows, some processors sum a plain weight in another order."""
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, rows, 96), torch.randn(200, 96), torch.randn(200)
     packed, again = PackedWeight(weight), PackedWeight(weight)

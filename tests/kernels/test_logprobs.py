@@ -1,6 +1,6 @@
-"""Log-probabilities three ways: the specification, blocks on a CPU, the Triton kernels; each against float64.
+"""Three implementations of log-probabilities against float64: the reference, blocks on a CPU, the Triton kernels.
 
-Without a GPU the Triton sources run in the interpreter, on small sizes.
+Without a GPU, the Triton kernels run in the interpreter, on small sizes.
 """
 
 import math
@@ -47,12 +47,12 @@ def to_device(way: str, *tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def stored_linear_logprobs(hidden: Tensor, weight: Tensor, labels: Tensor, bias=None, temperature: float = 1.0):
-    """The specification from hidden states, as `linear_logprobs`."""
+    """The reference implementation of `linear_logprobs`, from stored logits."""
     return stored_logprobs(wide_linear(hidden, weight, bias) / temperature, labels)
 
 
 def float64_table(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """log-softmax (N, V), computed without the product's code."""
+    """Compute log-softmax (N, V) without the code under test."""
     logits = hidden.double() @ weight.double().T + (0 if bias is None else bias.double())
     return (logits / temperature).log_softmax(-1)
 
@@ -67,7 +67,7 @@ def test_logprobs_and_entropy_of_a_distribution_typed_by_hand():
 def random_case(N: int, V: int, C: int, with_bias: bool, dtype: torch.dtype = torch.float32):
     generator = torch.Generator().manual_seed(N + 10 * C + 100 * V)
     hidden, weight, bias = (torch.randn(*size, generator=generator) for size in ((N, C), (V, C), (V,)))
-    # numbers of bfloat16, whatever their dtype: a GPU's tensor cores multiply these exactly
+    # values that bfloat16 can represent, in any dtype: tensor cores multiply them exactly
     hidden, weight = (tensor.bfloat16().to(dtype) for tensor in (hidden, weight))
     labels = torch.randint(V, (N,), generator=generator)
     labels[1::4] = -100  # ignored
@@ -75,7 +75,7 @@ def random_case(N: int, V: int, C: int, with_bias: bool, dtype: torch.dtype = to
 
 
 def gradients(function, inputs: list[Tensor | None], labels: Tensor, temperature: float, coefficients: Tensor):
-    """Log-probabilities, entropies and the gradients of their weighted sum."""
+    """Return log-probabilities, entropies and the gradients of their weighted sum."""
     inputs = [t if t is None else t.clone().requires_grad_() for t in inputs]
     hidden, weight, bias = inputs
     logprobs, entropy = function(hidden, weight, labels, bias, temperature)
@@ -126,9 +126,9 @@ def test_bf16_is_accumulated_in_float32(way):
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_an_entropy_keeps_its_digits_beside_large_logits(way):
-    """A shift of all logits cancels. The logits are multiples of 1/16 below 512, which float32 holds exactly.
+    """Shifting all logits changes nothing. The logits are multiples of 1/16 below 512, exact in float32.
 
-    Triton's splits are joined by their normalisers, which it rounds to 3e-5 here.
+    Triton merges its splits by their normalisers, which are rounded to 3e-5 here.
     """
     hidden, weight = torch.randint(-4, 5, (20, 3)) / 4.0, torch.randint(-4, 5, (150, 3)) / 4.0
     bias = torch.full((150,), 500.0)
@@ -155,7 +155,7 @@ def test_huge_logits_forbidden_ids_and_certainty_leave_no_nan(way):
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_whole_blocks_of_forbidden_ids_have_no_effect(way):
-    """The first and last block hold only forbidden ids; a temperature below 1 must not make them NaN."""
+    """The first and last block contain only forbidden ids; a temperature below 1 must not make them NaN."""
     hidden, weight, _, _, _ = random_case(3, 200, 5, False)
     bias = torch.full((200,), -torch.inf)
     bias[90:110] = 0.0
@@ -174,7 +174,7 @@ def test_whole_blocks_of_forbidden_ids_have_no_effect(way):
 @given(st.integers(0, 37), st.integers(1, 150), st.integers(1, 21), st.booleans(), st.sampled_from([0.7, 1.0]))
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_capped_logits_equal_float64_forward_and_backward(way, N, V, C, with_bias, temperature):
-    """A cap that bends most products; the bias comes after it, forbids an id and has no gradient."""
+    """The cap changes most logits; the bias is added after it, forbids ids and has no gradient."""
     hidden, weight, labels, _, coefficients = random_case(N, V, C, False)
     bias = torch.where(torch.arange(V) % 7 == 3, -torch.inf, 0.1 * torch.arange(V)) if with_bias else None
     labels[labels % 7 == 3] = 0
@@ -199,7 +199,7 @@ def test_capped_logits_equal_float64_forward_and_backward(way, N, V, C, with_bia
 @pytest.mark.parametrize("entropy_coef", [None, 0.3])
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_a_label_whose_probability_underflows_keeps_the_slope_of_its_cap(way, entropy_coef, with_bias, temperature):
-    """Gemma 2's cap of 30: below T = 0.58 a p may be 0 in float32. Each id is the label of one row."""
+    """With Gemma 2's cap of 30 and T < 0.58, p can be 0 in float32. Each id is the label of one row."""
     hidden, weight = torch.ones(4, 1), torch.tensor([[60.0], [-60.0], [0.1], [-20.0]])
     bias = torch.tensor([0.0, 7.0, -1.0, 2.0]) if with_bias else None
     results = []
@@ -231,7 +231,7 @@ def test_the_blocked_gradient_equals_finite_differences(monkeypatch):
         torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((5, 3), (7, 3), (7,))
     )
     labels = torch.tensor([0, 6, 3, -100, 1])
-    twice = 1e-12  # the second backward pass of a graph finds nothing kept, and rounds otherwise
+    twice = 1e-12  # a graph's second backward pass has nothing kept, so it rounds differently
     for kept in (0, 20, 2**24):  # none, the first of three blocks, all
         monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, block=15, kept=kept))
         for way in (linear_logprobs, stored_linear_logprobs):

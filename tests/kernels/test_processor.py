@@ -1,4 +1,4 @@
-"""What is chosen where nothing is measured, and the file that keeps a choice."""
+"""Choice of kernels without a measurement, and its JSON file."""
 
 import json
 from dataclasses import asdict, replace
@@ -25,7 +25,7 @@ EPYC_ZEN_3 = {"cpu_name": "AMD EPYC 7763", "avx512_vnni": False, "avx_vnni": Fal
         (XEON_SAPPHIRE_RAPIDS, "bfloat16", True),
         (CORE_ALDER_LAKE, "float32", True),
         (EPYC_ZEN_3, "float32", False),
-        ({}, "float32", False),  # an ARM, or a PyTorch that doesn't tell
+        ({}, "float32", False),  # ARM, or a PyTorch version that doesn't report it
     ],
 )
 def test_what_instructions_tell_without_a_measurement(monkeypatch, found, dtype, has_int8):
@@ -50,7 +50,7 @@ def test_a_gpu_takes_bfloat16_where_it_has_it(monkeypatch, supported, dtype):
 
 
 def test_pytorch_names_this_processor():
-    """The keys that are looked up exist: with a typing error none would be found, and nothing would say so."""
+    """The keys we look up exist: a misspelt key would silently never be found."""
     names = {"avx512_vnni", "avx_vnni", "amx_bf16", "avx512_bf16", "cpu_name"}
     if processor.capabilities().get("architecture") == "x86_64":
         assert names <= processor.capabilities().keys()
@@ -67,17 +67,17 @@ def test_a_choice_is_the_same_when_it_is_read_again(choice):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"onednn": "all"}, "onednn is 'all'"),
-        ({"block": 0}, "block is 0"),
-        ({"block": "2"}, "block is '2'"),
-        ({"rollouts": {"int8 large": None}}, "rollouts has int8 large None"),
-        ({"colour": 1}, "its fields"),
+        ({"onednn": "all"}, "onednn has the wrong type: 'all'"),
+        ({"block": 0}, "block must be at least 1, got 0"),
+        ({"block": "2"}, "block has the wrong type: '2'"),
+        ({"rollouts": {"int8 large": None}}, "int8 large must be a float, got None"),
+        ({"colour": 1}, "expected the fields"),
     ],
 )
 def test_what_is_no_choice_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
         processor.Choice.from_json(json.loads(json.dumps(asdict(CHOICE) | change)))
-    with pytest.raises(ValueError, match="its fields"):
+    with pytest.raises(ValueError, match="expected the fields"):
         processor.Choice.from_json([])
 
 

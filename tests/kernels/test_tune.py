@@ -1,4 +1,4 @@
-"""What a measurement makes of a choice, and the file that keeps it."""
+"""Choice of kernels from a measurement, and the file that stores it."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from kernels.processor import DEFAULT, Choice
 CLASSES = {
     f"{product} {rows} {size}" for product in processor.PRODUCTS for rows in processor.ROWS for size in processor.SIZES
 }
-TINY = {"small": (8, 4), "medium": (9, 5), "large": (12, 6)}  # of weights, instead of tune.WEIGHTS
+TINY = {"small": (8, 4), "medium": (9, 5), "large": (12, 6)}  # weight shapes that replace tune.WEIGHTS
 FOUND = replace(DEFAULT, name="tuned", onednn=("weight 512+ small",), rollouts={"int8 large": 1.5})
 
 
@@ -44,7 +44,7 @@ def test_every_class_of_products_is_measured_and_every_way_computes_the_same(mon
 
 @pytest.fixture(params=[1, 2])
 def clock(request, monkeypatch):
-    """Seconds that pass where a test says so; of one thread they are its own, of two the clock's on the wall."""
+    """Fake clock in seconds that a test advances; one thread reads CPU time, two read wall time."""
     now = [0.0]
     monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
@@ -64,7 +64,7 @@ def test_ways_take_turns_and_stop_when_the_time_is_over(clock):
     ways = {name: lambda name=name: order.append(name) or takes(clock, 0.01)() for name in ("a", "b")}
     times = tune.alternate({"one": ways, "two": {"c": takes(clock, 0.02)}}, 0.085)
     assert order == ["a", "b", "a", "b", "a"]  # at 0, 0.01, 0.04, 0.05 and 0.08
-    share = 1 / 2 if torch.get_num_threads() == 1 else 1  # the other half was another process's
+    share = 1 / 2 if torch.get_num_threads() == 1 else 1  # another process used the other half
     for found, expected in (
         (times["one"]["a"], [0.01, 0.01]), (times["one"]["b"], [0.01]), (times["two"]["c"], [0.02]),
     ):  # fmt: skip
@@ -81,7 +81,7 @@ def test_what_takes_microseconds_is_repeated_for_a_millisecond(clock):
 
 # ---------------------------------------------------------------------------------------------------------- 2. choose
 def measured(**changed: list[float]) -> tune.Times:
-    """Times of all cases, equal but for those named: `forward_8_63_large__packed`."""
+    """Equal times for all cases, except those given by case and name, such as `forward 8-63 large packed`."""
     times = {case: {"mkl": [1.0] * 5, "onednn": [1.0] * 5} for case in sorted(CLASSES)}
     times["log-probabilities"] = {name: [1.0] * 5 for name in ("default", "half blocks", "all kept")}
     times["forward 8-63 large"] |= {name: [1.0] * 5 for name in ("packed", "bfloat16", "int8")}
@@ -116,7 +116,7 @@ def test_what_is_clearly_faster_is_chosen():
     )
     choice = tune.choose(times)
     assert set(choice.onednn) == {"weight 512+ small", "forward 8-63 large"}
-    assert not choice.pack  # a product that oneDNN takes from the plain weight is twice as fast
+    assert not choice.pack  # oneDNN with the plain weight is twice as fast
     assert (choice.block, choice.kept) == (DEFAULT.block // 2, tune.KEEP_ALL)
     assert choice.bfloat16 == 0.4
     assert choice.rollouts == {
@@ -128,7 +128,7 @@ def test_what_is_clearly_faster_is_chosen():
     "taken",
     [
         [0.1] * 3,  # too few
-        [0.1, 2.0, 2.0, 2.0, 0.1],  # faster at best, slower as a rule
+        [0.1, 2.0, 2.0, 2.0, 0.1],  # faster at best, usually slower
         [0.95, 0.95, 0.95, 0.95, 0.95],  # a difference that isn't clear
     ],
 )
@@ -155,7 +155,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def measurements(cache, monkeypatch) -> list[list[str]]:
-    """The commands that measured, which write FOUND."""
+    """Record the measuring commands; each writes FOUND."""
     commands = []
 
     def measure(command, **settings):
@@ -171,7 +171,7 @@ def test_a_machine_is_measured_once_and_said_so(cache, measurements, capsys):
     assert tune.tuned(2) == tune.tuned(2) == FOUND
     assert measurements == [["-m", "kernels.tune", "--threads", "2", "--seconds", "8.0"]]
     said = capsys.readouterr()
-    assert said.err == f"measuring this machine's kernels, 8 s, once: {tune.cache_file(2)}\n" and said.out == ""
+    assert said.err == f"measuring this machine's kernels once, 8 s: {tune.cache_file(2)}\n" and said.out == ""
     assert {path.name for path in cache.iterdir()} == {"lock", tune.cache_file(2).name}
     assert json.loads(tune.cache_file(2).read_text())["milliseconds"] == {"case": {"mkl": 1.0}}
 
@@ -228,7 +228,7 @@ def test_where_nothing_can_be_kept_the_default_is_taken_and_said(tmp_path, monke
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert tune.tuned(2) == DEFAULT and not measurements
-    assert capsys.readouterr().err.startswith("kernels are not measured, the default is taken: ")
+    assert capsys.readouterr().err.startswith("using the default kernels, the measurement failed: ")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -260,7 +260,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(cache, monkeypa
     ("system", "xdg", "expected"),
     [
         ("linux", "", "home/.cache/nanorlhf"),
-        ("linux", "relative", "home/.cache/nanorlhf"),  # which the XDG specification says to ignore
+        ("linux", "relative", "home/.cache/nanorlhf"),  # the XDG specification ignores relative paths
         ("darwin", "", "home/Library/Caches/nanorlhf"),
         ("darwin", "/elsewhere", "/elsewhere/nanorlhf"),
     ],
@@ -275,8 +275,8 @@ def test_the_cache_is_the_users(tmp_path, monkeypatch, system, xdg, expected):
 @pytest.mark.parametrize(
     ("arguments", "cache", "code", "sentence"),
     [
-        (["--threads", "0"], "", 2, "error: --threads 0: it must be at least 1."),
-        (["--threads", "1", "--seconds", "0.01"], "file", 1, "error: .*json can't be written .Not a directory.."),
+        (["--threads", "0"], "", 2, "error: --threads must be at least 1, got 0."),
+        (["--threads", "1", "--seconds", "0.01"], "file", 1, "error: can't write .*json .Not a directory.."),
     ],
 )
 def test_what_the_command_cannot_do_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, cache, code, sentence):
@@ -300,5 +300,5 @@ def test_the_command_measures_writes_and_prints(cache, monkeypatch, capsys):
     assert str(path) in said and all(case in said for case in CLASSES) and "'threads': 1" in said
     choice = tune.read(path, 1)
     assert choice is not None and repr(choice) in said
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it is measured already"))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("measured a second time"))
     assert tune.tuned(1) == choice
