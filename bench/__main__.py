@@ -1,15 +1,15 @@
-"""Speed and memory of generation, log-probabilities, GAE, training steps and static checks, beside alternatives.
+"""Compare speed and memory of generation, log-probabilities, GAE, training steps and compilers with alternatives.
 
-    python -m bench                                   # all parts on shape tiny, beside plain PyTorch
+    python -m bench                                   # all parts on shape tiny, against plain PyTorch
     python -m bench --shape small --parts ppo --peers # also transformers' generate and TRL's PPO trainer
     python -m bench --shape 124m --json speed.json
     python -m bench --parts compile                   # needs a JDK
     python -m bench --quick                           # tiny, and 16 tokens of small, once: two minutes
 
-Each part alternates between the implementations round by round and reports medians; a ratio is an alternative's time
-divided by ours, and "of the limit" the least time that the arithmetic takes here (bench/limit.py) divided by what a way
-took. Weights are random. Peak memory is that of the allocator beyond what was held before (linear_logprobs:
-also beyond the two gradients; PPO on a CPU and compilers: the peak resident size of the process).
+Each part alternates between the implementations round by round and reports medians. "x ours" is a time divided by ours;
+"of the limit" is the least time that the arithmetic needs on this machine (bench/limit.py) divided by the measured
+time. Weights are random. Peak memory is what the allocator adds during the call (linear_logprobs: without the two
+gradients; PPO on a CPU and compilers: the peak resident size of the process).
 
 `--peers` needs `pip install -e .[bench]`: TRL 1.12.0, the last release with a PPO trainer.
 """
@@ -33,7 +33,7 @@ from nanorlhf.files import to_json
 
 
 def attention_backend(shape: Shape, device: torch.device, dtype: torch.dtype, biased: bool) -> str:
-    """What PyTorch's attention runs on, for a training pass of this shape: flash_attention, efficient_attention, ..."""
+    """Return PyTorch's attention backend for a training pass of this shape, such as flash_attention."""
     config, L = shape.config, shape.query_length + shape.response_length
     q = torch.empty(1, config.n_head, L, config.head_width, device=device, dtype=dtype, requires_grad=True)
     bias = torch.zeros(1, 1, L, L, device=device, dtype=dtype) if biased else None
@@ -52,7 +52,7 @@ def print_table(rows: list[dict]) -> None:
             if (rate := row.get(f"{unit}_per_second")) is not None
         ]
         if "packing_seconds" in row:
-            extra.append(f"{1e3 * row['packing_seconds']:,.1f} ms of it rounding and packing weights")
+            extra.append(f"including {1e3 * row['packing_seconds']:,.1f} ms to round and pack weights")
         share = f"{row['limit_seconds'] / row['seconds']:.0%}" if "limit_seconds" in row else "-"
         numbers = f"{1e3 * row['seconds']:10.2f} {row['ratio']:7.2f} {row['peak_bytes'] / 1e6:9.1f} {share:>12}"
         print(f"    {row['way']:38} {numbers}  {', '.join(extra)}")
@@ -60,19 +60,19 @@ def print_table(rows: list[dict]) -> None:
 
 def main(args: Args) -> None:
     if args.quick and (args.shape, args.parts, args.rounds) != (Args.shape, Args.parts, Args.rounds):
-        raise InputError("--quick chooses --shape, --parts and --rounds: leave them out.")
+        raise InputError("--quick can't be combined with --shape, --parts or --rounds.")
     if args.rounds < 1:
-        raise InputError(f"--rounds {args.rounds}: it must be at least 1.")
+        raise InputError(f"--rounds must be at least 1, got {args.rounds}.")
     if args.peers and importlib.util.find_spec("trl") is None:
-        raise InputError("--peers: trl is not installed: pip install -e .[bench], or omit the flag.")
+        raise InputError("--peers needs trl: pip install -e .[bench]")
     if args.peers and SHAPES[args.shape].gpt2 and "ppo" in args.parts:
-        raise InputError("--peers: TRL is measured on a GPT-NeoX: choose another --shape or omit ppo from --parts.")
+        raise InputError("--peers measures TRL on a GPT-NeoX: choose another --shape or omit ppo from --parts.")
     if args.json is not None and not args.json.parent.is_dir():
-        raise InputError(f"--json {args.json}: its directory does not exist: create it first.")
+        raise InputError(f"--json {args.json}: the directory does not exist.")
     if "compile" in args.parts and shutil.which("javac") is None:
         if args.parts != Args().parts:
-            raise InputError("--parts compile: there is no javac: install a JDK 17 or later, or name other parts.")
-        print("compile is skipped: there is no javac; install a JDK 17 or later to measure it")
+            raise InputError("--parts compile needs javac: install a JDK 17 or later.")
+        print("skipping compile: javac not found; install a JDK 17 or later to measure it")
         args = replace(args, parts=tuple(part for part in args.parts if part != "compile"))
     device = launch.setup(args.device)
     args = replace(args, device=device.type)
@@ -89,7 +89,7 @@ def main(args: Args) -> None:
         measured.append(("generate", replace(SHAPES["small"], response_length=16)))
     dtype = getattr(torch, args.dtype)
     alone, padded = (attention_backend(SHAPES[args.shape], device, dtype, biased) for biased in (False, True))
-    print(f"attention: {alone} where padding is at the right only, on a GPU; {padded} elsewhere")
+    print(f"attention: {alone} on a GPU if padding is only on the right; {padded} otherwise")
     rows = []
     for part, shape in measured:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Programs per second: a compiler that stays alive, beside one process per program."""
+"""Programs per second of a persistent compiler and of one process per program."""
 
 import re
 import statistics
@@ -16,14 +16,14 @@ from nanorlhf.progress import Progress
 from nanorlhf.rlcf.compilers import JAVAC, JavaCompiler, PythonCompiler
 
 NUM_PROGRAMS = 300  # per round of a persistent compiler
-NUM_PROCESSES = 8  # per round of single processes, half a second each
+NUM_PROCESSES = 8  # programs per round with one process each, half a second per program
 
 
 def bench_compile(args: Args, shape: Shape, device: torch.device) -> list[dict]:
-    """Programs per second: a persistent compiler beside one process per program.
+    """Measure programs per second with a persistent compiler and with one process per program.
 
-    Milliseconds are per program. The processes run one after the other, each on as many cores as it uses. Ours also
-    finds unused variables, which javac doesn't. The start of the persistent compiler is printed, not counted.
+    Milliseconds are per program. The processes run one after the other, each on as many cores as it uses. Our compiler
+    also finds unused variables, unlike javac. The persistent compiler's start-up time is printed, not counted.
     """
     rows = []
     with tempfile.TemporaryDirectory() as directory:
@@ -61,10 +61,10 @@ def bench_compile(args: Args, shape: Shape, device: torch.device) -> list[dict]:
 
 
 def peak_of(process: subprocess.Popen) -> int:
-    """Peak resident size so far in bytes; wait4 would report the parent's if that is larger."""
+    """Return the process's peak resident size in bytes; wait4 would report the parent's if that is larger."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     peak = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return 1024 * int(peak[1]) if peak else 0  # it has ended
+    return 1024 * int(peak[1]) if peak else 0  # the process has ended
 
 
 def peak_of_command(command: list) -> int:
@@ -76,7 +76,7 @@ def peak_of_command(command: list) -> int:
 
 
 def java_program(number: int) -> str:
-    """A small class that takes javac as long as a typical solution of MBJP."""
+    """Return a small class that takes javac as long as a typical MBJP solution."""
     return f"""import java.util.*;
 
 class Example{number} {{

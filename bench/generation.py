@@ -1,4 +1,4 @@
-"""Tokens per second, beside a plain loop and transformers."""
+"""Tokens per second of our generation, a plain loop and transformers."""
 
 import tempfile
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from nanorlhf.padding import left_pad
 
 
 def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]:
-    """Tokens per second: `response_length` tokens per query, no EOS, temperature 0.7."""
+    """Measure tokens per second: `response_length` tokens per query, no EOS, temperature 0.7."""
     T = shape.response_length
     with device:  # a CPU would take minutes to draw billions of weights
         model = GPT(shape.config)
@@ -30,7 +30,7 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
 
     def ours(rollout_dtype: str) -> Callable[[], None]:
-        """With the weights prepared as at the beginning of a rollout, which counts."""
+        """Sample like a rollout, including the time to prepare the weights."""
         name = args.dtype if rollout_dtype == "same" else rollout_dtype
         on = torch.autocast(device.type, torch.bfloat16, enabled=name == "bfloat16")
 
@@ -42,7 +42,7 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
 
     @torch.no_grad()
     def plain() -> None:
-        """A cache that grows by concatenation, F.softmax and torch.multinomial."""
+        """Sample with a cache that grows by concatenation, softmax and torch.multinomial."""
         with plain_products(), autocast:
             cache = GrowingCache(shape.config, query_mask, T, dtype)
             hidden = model(query, query_mask, cache=cache)[:, -1]
@@ -88,7 +88,7 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
 
 
 def rollout_dtypes(args: Args, device: torch.device) -> list[str]:
-    """Those of `--sampler.dtype` that run here and are not the dtype of ours."""
+    """Return the values of `--sampler.dtype` that run on this machine and differ from args.dtype."""
     found = ["bfloat16"] if args.dtype != "bfloat16" else []
     return found + ["int8"] * (device.type == "cpu" and has_int8_products())
 
@@ -98,7 +98,7 @@ class GrowingCache(KVCache):
 
     def __init__(self, *arguments, **settings):
         super().__init__(*arguments, **settings)
-        self.fixed_shape = False  # on a GPU as well: there is nothing to attend to but the part written so far
+        self.fixed_shape = False  # also on a GPU: only the tokens so far exist
         self.keys, self.values = [None] * self.config.n_layer, [None] * self.config.n_layer
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

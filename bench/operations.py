@@ -1,4 +1,4 @@
-"""Log-probabilities and GAE alone, beside what one would write first."""
+"""Log-probabilities and GAE on their own, compared with simple implementations."""
 
 from collections.abc import Callable
 
@@ -14,8 +14,8 @@ from kernels.gae import gae_loop
 
 
 def bench_logprobs(args: Args, shape: Shape, device: torch.device) -> list[dict]:
-    """LM head, log-softmax and gather, forward and backward, for the response tokens of one minibatch."""
-    # the rows of a large minibatch: shows the memory saved, and keeps a GPU busy
+    """Measure LM head, log-softmax and gather, forward and backward, for the response tokens of one minibatch."""
+    # as many rows as a large minibatch: shows the memory saved and keeps a GPU busy
     N, V, C = 8192 if device.type == "cuda" else 1024, shape.vocab_size, shape.d_model
     dtype = getattr(torch, args.dtype)
     hidden = torch.randn(N, C, device=device, dtype=dtype, requires_grad=True)
@@ -28,7 +28,7 @@ def bench_logprobs(args: Args, shape: Shape, device: torch.device) -> list[dict]
     def plain() -> Tensor:
         return F.linear(hidden, weight).float().log_softmax(-1).gather(1, labels[:, None])
 
-    def plain_with_entropy() -> Tensor:  # which ours computes too, and PPO logs
+    def plain_with_entropy() -> Tensor:  # which ours also computes and PPO logs
         log_p = F.linear(hidden, weight).float().log_softmax(-1)
         with torch.no_grad():
             (log_p.exp() * log_p).sum(-1)
@@ -53,12 +53,12 @@ def bench_logprobs(args: Args, shape: Shape, device: torch.device) -> list[dict]
     rows = table_rows("linear_logprobs, forward + backward", size, compare(ways, args.rounds, device))
     for row in rows:  # memory beyond the two gradients
         row["peak_bytes"] -= (hidden.numel() + weight.numel()) * weight.element_size()
-    # logits, and the gradients of both factors; ours makes the logits twice instead of storing them
+    # logits and the gradients of both inputs; ours computes the logits twice instead of storing them
     return with_limit(rows, limit.Work(3 * 2 * N * V * C), device, args)
 
 
 def bench_gae(args: Args, shape: Shape, device: torch.device) -> list[dict]:
-    """Advantages of a rollout, and of (512, 1024), as a scan and as a Python loop over T."""
+    """Measure advantages for a rollout's shape and for (512, 1024), with a scan and with a Python loop over T."""
     rows = []
     for B, T in ((shape.episodes, shape.response_length), (512, 1024)):
         rewards, values = torch.randn(B, T, device=device), torch.randn(B, T, device=device)

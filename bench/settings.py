@@ -1,4 +1,4 @@
-"""What can be asked for, the shapes, and models and rows with random numbers of a shape."""
+"""Command-line arguments, model shapes, and random models and data for a shape."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ class Args:
     parts: tuple[Literal["generate", "logprobs", "gae", "supervised", "ppo", "compile"], ...] = (
         "generate", "logprobs", "gae", "supervised", "ppo", "compile",
     )  # fmt: skip
-    """what to measure; without a JDK, compile is skipped unless named"""
+    """what to measure; without a JDK, compile is skipped unless requested"""
     rounds: int = 5
     """number of timed rounds; the median is reported"""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def query_lengths(self) -> list[int]:
-        """Uniform between half the maximum and the maximum."""
+        """Lengths drawn uniformly between half the maximum and the maximum."""
         generator = torch.Generator().manual_seed(0)
         lengths = torch.randint(self.query_length // 2, self.query_length + 1, (self.episodes,), generator=generator)
         return [self.query_length, *lengths[1:].tolist()]
@@ -82,7 +82,7 @@ MICRO_BATCH_SIZE = {"cpu": 32, "cuda": 16}  # on CUDA also of plain PyTorch and 
 
 
 def random_texts(shape: Shape, lengths: list[int]) -> list[list[int]]:
-    """Words, without EOS and [PAD]."""
+    """Draw random word ids, without EOS and [PAD]."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(1, shape.vocab_size - 1, (length,), generator=generator).tolist() for length in lengths]
 
@@ -92,7 +92,7 @@ def random_queries(shape: Shape) -> list[list[int]]:
 
 
 def tokenizer_of(shape: Shape, directory: Path):
-    """A vocabulary of words `w1 w2 ...`, with EOS first and [PAD] last: a query of n words is n ids."""
+    """Build a tokenizer of words `w1 w2 ...`, with EOS first and [PAD] last: a query of n words has n ids."""
     import tokenizers
 
     words = {"<|endoftext|>": 0, **{f"w{i}": i for i in range(1, shape.vocab_size - 1)}, "[PAD]": shape.vocab_size - 1}
@@ -104,7 +104,7 @@ def tokenizer_of(shape: Shape, directory: Path):
 
 
 def make_run(shape: Shape, directory: Path, device: torch.device) -> None:
-    """Write queries, responses of the full length, and a policy and a reward model with random weights."""
+    """Write queries, full-length responses, and a policy and a reward model with random weights."""
     torch.manual_seed(0)
     tokenizer = tokenizer_of(shape, directory)
     queries, (chosen, rejected) = random_queries(shape), random_texts(shape, [shape.response_length - 1] * 2)
@@ -124,4 +124,4 @@ def make_run(shape: Shape, directory: Path, device: torch.device) -> None:
     save(scalar_from_gpt(policy), directory / "rm", tokenizer)
     del policy
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # the ways run in processes of their own
+        torch.cuda.empty_cache()  # each implementation runs in its own process

@@ -1,4 +1,4 @@
-"""Ways to do the same thing, timed in turn; the memory that each takes; rows of the table."""
+"""Time implementations in alternation, measure their memory, and build the table's rows."""
 
 import gc
 import multiprocessing
@@ -20,7 +20,7 @@ from nanorlhf.progress import Progress
 
 
 def compare(ways: dict[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, tuple[float, int]]:
-    """Alternate between the ways for `rounds` rounds, after a warm-up -> (median seconds, peak bytes) of each."""
+    """Alternate between `ways` for `rounds` rounds after a warm-up; return each one's (median seconds, peak bytes)."""
     peaks = {name: peak_bytes(way, device) for name, way in ways.items()}  # also the warm-up
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
@@ -39,9 +39,9 @@ def synchronise(device: torch.device) -> None:
 
 
 def peak_bytes(way: Callable[[], object], device: torch.device) -> int:
-    """Peak bytes of torch's allocator during the call, beyond those held before.
+    """Return how far the peak of torch's allocator during the call exceeds the memory allocated before.
 
-    On a CPU from the profiler's record of each allocation, which does not include oneDNN's own.
+    On a CPU, this comes from the profiler's record of allocations, which doesn't include oneDNN's.
     """
     gc.collect()
     if device.type == "cuda":
@@ -50,7 +50,7 @@ def peak_bytes(way: Callable[[], object], device: torch.device) -> int:
         before = torch.cuda.memory_allocated()
         way()
         return torch.cuda.max_memory_allocated() - before
-    way()  # allocates what it keeps, such as gradients
+    way()  # allocates what stays, such as gradients
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         way()
@@ -65,7 +65,7 @@ def peak_bytes(way: Callable[[], object], device: torch.device) -> int:
 def in_processes(
     ways: dict[str, Callable[[Args, Path], tuple[float, int]]], args: Args, directory: Path, what: str
 ) -> dict[str, tuple[float, int]]:
-    """Alternate between the ways, each call in a process of its own -> (median seconds, peak bytes) of each."""
+    """Alternate between `ways`, each call in a new process; return each one's (median seconds, peak bytes)."""
     times, peaks = {name: [] for name in ways}, {}
     for _ in Progress(range(args.rounds), desc=what):
         for name, way in ways.items():
@@ -77,14 +77,14 @@ def in_processes(
 
 
 def peak_of_process(device: str) -> int:
-    """Return the peak bytes of this process and of the one it forked, if any; on CUDA, of PyTorch's allocator."""
+    """Return the peak bytes of this process and its forked child, if any; on CUDA, of PyTorch's allocator."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return 1024 * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def plain_products():
-    """Use `torch.nn.functional.linear`'s matrix products."""
+    """Use the matmuls of `torch.nn.functional.linear`."""
     return mock.patch("kernels.linear.onednn_matmul", lambda: None)
 
 
@@ -97,6 +97,6 @@ def table_rows(what: str, size: str, result: dict[str, tuple[float, int]]) -> li
 
 
 def with_limit(rows: list[dict], work: limit.Work, device: torch.device, args: Args) -> list[dict]:
-    """Rows with the least seconds that the work takes in the dtype of ours; lower precision may need fewer."""
+    """Add the limit in seconds for args.dtype to the rows; lower precision may be faster than that."""
     seconds = work.seconds(device, getattr(torch, args.dtype))
     return [row | {"limit_seconds": seconds} for row in rows]

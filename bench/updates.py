@@ -1,4 +1,4 @@
-"""A PPO iteration and the supervised steps: the scripts themselves, plain PyTorch, and TRL's trainer."""
+"""A PPO iteration and the supervised steps with our scripts, plain PyTorch and TRL's trainer."""
 
 import copy
 import json
@@ -38,10 +38,10 @@ from nanorlhf.training.settings import SamplerSettings
 
 
 def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
-    """One update of train_ppo.py itself, and of TRL's trainer on the same queries and weights: 4 epochs, 1 minibatch.
+    """Measure one update of train_ppo.py and of TRL's trainer on the same queries and weights: 4 epochs, 1 minibatch.
 
-    Each way runs in a process of its own, whose peak resident size is the memory; on a CPU also in two, of one thread
-    each. Of two updates the second is timed: the first also allocates the optimizer's state.
+    Each implementation runs in its own process, and memory is its peak resident size. On a CPU, each also runs in two
+    processes with one thread each. The second of two updates is timed; the first also allocates the optimizer's state.
     """
     ways = {"ours": ppo_of_ours}
     for name in rollout_dtypes(args, device):
@@ -61,7 +61,7 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
 
 
 def bench_supervised(args: Args, shape: Shape, device: torch.device) -> list[dict]:
-    """One optimizer step of train_sft.py, train_rm.py and train_dpo.py themselves, `episodes` rows each."""
+    """Measure one optimizer step of train_sft.py, train_rm.py and train_dpo.py on `episodes` rows each."""
     rows = []
     lengths = [(length, shape.response_length) for length in shape.query_lengths]
     with tempfile.TemporaryDirectory() as directory:
@@ -79,7 +79,7 @@ def bench_supervised(args: Args, shape: Shape, device: torch.device) -> list[dic
 
 
 def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", processes: int = 1) -> tuple[float, int]:
-    """The script itself, with TL;DR's settings -> seconds per update, peak bytes."""
+    """Run train_ppo.py with TL;DR's settings and return (seconds per update, peak bytes)."""
     shape = SHAPES[args.shape]
     settings = replace(
         train_ppo.RECIPES["tldr"][1], data=directory, out=directory / "ppo", sft=str(directory / "sft"),
@@ -95,7 +95,7 @@ def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", proces
 
 
 def stage_of_ours(args: Args, directory: Path, stage: str) -> tuple[float, int]:
-    """The script itself, three steps on the same rows -> seconds of the second, peak bytes."""
+    """Run three steps of a script on the same rows and return (seconds of the second step, peak bytes)."""
     shape, times, log = SHAPES[args.shape], [], Run.log
 
     def timed(run: Run, *arguments, **shown) -> None:
@@ -117,7 +117,7 @@ def stage_of_ours(args: Args, directory: Path, stage: str) -> tuple[float, int]:
 
 
 def stage_of_plain_pytorch(args: Args, directory: Path, stage: str) -> tuple[float, int]:
-    """A straightforward implementation: all logits stored, padding computed, a comparison as two rows."""
+    """Run a straightforward implementation: stores all logits, computes padding, a comparison is two rows."""
     shape, device = SHAPES[args.shape], torch.device(args.device)
     tokenizer = load_tokenizer(directory / "sft")
     Q, T = shape.query_length, shape.response_length
@@ -173,7 +173,7 @@ def ppo_of_trl(args: Args, directory: Path, processes: int = 1) -> tuple[float, 
 
 
 def trl_updates(args: Args, directory: Path, times: list[float], processes: int) -> None:
-    """Two updates of TRL's trainer; appends when each ended."""
+    """Run two updates of TRL's trainer and append the end time of each to `times`."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXForSequenceClassification, TrainerCallback
     from trl.experimental.ppo import PPOConfig, PPOTrainer
@@ -191,7 +191,7 @@ def trl_updates(args: Args, directory: Path, times: list[float], processes: int)
     rows = shape.episodes // processes  # of this process
     at_a_time = rows if args.device == "cpu" else min(MICRO_BATCH_SIZE["cuda"], rows)
     in_bfloat16 = args.device == "cuda" and args.dtype == "bfloat16"
-    # TRL's accelerator reads the precision here; before version 5, transformers wrote that of PPOConfig into it
+    # TRL's accelerator reads the precision here; before version 5, transformers set it from PPOConfig
     os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if in_bfloat16 else "no"
 
     class Clock(TrainerCallback):
@@ -216,7 +216,7 @@ def trl_updates(args: Args, directory: Path, times: list[float], processes: int)
 
 
 def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
-    """A straightforward implementation: all logits stored, padding computed, a loop over T, default AdamW."""
+    """Run a straightforward implementation: stores all logits, computes padding, loops over T, default AdamW."""
     shape, device = SHAPES[args.shape], torch.device(args.device)
     T, Q = shape.response_length, shape.query_length
     at_a_time = shape.episodes if args.device == "cpu" else MICRO_BATCH_SIZE["cuda"]
@@ -228,7 +228,7 @@ def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
     query = left_pad(random_queries(shape), tokenizer.pad_id).to(device)
 
     def forward(model: GPT, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies (B, T), from all logits (B, Q + T, V)."""
+        """Return log-probabilities and entropies (B, T) from all logits (B, Q + T, V)."""
         with autocast:
             log_p = (model.logits(model(ids, real)).float() / 0.7)[:, Q - 1 : -1].log_softmax(-1)
         return log_p.gather(-1, ids[:, Q:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)

@@ -1,4 +1,4 @@
-"""Draw card.png, which a chat or a feed shows of a link to the site: python docs/site/card.py. It needs Chromium."""
+"""Draw card.png, the preview image for links to the site: python docs/site/card.py (needs Chromium)."""
 
 import subprocess
 import tempfile

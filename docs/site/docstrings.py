@@ -1,4 +1,4 @@
-"""Docstrings are plain text, in which a drawing, a formula or a table is whatever has columns: make it Markdown."""
+"""Convert plain-text docstrings to Markdown: drawings, formulas and tables are recognised by their columns."""
 
 import re
 from itertools import groupby
@@ -7,7 +7,7 @@ import griffe
 
 
 class PlainText(griffe.Extension):
-    """Translates each docstring once it is read."""
+    """Convert each docstring after it is parsed."""
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
         if obj.docstring is not None:
@@ -15,7 +15,7 @@ class PlainText(griffe.Extension):
 
 
 def as_markdown(text: str) -> str:
-    """Indented lines, aligned columns and doctests become code blocks, indented dashes a list, the rest paragraphs.
+    """Turn indented lines, columns and doctests into code blocks, indented dashes into lists, the rest into paragraphs.
 
     >>> print(as_markdown("A mean.\\n    mean = sum / n\\nOver <all> rows."))
     A mean.
@@ -44,7 +44,7 @@ def as_markdown(text: str) -> str:
 
 
 def escaped(line: str) -> str:
-    """A line of text, in which only backticks are Markdown."""
+    """Escape a line of text, except for backticks."""
     pieces = line.split("`")
     pieces[::2] = [re.sub(r"([*_\[\]\\])", r"\\\1", piece).replace("<", "&lt;") for piece in pieces[::2]]
     return "`".join(pieces)

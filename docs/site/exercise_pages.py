@@ -1,4 +1,4 @@
-"""A page per exercise of the course, and one that lists them: what to write, what must hold, and no solution."""
+"""Pages for the exercises: one per exercise, with the functions to write and the tests, and one that lists them."""
 
 import re
 import textwrap
@@ -14,14 +14,14 @@ FOLDER = "course/exercises"
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """Path from the root and Markdown of each page, the list first."""
+    """Yield each page's path from the root and Markdown, starting with the list."""
     yield f"{FOLDER}/README.md", list_of_all()
     for exercise in EXERCISES:
         yield f"{FOLDER}/{exercise.name}.md", page_of(exercise)
 
 
 def list_of_all() -> str:
-    """The table of the exercises."""
+    """Return the page that lists all exercises."""
     points = sum(exercise.points for exercise in EXERCISES)
     rows = [
         f"| [{e.name}]({e.name}.md) | {e.points} | {e.level} | {', '.join(f'`{name}`' for name in names_of(e))} |"
@@ -33,7 +33,7 @@ def list_of_all() -> str:
             "# The exercises",
             "",
             f"{len(EXERCISES)} functions and groups of functions, {points} points, in the order of the pipeline. "
-            f"[The course](../README.md) says how to begin. Levels: {levels}.",
+            f"[The course](../README.md) explains how to begin. Levels: {levels}.",
             "",
             "| exercise | points | level | you write |",
             "|---|---|---|---|",
@@ -44,7 +44,7 @@ def list_of_all() -> str:
 
 
 def page_of(exercise: Exercise) -> str:
-    """The Markdown of one exercise."""
+    """Return the page of one exercise."""
     needs = ", ".join(f"[{name}]({name}.md)" for name in exercise.needs)
     about = f"{exercise.points} point{'s' * (exercise.points > 1)}, level {exercise.level}: {LEVELS[exercise.level]}."
     return "\n".join(
@@ -60,7 +60,7 @@ def page_of(exercise: Exercise) -> str:
             "python -m course next hw",
             "```",
             "",
-            "## What you write",
+            "## Code to write",
             "",
             *(part for function in exercise.functions for part in statement(function)),
             '<details markdown="1">',
@@ -70,11 +70,11 @@ def page_of(exercise: Exercise) -> str:
             "",
             "</details>",
             "",
-            "## What must hold",
+            "## Tests",
             "",
             *(f"- {in_words(test)}" for test in exercise.tests),
             "",
-            "`python -m course grade hw` checks it.",
+            "`python -m course grade hw` runs them.",
             "",
         )
     )
@@ -85,7 +85,7 @@ def names_of(exercise: Exercise) -> list[str]:
 
 
 def statement(function: str) -> tuple[str, ...]:
-    """Signature and docstring of `module:name` as Markdown, without the body."""
+    """Return the signature and docstring of `module:name` as Markdown, without the body."""
     module, _, name = function.partition(":")
     path = f"{module.replace('.', '/')}.py"
     source = rewritten((ROOT / path).read_text(), {name: ["..."]})
@@ -96,5 +96,5 @@ def statement(function: str) -> tuple[str, ...]:
 
 
 def linked(text: str) -> str:
-    """Names of pages become links: docs/details.md -> [docs/details.md](../../docs/details.md)."""
+    """Turn page names into links: docs/details.md -> [docs/details.md](../../docs/details.md)."""
     return re.sub(r"\bdocs/\w+\.md\b", lambda match: f"[{match[0]}](../../{match[0]})", text)

@@ -1,6 +1,6 @@
-"""Blocks of ```math as drawings: TeX, laid out by matplotlib, as SVG in the colour of the text around it.
+"""Render ```math blocks as SVG in the colour of the surrounding text, with matplotlib's TeX layout.
 
-Nothing is loaded and no script runs, so a formula shows without a network. Of TeX there is what `mathtext` knows.
+Formulas need no scripts and no network. Only the TeX that `mathtext` supports works.
 """
 
 from html import escape
@@ -11,16 +11,16 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path
 from matplotlib.textpath import TextToPath
 
-SCALE = 1.3  # of a letter to those of the text: indices stay readable
+SCALE = 1.3  # letter size relative to the text, so that indices stay readable
 COMMANDS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", Path.CLOSEPOLY: "Z"}
 
 
 def fence(source: str, *_: Any, **__: Any) -> str:
-    """A custom fence of pymdownx.superfences. Raises ValueError for what is no formula."""
+    """Format a custom fence of pymdownx.superfences. Raises ValueError if the source isn't a formula."""
     tex = " ".join(source.split())
     drawing = TextToPath()
     vertices, codes = drawing.get_text_path(FontProperties(math_fontfamily="stix"), f"${tex}$", ismath=True)
-    points = np.array(vertices) * (1, -1)  # SVG counts downwards
+    points = np.array(vertices) * (1, -1)  # SVG's y axis points down
     is_drawn = np.array(codes) != Path.CLOSEPOLY
     points -= points[is_drawn].min(0)
     width, height = points[is_drawn].max(0)
@@ -29,7 +29,7 @@ def fence(source: str, *_: Any, **__: Any) -> str:
     for px, py, code in zip(*points.T, codes, strict=True):
         if code == Path.CLOSEPOLY:
             steps.append("Z")
-        else:  # the points of a curve follow each other under one letter
+        else:  # the points of a curve share one command letter
             steps.append(f"{'' if code == last else COMMANDS[code]}{px:.0f} {py:.0f}")
         last = None if code in (Path.CLOSEPOLY, Path.MOVETO) else code
     return (

@@ -1,8 +1,8 @@
-"""Which pages the site has: README.md, docs/, experiments/, course/, kernels/, one per module, at their paths here.
+"""Pages of the site: README.md, docs/, experiments/, course/, kernels/, one per module, at the repository's paths.
 
-So the relative links of a page lead where they lead in the repository; one to a module or a pipeline leads to the page
-of that file, which holds its public docstrings and its source: the code of the version that the site is built from.
-home.md is the first page, and each exercise has one. mkdocs calls the functions named on_*.
+Relative links between pages therefore work as in the repository. A link to a module or a pipeline leads to that file's
+page, which shows its public docstrings and its source, in the version that the site is built from. home.md is the start
+page, and each exercise has a page. mkdocs calls the functions named on_*.
 """
 
 import re
@@ -47,7 +47,7 @@ MICROSCOPE = "docs/microscope/demo.html"
 SCRIPTS = ("nano.py", "train_sft.py", "train_rm.py", "train_ppo.py", "train_grpo.py", "train_dpo.py", "train_rlcf.py")
 SCRIPTS += ("eval.py",)
 PACKAGES = ("nanorlhf", "kernels", "data", "bench", "experiments", "course", "tools")
-HIDDEN = ROOT / "course" / "bugs.py"  # what `course reveal` tells
+HIDDEN = ROOT / "course" / "bugs.py"  # the answers that `course reveal` prints
 HOME = "docs/site/home.md"
 OF_SITE = {
     "look.css": ROOT / "nanorlhf" / "report" / "look.css",  # the reports' colours
@@ -56,14 +56,14 @@ OF_SITE = {
     "iframe-worker.js": HERE / "iframe-worker.js",
     "card.png": HERE / "card.png",
 }
-CODE = "<!-- the source -->"  # where on_post_page puts it
-SHOWN = ("        # 2.3 ", "        # 2.6 ")  # the comments between which the home page shows train_ppo.py
-ROWS = {"kl": "KL, nats", "rewards": "reward", "values": "value", "advantages": "advantage"}  # of its table of tokens
+CODE = "<!-- the source -->"  # on_post_page replaces this with the source
+SHOWN = ("        # 2.3 ", "        # 2.6 ")  # the home page shows train_ppo.py between these comments
+ROWS = {"kl": "KL, nats", "rewards": "reward", "values": "value", "advantages": "advantage"}  # rows of the token table
 
 
 @cache
 def sources() -> list[str]:
-    """The files that have a page of their own, as paths from the root: scripts, modules by package, pipelines."""
+    """Return the source files that get a page, as paths from the root: scripts, modules by package, pipelines."""
     modules = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py") if path.stat().st_size)
     modules.remove(HIDDEN)
     modules.sort(key=lambda path: (PACKAGES.index(path.relative_to(ROOT).parts[0]), str(path.parent)))
@@ -86,9 +86,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             file = File.generated(
                 config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED
             )
-            file.dest_uri = file.dest_uri.removeprefix(".")  # a server may keep back what is hidden
+            file.dest_uri = file.dest_uri.removeprefix(".")  # a server may not serve hidden files
             files.append(file)
-    demo = microscope.page_of(microscope.page_data(ROOT / MICROSCOPE))  # its lines of code have the numbers of now
+    demo = microscope.page_of(microscope.page_data(ROOT / MICROSCOPE))  # with current line numbers
     files.append(File.generated(config, MICROSCOPE, content=demo))
     for name, path in OF_SITE.items():
         files.append(File.generated(config, name, abs_src_path=str(path)))
@@ -113,7 +113,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def page_of(source: str) -> str:
-    """The Markdown of a source file's page; `on_page_content` appends the source."""
+    """Return the Markdown of a source file's page; `on_page_content` appends the source."""
     text = f"# {source}\n\n"
     if source.endswith(".py"):
         text += f"::: {source.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}\n\n"
@@ -121,7 +121,7 @@ def page_of(source: str) -> str:
 
 
 def home_page() -> str:
-    """home.md with lines of the loop, and with a response of the demo's run of PPO and its numbers."""
+    """Fill home.md with lines of the training loop and with a response from the demo's PPO run and its numbers."""
     lines = (ROOT / "train_ppo.py").read_text().splitlines()
     first, last = (next(i for i, line in enumerate(lines) if line.startswith(start)) for start in SHOWN)
     code = "\n".join(line.removeprefix("        ") for line in lines[first:last]).rstrip()
@@ -132,7 +132,7 @@ def home_page() -> str:
     for name, value in {
         "loop_link": f"../../train_ppo.py#L{first + 1}",
         "loop": f"```python\n{code}\n```",
-        "post": f"The post: *{' '.join(post.split())}* PPO's last rollout sums it up, and the reward model gives it "
+        "post": f"The post: *{' '.join(post.split())}* In PPO's last rollout the summary below scores "
         f"{response['constants']['score']:.2f}:",
         "tokens": token_table(response),
     }.items():
@@ -142,7 +142,7 @@ def home_page() -> str:
 
 
 def token_table(response: dict) -> str:
-    """The numbers of a response by token as HTML: blue above 0, orange below, as in the microscope."""
+    """Return an HTML table of a response's numbers by token, coloured like the microscope: blue above 0, orange below."""
     tokens = [*response["texts"], "(after EOS)"]
     head = "".join(f"<th scope='col'>{escape(token.strip())}</th>" for token in tokens)
     body = ""
@@ -162,9 +162,9 @@ def token_table(response: dict) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Links to source files become links to their pages: `../nanorlhf/ppo.py#L9` to `../nanorlhf/ppo.py.md#L-9`.
+    """Link to the pages of source files: `../nanorlhf/ppo.py#L9` becomes `../nanorlhf/ppo.py.md#L-9`.
 
-    The rows of the details index get the line numbers that they lack.
+    Add missing line numbers to the details index.
     """
     known = set(sources())
     if page.file.src_uri == "docs/details.md":
@@ -182,9 +182,9 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_post_page(output: str, page: Page, **_: object) -> str:
-    """The theme's field for searching gets a name for those who hear the page, and a source file's page its code.
+    """Label the theme's search field for screen readers, and add the code to a source file's page.
 
-    The search would take as long over the code as all else takes, and knows the docstrings already.
+    The code is added here because indexing it would double the search's time, and docstrings are indexed already.
     """
     output = output.replace('role="dialog">', 'role="dialog" aria-label="Search">')
     if CODE not in output:
@@ -196,8 +196,8 @@ def on_post_page(output: str, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, page: Page, **_: object) -> str:
-    html = html.replace("<th></th>", "<td></td>")  # an empty cell is no heading
-    html = re.sub(r"<p>(?=<img)", '<p class="scrolls">', html)  # on a telephone pictures and tables scroll
+    html = html.replace("<th></th>", "<td></td>")  # an empty cell isn't a heading
+    html = re.sub(r"<p>(?=<img)", '<p class="scrolls">', html)  # pictures and tables scroll on a phone
     html = re.sub(r"<table>.*?</table>", r'<div class="scrolls">\g<0></div>', html, flags=re.DOTALL)
     source = page.file.src_uri.removesuffix(".md")
     if source not in sources():
