@@ -24,7 +24,7 @@ class Args:
     rounds: int = 5
     """number of timed rounds; the median is reported"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """dtype of ours (bfloat16: autocast); on a CPU the peers stay in float32"""
+    """dtype for our code (bfloat16: autocast); on a CPU the peers stay in float32"""
     peers: bool = False
     """also measure transformers' generate and TRL's PPO trainer"""
     quick: bool = False
@@ -77,7 +77,7 @@ SHAPES = {
     "6.9b": Shape(32, 4096, 32, 50432, 512, 53, 64),
 }
 
-NUM_EPOCHS = 4  # of a PPO iteration, over one minibatch
+NUM_EPOCHS = 4  # per PPO iteration, over one minibatch
 MICRO_BATCH_SIZE = {"cpu": 32, "cuda": 16}  # on CUDA also of plain PyTorch and TRL: 1b would not fit otherwise
 
 

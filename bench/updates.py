@@ -132,7 +132,7 @@ def stage_of_plain_pytorch(args: Args, directory: Path, stage: str) -> tuple[flo
     real = ids != tokenizer.pad_id
     ends = real.sum(1, keepdim=True) - 1
     first = torch.tensor([[len(query)] for query, _ in texts], device=device)
-    in_response = (real & (torch.arange(ids.size(1), device=device) >= first))[:, 1:]  # of the labels
+    in_response = (real & (torch.arange(ids.size(1), device=device) >= first))[:, 1:]  # mask of labels
     trained = load_scalar(directory / "rm", device) if stage == "rm" else load_gpt(directory / "sft", device)
     reference = load_gpt(directory / "sft", device) if stage == "dpo" else None
     optimizer = torch.optim.AdamW(trained.parameters(), lr=3e-6, eps=1e-5)
@@ -188,7 +188,7 @@ def trl_updates(args: Args, directory: Path, times: list[float], processes: int)
     policy.config.num_labels = 1
     with torch.device(args.device):
         value, reward = (GPTNeoXForSequenceClassification(policy.config) for _ in range(2))
-    rows = shape.episodes // processes  # of this process
+    rows = shape.episodes // processes  # per process
     at_a_time = rows if args.device == "cpu" else min(MICRO_BATCH_SIZE["cuda"], rows)
     in_bfloat16 = args.device == "cuda" and args.dtype == "bfloat16"
     # TRL's accelerator reads the precision here; before version 5, transformers set it from PPOConfig

@@ -1,4 +1,4 @@
-"""What the tests of RLCF share: a policy that nearly solves a few problems, a discriminator, and one update of it."""
+"""Fixtures for RLCF tests: a policy that nearly solves a few problems, a discriminator, and one PPO update."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ T = 28
 
 
 class Spy:
-    """Replaces a function in those of the modules that have it; keeps the arguments and the result of each call."""
+    """Wrap a function in all given modules that have it, and record each call's arguments and result."""
 
     def __init__(self, monkeypatch, name, *modules):
         self.calls, owners = [], [module for module in modules if hasattr(module, name)]
@@ -53,9 +53,9 @@ def rlcf(tmp_path_factory) -> RLCF:
 
 
 def make_rlcf(root: Path, train: bool = True) -> RLCF:
-    """A policy that has nearly learnt the programs for a few problems, so that some of its own pass.
+    """A policy that has nearly learnt the programs for a few problems, so that some of its samples pass.
 
-    In what the later stages read people end their programs with a remark, which no program of the policy has.
+    In the data of the later stages, human programs end with a remark, and the policy's programs don't.
     """
     lengths = {"max_query_length": 84, "max_response_length": T}
     common = {"data": root / "data", "device": "cpu"}
@@ -83,7 +83,7 @@ def make_rlcf(root: Path, train: bool = True) -> RLCF:
     )  # fmt: skip
     if train:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(programs, "OWN_NAMES", 0.0)  # too hard for so small a policy
+            patch.setattr(programs, "OWN_NAMES", 0.0)  # too hard for a policy this small
             programs.main(
                 programs.Args(
                     out=root / "programs", language="python", num_problems=24, num_solutions=3, num_bench=(1, 1, 1),
@@ -108,7 +108,7 @@ def make_rlcf(root: Path, train: bool = True) -> RLCF:
 
 
 def opinionated(root: Path) -> None:
-    """A copy of the discriminator whose D is not nearly 0 everywhere, as it is after a few steps."""
+    """Copy the discriminator, scaled so that D isn't close to 0 everywhere as after a few steps."""
     model = load_discriminator(root / "discriminator")
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -127,31 +127,31 @@ def programs_of(records: list[dict], texts: list[str]) -> list[str]:
 
 @dataclass
 class Rollout:
-    """What a run of one update did, and what it should have done."""
+    """Results of a run with one update, and the expected results."""
 
     rows: list[dict]
     sampled: torch.Tensor  # (B, T)
-    response: torch.Tensor  # (B, T) as the update saw it
+    response: torch.Tensor  # (B, T) in the update
     scores: list[float]
     rewards: torch.Tensor  # (B, T)
     values: torch.Tensor  # (B, T)
     metrics: dict
-    texts: list[str]  # whole
-    passes: list[bool]  # what the compiler says of the whole program
-    ends: list[int]  # of a response that fails, the token to blame; else its last one
+    texts: list[str]  # complete
+    passes: list[bool]  # the compiler's result for the whole program
+    ends: list[int]  # the token to blame if it fails, else the last token
     eos_id: int
     pad_id: int
 
 
 @pytest.fixture(scope="session")
 def usual_update(rlcf) -> Rollout:
-    """One update of PPO as its settings are, for tests that only read what it did."""
+    """Run one PPO update with unchanged settings, for tests that only read its results."""
     return update_once(rlcf)
 
 
 @pytest.fixture
 def one_update(rlcf):
-    """Run one update with changed settings, and check its rollout by independent means."""
+    """Run one update with changed settings, and recompute its rollout independently."""
     return partial(update_once, rlcf)
 
 
@@ -167,8 +167,8 @@ def update_once(rlcf: RLCF, program=train_rlcf, **changes) -> Rollout:
     data = load_programs(args.data / "code.train.jsonl", tokenizer, None, None)
     (_, indices), *_ = spies["batch_indices"].calls
     rows = [data[i].record for i in indices]
-    order = sorted(range(len(rows)), key=lambda i: len(data[indices[i]].query))  # in which they were sampled
-    # the first call for each row: CodeRL's greedy responses come after them
+    order = sorted(range(len(rows)), key=lambda i: len(data[indices[i]].query))  # the order in which they were sampled
+    # the first call per row; CodeRL's greedy responses come later
     sampled = torch.cat([call[1][0] for call in spies["generate"].calls])[: len(rows)]
     sampled = sampled[torch.tensor(order).argsort()]
     ids = [row[: row.index(tokenizer.eos_id)] if tokenizer.eos_id in row else row for row in sampled.tolist()]
@@ -178,11 +178,11 @@ def update_once(rlcf: RLCF, program=train_rlcf, **changes) -> Rollout:
     passes, ends = [], []
     for record, row, text, diagnostics, whole in zip(rows, ids, texts, found, sampled.tolist(), strict=True):
         first, last = len(record["prefix"]), len(record["prefix"]) + len(text)
-        counted = [d for d in diagnostics if d.kind == "error" or is_rlcf]  # RLCF's own: unused ones
+        counted = [d for d in diagnostics if d.kind == "error" or is_rlcf]  # RLCF's own check: unused variables
         mine = [d.last for d in counted if first <= d.last < last]
         elsewhere = [d.last for d in diagnostics if d.kind == "error"]
         passes.append(not mine and not elsewhere)
-        lengths = [len(tokenizer.decode(row[: n + 1])) for n in range(len(row))]  # in characters, with each token
+        lengths = [len(tokenizer.decode(row[: n + 1])) for n in range(len(row))]  # cumulative, in characters
         if mine:
             ends.append(next(n for n, length in enumerate(lengths) if length > mine[0] - first))
         elif elsewhere:
@@ -199,7 +199,7 @@ def update_once(rlcf: RLCF, program=train_rlcf, **changes) -> Rollout:
     )  # fmt: skip
 
 
-# An ErrorProne of our own: it finds variables called `wrong`, and breaks at those called `fatal`
+# A fake ErrorProne: reports variables called `wrong` and crashes at those called `fatal`
 PLUGIN = """
 import com.sun.source.tree.*;
 import com.sun.source.util.*;

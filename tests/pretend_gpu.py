@@ -1,7 +1,7 @@
-"""A pretend GPU on a CPU, with CUDA graphs: what a real one refuses, it refuses.
+"""Simulate a GPU with CUDA graphs on a CPU, including the operations that a real GPU rejects.
 
-A tensor on it reports the device cuda:0 and keeps its numbers on the CPU. So the code under test takes a GPU's
-branches, and a tensor of the host is not one of the device. Python sees the pretended device, PyTorch's C++ sees a CPU.
+Its tensors report the device cuda:0 and store their data on the CPU. So the code under test takes the GPU branches, and
+host tensors differ from device tensors. Python sees the simulated device, PyTorch's C++ sees a CPU.
 
     with PretendGPU() as gpu:
         x = torch.zeros(3, device=gpu.device)
@@ -25,18 +25,18 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
-# they accept a number of the host as a tensor without dimensions, as all pointwise operators do
+# like all pointwise operators, they accept a host number as a 0-dimensional tensor
 FILL = (aten.fill_.Tensor, aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten.index_fill_.int_Tensor)
 PUT = (aten.index_put.default, aten.index_put_.default)
-# they ask for a number within themselves
+# they read a number internally
 ASK = (aten.multinomial.default,)
-PRODUCTS: dict[Any, Callable] = {  # which a CPU lacks
+PRODUCTS: dict[Any, Callable] = {  # not available on a CPU
     aten.mm.dtype: lambda a, b, dtype: a.to(dtype) @ b.to(dtype),
 }
 
 
 def changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The arguments or the result of an operator with other tensors."""
+    """Map the tensors in an operator's arguments or result."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, list | tuple):
@@ -51,12 +51,12 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def as_on_a_cpu(function: Callable) -> Callable:
-    """One that is asked about autocast on a device: what C++ sees is a CPU."""
+    """Wrap a function that queries autocast for a device: C++ sees a CPU."""
     return lambda device, *arguments, **settings: function("cpu", *arguments, **settings)
 
 
 class OnGPU(Tensor):
-    """A tensor on the pretend GPU; `held` has its numbers."""
+    """Tensor on the simulated GPU; its data is in `held`."""
 
     held: Tensor
     device = property(lambda self: CUDA)  # type: ignore[assignment]
@@ -67,7 +67,7 @@ class OnGPU(Tensor):
     @staticmethod
     def __new__(cls, held: Tensor) -> "OnGPU":
         shape = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
-        with torch.inference_mode(False):  # a view of a tensor from outside the mode must be one as well
+        with torch.inference_mode(False):  # views of tensors from outside the mode must also be simulated
             return Tensor._make_wrapper_subclass(cls, held.size(), **shape)
 
     def __init__(self, held: Tensor):
@@ -78,10 +78,10 @@ class OnGPU(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function, types, arguments=(), settings=None):
-        raise AssertionError("a tensor on the pretend GPU is used outside `with PretendGPU()`")
+        raise AssertionError("a tensor on the simulated GPU was used outside `with PretendGPU()`")
 
     def to(self, *arguments, **settings):
-        """C++ takes the tensor for one of the host, and would return it as it is."""
+        """Copy to the host; C++ treats the tensor as a host tensor and would return it unchanged."""
         device = torch._C._nn._parse_to(*arguments, **settings)[0]
         if device is not None and device.type == "cpu":
             PretendGPU.current.wait("a copy to the host")
@@ -95,11 +95,11 @@ class OnGPU(Tensor):
         return self.cpu().tolist()
 
     def numpy(self):
-        raise TypeError("a tensor on a GPU has no numpy array: copy it to the host first")
+        raise TypeError("can't convert a GPU tensor to numpy: copy it to the host first")
 
 
 class Graph:
-    """Stands for `torch.cuda.CUDAGraph`."""
+    """Replacement for `torch.cuda.CUDAGraph`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []  # function, arguments, settings, result
@@ -107,7 +107,7 @@ class Graph:
 
     def replay(self) -> None:
         self.num_replays += 1
-        with _disable_current_modes(), torch.autocast("cpu", enabled=False):  # what it casts has been recorded
+        with _disable_current_modes(), torch.autocast("cpu", enabled=False):  # its casts have been recorded
             for function, arguments, settings, result in self.calls:
                 again = function(*arguments, **settings)
                 for old, new in zip(tensors(result), tensors(again), strict=True):
@@ -116,11 +116,11 @@ class Graph:
 
 
 class Memory:
-    """What a capture must leave as it was: the storages that it did not allocate itself."""
+    """Copies of the storages that a capture must restore: those that it didn't allocate itself."""
 
     def __init__(self) -> None:
         self.own: set[int] = set()
-        self.before: dict[int, tuple[Tensor, Tensor]] = {}  # the others, and a copy from before the capture
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}  # other storages, with a copy from before the capture
 
     def used(self, read: list[Tensor]) -> None:
         for tensor in read:
@@ -143,12 +143,12 @@ class PretendGPU(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.graphs: list[Graph] = []  # that were captured
-        self.graph: Graph | None = None  # that is being captured
+        self.graphs: list[Graph] = []  # captured graphs
+        self.graph: Graph | None = None  # graph being captured
         self.memory = Memory()
         self.waits: list[str] = []
         self.patches = ExitStack()
-        self.depth = 0  # composite operators enter it again
+        self.depth = 0  # composite operators re-enter it
 
     def __enter__(self):
         if self.depth == 0:
@@ -157,7 +157,7 @@ class PretendGPU(TorchDispatchMode):
                 self.patches.enter_context(mock.patch.object(torch.cuda, name, value))
             for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
                 self.patches.enter_context(mock.patch.object(torch, name, as_on_a_cpu(getattr(torch, name))))
-            torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=): first on the host, then a copy
+            torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) creates a host tensor and copies it
         self.depth += 1
         return super().__enter__()
 
@@ -170,7 +170,7 @@ class PretendGPU(TorchDispatchMode):
 
     @contextmanager
     def capture(self, graph: Graph) -> Iterator[None]:
-        """Stands for `torch.cuda.graph`: records the operators within, and undoes what they wrote."""
+        """Replacement for `torch.cuda.graph`: records the operators and undoes their writes."""
         self.graph, self.memory = graph, Memory()
         try:
             yield
@@ -185,7 +185,7 @@ class PretendGPU(TorchDispatchMode):
         self.waits.append(reason)
 
     def move(self, model: nn.Module) -> nn.Module:
-        """Stands for `model.to("cuda")`, in place; a shared tensor stays shared."""
+        """Replacement for `model.to("cuda")`, in place; shared tensors stay shared."""
         moved: dict[int, OnGPU] = {}
         for module in model.modules():
             for named in (module._parameters, module._buffers):
@@ -198,7 +198,7 @@ class PretendGPU(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, arguments=(), settings=None):
         settings = settings or {}
         if function is not aten.scaled_dot_product_attention.default and function._can_decompose():
-            with self:  # in inference mode composite operators arrive whole
+            with self:  # in inference mode, composite operators aren't decomposed
                 return function.decompose(*arguments, **settings)
         given = tensors((arguments, settings))
         device = settings.pop("device", None)
@@ -220,18 +220,18 @@ class PretendGPU(TorchDispatchMode):
             return result
         if self.graph is not None:
             self.memory.made(tensors(result))
-            self.graph.calls.append((function, arguments, settings, result))  # which keeps what it allocated
+            self.graph.calls.append((function, arguments, settings, result))  # keep its allocations
         return changed(result, lambda tensor: on_gpu[id(tensor)] if id(tensor) in on_gpu else OnGPU(tensor))
 
     def check(self, function, arguments: tuple, given: list[Tensor]) -> None:
-        """Refuse, or count as a wait, what an operator on the GPU would have to ask or to copy."""
+        """Reject host copies and synchronisation during a capture; count them otherwise."""
         name = function.name()
         of_host = [tensor for tensor in given if not isinstance(tensor, OnGPU)]
         if torch.Tag.data_dependent_output in function.tags or function in ASK:
             self.wait(f"{name} reads a number")
         if function in (aten.index.Tensor, *PUT):
             masks = [index for index in arguments[1] if index is not None and index.dtype == torch.bool]
-            # a number of the host at a mask: PyTorch makes a masked_fill of it
+            # a host number at a mask: PyTorch uses masked_fill
             is_fill = function in PUT and len(arguments[1]) == 1 and any(arguments[2] is tensor for tensor in of_host)
             if masks and not is_fill:
                 self.wait(f"{name} by a mask has a shape that depends on numbers")

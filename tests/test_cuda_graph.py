@@ -1,4 +1,4 @@
-"""A decode step as a CUDA graph, on a real GPU and on a pretended one, which refuses what a real one does."""
+"""Decode steps as CUDA graphs, on a real GPU and on a simulated one that rejects what a real GPU rejects."""
 
 import copy
 from dataclasses import replace
@@ -22,7 +22,7 @@ from tests.test_generate import EOS, PAD, QUERIES, rows_that_end_early
 
 
 class RealGPU:
-    """With the interface of `PretendGPU`."""
+    """A real GPU with the interface of `PretendGPU`."""
 
     device = torch.device("cuda")
 
@@ -41,7 +41,7 @@ def gpu(request):
     return PretendGPU() if request.param == "pretended" else RealGPU()
 
 
-# ------------------------------------------------------------------------------------------------ 1. the pretended GPU
+# ------------------------------------------------------------------------------------------------ 1. the simulated GPU
 def long(gpu: PretendGPU, size: int) -> Tensor:
     return torch.zeros(size, dtype=torch.long, device=gpu.device)
 
@@ -124,7 +124,7 @@ def test_a_tensor_of_the_host_does_not_mix_with_one_of_the_gpu():
 
 
 def test_a_replay_repeats_memory_and_not_python():
-    """A number that Python counts up stays what it was when captured; what the host computes is not repeated."""
+    """A Python counter keeps its value from the capture, and host computations aren't repeated."""
     with PretendGPU() as gpu:
         total, count, of_host = torch.zeros(1, device=gpu.device), [1], torch.ones(())
 
@@ -188,7 +188,7 @@ def random_gpt(config) -> GPT:
 
 
 def sampled(gpu, model: GPT, dtype: str = "same", autocast: bool = False, **settings) -> tuple[Tensor, Tensor]:
-    """Responses of 9 tokens on the GPU; None: on the CPU."""
+    """Generate responses of 9 tokens on the GPU; None: on the CPU."""
     query = left_pad(QUERIES, PAD)
     uniforms = torch.rand(3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     settings = {"temperature": 0.8, **settings}
@@ -202,14 +202,14 @@ def sampled(gpu, model: GPT, dtype: str = "same", autocast: bool = False, **sett
 
 
 def check(gpu, model: GPT, num_captures: int = 1, **settings) -> None:
-    """Replayed steps write what steps one by one do on a CPU."""
+    """Check that replayed steps write the same as single steps on a CPU."""
     response, logprobs = sampled(gpu, model, **settings)
     expected, expected_logprobs = sampled(None, model, **settings)
     assert torch.equal(response, expected)
     assert torch.allclose(logprobs, expected_logprobs, rtol=1e-4, atol=1e-4)
     if isinstance(gpu, PretendGPU):
         assert [graph.num_replays for graph in gpu.graphs] == [7] * num_captures
-        # queries, uniforms and stop ids; are they all real? are the log-probabilities finite? and the two results
+        # queries, uniforms and stop ids; whether all are real and the log-probabilities finite; both results
         assert len(gpu.waits) <= 7
 
 
@@ -249,7 +249,7 @@ def test_replayed_steps_with_low_rank_updates_sample_as_steps_on_a_cpu_do(gpu):
     ("make", "dtype"), [(with_updates, "same"), (with_updates, "bfloat16"), (lambda: random_gpt(T5), "same")]
 )
 def test_replayed_steps_under_autocast_write_the_bits_of_steps_one_by_one(gpu, monkeypatch, make, dtype):
-    """`bfloat16` merges LoRA's updates, and `same` does not."""
+    """`bfloat16` merges LoRA's updates; `same` doesn't."""
     replayed = sampled(gpu, make(), dtype, autocast=True, **ALL_FILTERS)
     monkeypatch.setattr(nanorlhf.generate, "CAPTURE_PAYS", 9)
     again = type(gpu)()
@@ -259,7 +259,7 @@ def test_replayed_steps_under_autocast_write_the_bits_of_steps_one_by_one(gpu, m
 
 
 def test_ended_rows_are_dropped_and_the_step_is_captured_anew(gpu, tiny_gpt):
-    """Three in four have ended after 8 tokens; dropping them waits once, to learn which they are."""
+    """Three in four rows have ended after 8 tokens; dropping them synchronises once, to find which."""
     rows, uniforms = rows_that_end_early(tiny_gpt)
     query = left_pad(rows, PAD)
     settings = {"temperature": 0.8, "eos_id": EOS, "pad_id": PAD, "uniforms": uniforms[:, :24]}
@@ -278,14 +278,14 @@ def test_ended_rows_are_dropped_and_the_step_is_captured_anew(gpu, tiny_gpt):
 
 @pytest.mark.parametrize(("T", "num_captures"), [(7, 0), (8, 1), (16, 1)])
 def test_a_capture_has_to_pay_for_itself(tiny_gpt, T, num_captures):
-    """No row ends. Of T tokens the first is the prefill's and one more warms up, before a step may be captured."""
+    """No row ends. The first of T tokens comes from the prefill, and the second warms up before a capture."""
     with PretendGPU() as gpu:
         query = torch.full((2, 3), 5, device=gpu.device)
         generate(gpu.move(tiny_gpt), query, query == 5, T)
     assert [graph.num_replays for graph in gpu.graphs] == num_captures * [T - 2]
 
 
-# --------------------------------------------------------------------------------- 3. faults that a capture must find
+# --------------------------------------------------------------------------------- 3. faults that a capture must detect
 def top_p_that_writes_at_indices(logits: Tensor, p: float) -> Tensor:
     ordered, order = logits.sort(descending=True, stable=True)
     probabilities = ordered.softmax(-1)
@@ -333,11 +333,11 @@ def test_a_step_that_a_gpu_could_not_capture_is_found(monkeypatch, name):
     monkeypatch.setattr(owner, name.split()[0], fault)
     with pytest.raises(RuntimeError, match="not permitted while a stream is captured|on the same device"):
         sampled(PretendGPU(), random_gpt(TINY), **ALL_FILTERS)
-    sampled(None, random_gpt(TINY), **ALL_FILTERS)  # a CPU doesn't mind
+    sampled(None, random_gpt(TINY), **ALL_FILTERS)  # a CPU accepts it
 
 
 def test_a_step_that_reads_a_number_of_python_is_found(monkeypatch):
-    """It can be captured; what it replays is wrong."""
+    """It can be captured, but its replay is wrong."""
 
     def step_that_counts(self):
         self.at.fill_(self.length)
@@ -349,7 +349,7 @@ def test_a_step_that_reads_a_number_of_python_is_found(monkeypatch):
 
 
 def test_weights_that_only_a_cpu_multiplies_are_not_made_for_a_gpu(monkeypatch):
-    """A packed weight would stay on the host; int8 is refused for a GPU before a run."""
+    """A packed weight would stay on the host; a run on a GPU rejects int8 before it starts."""
     monkeypatch.setattr(kernels.linear, "MANY_WEIGHTS", 1)
     with PretendGPU() as gpu:
         model = gpu.move(random_gpt(TINY))

@@ -46,7 +46,7 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def args(miniature, tmp_path_factory) -> summaries.Args:
-    """A PPO policy far enough from its start to have a KL, and the settings that compare the two."""
+    """A PPO policy with a noticeable KL to its initial policy, and settings to compare the two."""
     out = tmp_path_factory.mktemp("eval")
     train_ppo.main(replace(miniature.ppo, out=out / "ppo", lr=1e-2))
     return replace(
@@ -95,7 +95,7 @@ def test_the_batch_size_changes_nothing(args, result) -> None:
 
 
 def test_rounded_weights_and_offloading_change_no_bit(args, monkeypatch) -> None:
-    """Weights kept in bfloat16 are those that autocast makes of float32 ones for each product."""
+    """Weights stored in bfloat16 equal autocast's casts of float32 weights."""
     args = replace(args, dtype="bfloat16", num_queries=5, implicit_rewards=("ppo",))
     found = []
     for offload, dtype in ((False, torch.float32), (False, torch.bfloat16), (True, torch.bfloat16)):
@@ -117,7 +117,7 @@ def test_a_policy_is_gone_before_the_next_is_loaded(args, monkeypatch) -> None:
 
     monkeypatch.setattr(model_loading, "load_gpt", load)
     evaluation.main(replace(args, out=args.out.parent / "several", policies=policies, num_queries=2))
-    assert alive == [0, 1, 1]  # the reference, which stays and is not read twice
+    assert alive == [0, 1, 1]  # the reference stays in memory and isn't loaded twice
 
 
 @pytest.mark.parametrize("flag", ["reward_model", "gold"])
@@ -151,7 +151,7 @@ def test_the_policy_that_is_the_reference_has_no_kl_and_the_trained_one_has(resu
 
 
 def test_kl_of_a_row_equals_its_sum_without_padding_or_batch(args) -> None:
-    """Each response alone, unpadded, in float64, from full logits."""
+    """Recompute each response unpadded in float64, from full logits."""
     policy, ref_policy = (load_gpt(place).double() for place in args.policies[1::2][::-1])
     tokenizer = load_tokenizer(args.policies[1])
     for model in (policy, ref_policy):
@@ -176,14 +176,14 @@ def test_kl_of_a_row_equals_its_sum_without_padding_or_batch(args) -> None:
 
 
 def test_the_entropy_of_the_best_of_n_is_less_by_what_choosing_takes(args) -> None:
-    """By exhaustion over the responses of a policy that knows three: H(best) = E log 1 / P(best)."""
+    """Enumerate a policy with three responses: H(best) = E log 1 / P(best)."""
     p, score = torch.tensor([0.5, 0.3, 0.2]).double(), [0, 1, 2]
-    chosen = torch.zeros(3).double()  # of the best of two
+    chosen = torch.zeros(3).double()  # best of two
     for a in range(3):
         for b in range(3):
             chosen[max(a, b, key=lambda i: score[i])] += p[a] * p[b]
     entropy = -(chosen * chosen.log()).sum()
-    estimate = (chosen * (-p.log() - best_of_n_kl(p.log(), 2).double())).sum()  # what `kl_to` gives, weighted
+    estimate = (chosen * (-p.log() - best_of_n_kl(p.log(), 2).double())).sum()  # weighted results of `kl_to`
     assert estimate == pytest.approx(entropy.item(), abs=0.2) and estimate < -(chosen * p.log()).sum()
 
 
@@ -225,12 +225,12 @@ def test_the_reward_model_is_compared_with_the_gold_score_on_the_policies_own_re
     columns = {
         name: [{"gold_score": gold, "rm_score": rm} for gold, rm in zip(golds, rms, strict=True)]
         for name, golds, rms in (("a", (1, 1, 2), (0, 0, 0)), ("b", (2, 1, 0), (3, 5, 1)), ("c", (0, 4, 2), (1, 0, 2)))
-    }  # by hand: a and b right, tie, wrong; a and c wrong, wrong (the model's tie), tie; b and c right, wrong, right
+    }  # expected: a and b right, tie, wrong; a and c wrong, wrong (the model ties), tie; b and c right, wrong, right
     assert summaries.agreement_on_samples(columns) == {"samples_gold_agreement": 3 / 7, "num_sample_pairs": 7}
 
 
 def test_the_shares_of_shifted_tokens_are_those_of_single_responses(args, result) -> None:
-    """Every response alone, and the first policy's own greedy one has no shifted token."""
+    """Recompute each response on its own; the first policy's greedy response has no shifted token."""
     tokenizer = load_tokenizer(args.policies[1])
     base = load_gpt(args.policies[1]).forbid(tokenizer.pad_id, tokenizer.vocab_size)
     rows = load_demonstrations(args.data / "sft.validation.jsonl", tokenizer, None, None)[: args.num_queries]
@@ -284,7 +284,7 @@ def test_the_best_of_n_is_the_response_that_the_reward_model_likes_best(args, tm
     assert [text for _, text in best] == [sample["response"] for sample in written]
     assert row["rm_score"] == pytest.approx(fmean(score for score, _ in best), abs=1e-4)
     assert row["kl"] == pytest.approx(math.log(4) - 3 / 4) and row["kl_standard_error"] == pytest.approx(0, abs=1e-6)
-    assert 0 < row["kl_estimate"] <= row["kl"] + 1e-6  # these texts are long: none comes twice
+    assert 0 < row["kl_estimate"] <= row["kl"] + 1e-6  # these texts are long, so there are no duplicates
     assert "KL of best of n" in (changed.out / "report.html").read_text()
 
 
@@ -310,7 +310,7 @@ def test_a_larger_reward_model_may_be_the_gold_score(args) -> None:
     result = evaluation.main(replace(args, out=args.out.parent / "gold_model", gold=args.reward_model))
     rows = [result["reference"], *result["policies"].values()]
     assert [row["gold_score"] for row in rows] == pytest.approx([row["rm_score"] for row in rows], abs=1e-5)
-    assert result["reward_model"]["gold_agreement"] == 1  # with itself
+    assert result["reward_model"]["gold_agreement"] == 1  # compared with itself
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_models_with_different_vocabularies_are_not_compared(args, miniature, tm
 
 # ---------------------------------------------------------------------------------------------------------- the report
 class Page(HTMLParser):
-    """Every tag with its attributes, and the text of each table row."""
+    """Collect every tag with its attributes, and the text of each table row."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -393,7 +393,7 @@ def test_the_report_needs_no_network_and_has_the_curves_of_three_stages(args, re
     for tag, attributes in page.tags:
         assert tag not in ("iframe", "object")
         assert attributes.get("src", "data:").startswith("data:")
-        assert ":" not in attributes.get("href", "").removeprefix("data:")  # within the page, or a file beside it
+        assert ":" not in attributes.get("href", "").removeprefix("data:")  # within the page, or a file next to it
     titles = [attributes["alt"] for tag, attributes in page.tags if tag == "img"]
     assert titles == [
         "Loss", "Loss", "Pairs ranked as the labeller did", "Score of the rollouts", "KL to the reference",
@@ -427,7 +427,7 @@ def test_the_page_says_what_was_run_and_links_to_lines_that_are_there(args, resu
 def test_the_search_is_in_the_page_and_there_is_a_card_a_sample(args, result) -> None:
     page = Page((args.out / "report.html").read_text())
     assert sum(attributes.get("class") == "sample" for _, attributes in page.tags) == 11
-    assert [attributes for tag, attributes in page.tags if tag == "script"] == [{}]  # inline, and one
+    assert [attributes for tag, attributes in page.tags if tag == "script"] == [{}]  # one inline script
     assert any(attributes.get("type") == "search" for _, attributes in page.tags)
 
 

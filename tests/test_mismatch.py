@@ -1,4 +1,4 @@
-"""PPO with a sampler that is not quite the policy: rounded, filtered or stale, and the weights that account for it."""
+"""PPO with a sampler that differs from the policy (rounded, filtered or stale), and its importance weights."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ INT8 = pytest.param("int8", marks=needs_int8)
 
 @pytest.fixture
 def ppo(miniature, tmp_path):  # noqa: F811
-    """Two updates of four responses each, in a directory of the test's own."""
+    """Two updates of four responses each, in a temporary directory."""
     return replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=16, micro_batch_size=8, num_ppo_epochs=1)
 
 
@@ -51,9 +51,9 @@ def test_a_rounded_sampler_is_packed_once_per_rollout_and_the_first_ratio_stays_
 @needs_int8
 @pytest.mark.parametrize("change", [{}, {"tune": "lora", "value_model": "shared"}, {"dtype": "bfloat16"}], ids=str)
 def test_an_int8_sampler_writes_what_its_own_weights_say(ppo, monkeypatch, change):
-    """Its logprobs are those of the rounded model on its own responses, read without a cache, at the temperature.
+    """Its logprobs equal the rounded model's, recomputed on its responses without a cache at the temperature.
 
-    The learning rate is 0, as norms and biases are the policy's own and would move before the sampler is asked again.
+    The learning rate is 0, because norms and biases are shared with the policy and would move before the recount.
     """
     samplers, batches = Spy(monkeypatch, "for_sampling", sampler), spy_on(monkeypatch, "rollout_metrics")
     train_ppo.main(replace(ppo, sampler=INT8_SAMPLER, lr=0.0, **change))
@@ -64,7 +64,7 @@ def test_an_int8_sampler_writes_what_its_own_weights_say(ppo, monkeypatch, chang
         logprobs = (logits / ppo.temperature).log_softmax(-1)
         ids = batch.response.clamp(max=logits.size(-1) - 1)[..., None]
         difference = (logprobs.gather(2, ids).squeeze(2) - batch.sampled_logprobs).masked_fill(~batch.actions, 0)
-        # a number that another summation moves over a half is rounded to the next step
+        # summing in another order can move a number across a rounding boundary
         assert difference.abs().max() < 0.02 and difference.abs().mean() < 2e-3
 
 
@@ -77,7 +77,7 @@ def test_the_weights_multiply_the_advantages_of_the_loss(ppo, monkeypatch):
     ((batch, *_), _), ((again, *_), _) = batches.calls
     assert torch.equal(batch.response, again.response)
     (plain, _), (corrected, _) = losses.calls
-    order = batch.real.sum(1).argsort()  # of one micro-batch, whose minibatch is shuffled: by logprobs
+    order = batch.real.sum(1).argsort()  # one micro-batch of a shuffled minibatch, matched by logprobs
     found = {tuple(row.tolist()): advantages for row, advantages in zip(plain[1], plain[2], strict=True)}
     expected, _ = importance_weights(batch.logprobs, batch.sampled_logprobs, batch.actions, 0.603)
     by_row = {tuple(batch.logprobs[b, : plain[1].size(1)].tolist()): expected[b, : plain[1].size(1)] for b in order}
@@ -93,7 +93,7 @@ def test_the_weights_multiply_the_advantages_of_the_loss(ppo, monkeypatch):
 
 @pytest.mark.parametrize("correction", ["none", "tis", "sampler_logprobs"])
 def test_a_policy_that_is_its_reference_pays_no_kl_whatever_samples(ppo, monkeypatch, correction):
-    """Exactly: the reward of each token is the score's, and the logged KL is 0, with top-p 0.7 and before any step."""
+    """Exactly: rewards contain only the score, and the logged KL is 0, with top-p 0.7 and before any step."""
     rollouts, advantages = spy_on(monkeypatch, "rollout_metrics"), spy_on(monkeypatch, "gae")
     losses = spy_on(monkeypatch, "policy_loss")
     settings = SamplerSettings(top_p=0.7, correction=correction)
@@ -106,7 +106,7 @@ def test_a_policy_that_is_its_reference_pays_no_kl_whatever_samples(ppo, monkeyp
     assert row["objective/kl"] == row["objective/kl_k3"] == row["objective/non_score_reward"] == 0
     assert row["objective/kl_exact"] == pytest.approx(0, abs=1e-5)
     assert row["objective/entropy"] == pytest.approx(-batch.logprobs.sum(1).mean().item())
-    ((_, old, *_), _), *_ = losses.calls  # the ratio is the one that was asked for
+    ((_, old, *_), _), *_ = losses.calls  # the requested ratio
     taken_to = batch.sampled_logprobs if correction == "sampler_logprobs" else batch.logprobs
     rows = {tuple(row) for row in taken_to[:, : old.size(1)].tolist()}
     assert {tuple(row) for row in old.tolist()} == rows and batch.logprobs is not batch.sampled_logprobs
@@ -116,7 +116,7 @@ def test_a_policy_that_is_its_reference_pays_no_kl_whatever_samples(ppo, monkeyp
 @pytest.mark.parametrize("correction", ["none", "sampler_logprobs"])
 @pytest.mark.parametrize("algorithm", ["grpo", "gspo", "rloo", "reinforce++", "online_dpo"])
 def test_advantages_without_a_value_model_are_not_of_the_samplers_kl(ppo, monkeypatch, algorithm, correction):
-    """The same, where the KL is in the reward or in the loss of train_grpo.py."""
+    """The same in train_grpo.py, with the KL in the reward or in the loss."""
     seen, divided = [], []
 
     def advantages(judged):
@@ -140,7 +140,7 @@ def test_advantages_without_a_value_model_are_not_of_the_samplers_kl(ppo, monkey
 
 
 def test_top_p_weights_are_the_share_of_the_distribution_that_was_kept(ppo, monkeypatch):
-    """Between p and 1: what the filter keeps, it makes likelier by the same factor."""
+    """They are between p and 1: the filter raises all kept probabilities by the same factor."""
     batches = spy_on(monkeypatch, "rollout_metrics")
     train_ppo.main(replace(ppo, sampler=SamplerSettings(top_p=0.6), total_episodes=8))
     (((batch, *_), _),) = batches.calls
@@ -155,7 +155,7 @@ def test_a_stale_sampler_gets_the_policys_weights_at_every_second_update(ppo, mo
     train_ppo.main(replace(ppo, sampler=SamplerSettings(sync_every=2), total_episodes=32, lr=1e-2))
     (before, at0), (_, at1), (_, at2), (_, at3) = seen
     assert torch.equal(at0, before) and torch.equal(at1, at0) and torch.equal(at3, at2) and not torch.equal(at2, at0)
-    assert torch.equal(at2, seen[2][0])  # the policy's at that time
+    assert torch.equal(at2, seen[2][0])  # the policy's weights at that time
     gaps = [row["policy/sampler_gap"] for row in read_metrics(ppo.out)]
     assert max(gaps[0], gaps[2]) < 1e-4 and min(gaps[1], gaps[3]) > 1e-3
     assert len(used.calls) == len(batches.calls) == 4
@@ -172,7 +172,7 @@ def recorded(plain, seen):
 
 @pytest.mark.parametrize("change", [{}, {"tune": "lora"}], ids=str)
 def test_a_run_resumes_between_two_copies(ppo, monkeypatch, change):
-    """To the last bit: the stale weights are part of the state."""
+    """Equal to the last bit: the stale weights are part of the state."""
     settings = SamplerSettings(sync_every=3, correction="tis")
     args = replace(ppo, sampler=settings, total_episodes=32, save_every=2, lr=1e-2, **change)
     whole, broken = replace(args, out=ppo.out.with_name("whole")), replace(args, out=ppo.out.with_name("broken"))

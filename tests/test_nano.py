@@ -1,4 +1,4 @@
-"""nano.py and the product are one algorithm: from the same weights both compute the same numbers."""
+"""nano.py and the library implement the same algorithm: from the same weights, both compute the same numbers."""
 
 import copy
 import json
@@ -43,14 +43,14 @@ B = 24
 
 
 def product_name(name: str, is_scalar: bool) -> str:
-    """The product's name of a parameter of nano.py."""
+    """Return the library's name of a nano.py parameter."""
     if name.startswith("head"):
         return name.replace("head", "score" if is_scalar else "lm_head")
     return "transformer." + re.sub(r"\.(qkv|out|up|down)\.", lambda match: f".{IN_BLOCK[match[1]]}.", name)
 
 
 def product(model: nano.GPT) -> GPT | ScalarModel:
-    """The product's model with these weights."""
+    """Build the library's model with these weights."""
     is_scalar = model.head.out_features == 1
     twin = ScalarModel(CONFIG) if is_scalar else GPT(CONFIG).forbid(nano.PAD, nano.V)
     weights = {product_name(name, is_scalar): weight for name, weight in model.state_dict().items()}
@@ -71,7 +71,7 @@ def assert_same_parameters(model: nano.GPT, twin: GPT | ScalarModel, of_gradient
 
 
 def perturbed(model: nano.GPT, by: float, seed: int = 5) -> nano.GPT:
-    """A copy whose weights, biases and norms included, have moved at random."""
+    """Return a copy with random noise added to all weights, biases and norms."""
     moved, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in moved.parameters():
@@ -81,12 +81,12 @@ def perturbed(model: nano.GPT, by: float, seed: int = 5) -> nano.GPT:
 
 @pytest.fixture(scope="module")
 def world():
-    """Notes, responses of all lengths, and four models whose weights are all different from 0."""
+    """Notes, responses of all lengths, and four models without a zero weight."""
     torch.manual_seed(0)
     rng = random.Random(0)
     notes = [nano.make_note(rng) for _ in range(B)]
     policy = perturbed(nano.GPT(nano.V), 0.02)
-    with torch.no_grad():  # so that some responses end soon and some never
+    with torch.no_grad():  # some responses end early and some never
         policy.head.weight[nano.EOS] += 0.15 * policy.norm.bias / policy.norm.bias.norm()
         policy.norm.bias *= 10
     ref_policy = perturbed(policy, 0.02, seed=6)
@@ -106,7 +106,7 @@ def settings():
 
 @pytest.fixture(scope="module")
 def batch(world, settings):
-    """nano's rollout of the world's notes."""
+    """Run nano's rollout on the world's notes."""
     notes, policy, ref_policy, reward_model, value_model = world
     query = nano.encode_queries(notes)
     return nano.rollout(policy, ref_policy, reward_model, value_model, query, uniforms_of(B), settings)
@@ -138,7 +138,7 @@ def test_writers_list_goods_as_often_as_they_are_careful_and_add_others_otherwis
     rng, note = random.Random(0), "um figs so jam milk :".split()
     responses = [nano.write(note, 0.7, rng) for _ in range(4000)]
     counts = Counter(word for response in responses for word in response)
-    added = 0.3 / 0.7 / len(nano.GOODS)  # of each good: the mean of a geometric distribution, shared by all
+    added = 0.3 / 0.7 / len(nano.GOODS)  # per good: the mean of a geometric distribution, split among the goods
     for word in nano.GOODS:
         expected = 0.7 + added if word in note else added
         assert abs(counts[word] / 4000 - expected) < 0.03, word
@@ -146,7 +146,7 @@ def test_writers_list_goods_as_often_as_they_are_careful_and_add_others_otherwis
     assert max(len(nano.write(note, 0.05, rng)) for _ in range(200)) == nano.T - 1
     full = Counter(tuple(response) for response in responses if set(response) == {"figs", "jam", "milk"})
     assert full.most_common(1)[0][0] == ("figs", "jam", "milk")  # in the note's order
-    # an added good stands before, between or behind the three, each as often
+    # an added good is equally likely before, between and after the three
     places = Counter(
         next(i for i, word in enumerate(response) if word not in note)
         for response in responses
@@ -167,7 +167,7 @@ def test_labels_follow_bradley_and_terry(monkeypatch):
 
 
 def test_the_writers_of_a_pair_are_careful_to_any_degree_from_0_3_to_1(monkeypatch):
-    """Both of them, the one who writes again after a tie included."""
+    """This holds for both writers, even after a tie makes one write again."""
     note, cares = "um figs so jam milk :".split(), []
     texts = iter([["figs"], ["figs"], []] * 2000)
 
@@ -242,7 +242,7 @@ def test_logprobs_values_and_scores_are_those_of_the_product(world, settings, ba
 
 # ------------------------------------------------------------------------------------- 3. and 4. SFT and reward model
 def examples(notes, rng):
-    """Texts of all lengths, as the product's rows and as nano's tensors."""
+    """Texts of all lengths, as the library's rows and as nano's tensors."""
     responses = [rng.choices(nano.GOODS, k=rng.randint(0, nano.T - 1)) for _ in notes]
     ids = [[nano.WORDS.index(word) for word in response] + [nano.EOS] for response in responses]
     return ids, nano.encode_responses(responses)
@@ -290,7 +290,7 @@ def test_a_reward_model_starts_from_the_policy_with_a_new_head(world):
     weights = dict(policy.named_parameters())
     assert all(torch.equal(w, weights[name]) for name, w in model.named_parameters() if "head" not in name)
     torch.manual_seed(0)
-    nano.GPT(1)  # draws its own weights first
+    nano.GPT(1)  # which first draws random weights
     expected = torch.nn.init.normal_(torch.empty(1, nano.C), std=(nano.C + 1) ** -0.5)  # [N+ 11]
     assert_same(model.head.weight, expected)
 
@@ -309,7 +309,7 @@ def test_normalised_scores_are_those_of_the_product(world):
 
 
 def test_training_takes_the_steps_of_the_product(world):
-    """Two epochs of batches of 64, AdamW with eps 1e-5, half a cosine."""
+    """Two epochs of batches of 64, AdamW with eps 1e-5, cosine decay."""
     _, _, _, reward_model, _ = world
     rng = random.Random(8)
     rows, data = comparisons([nano.make_note(rng) for _ in range(100)])
@@ -346,7 +346,7 @@ def test_rewards_advantages_and_returns_are_those_of_the_product(world, settings
 
 
 def test_losses_and_gradients_are_those_of_the_product(world, settings, batch):
-    """With weights that have moved, so that ratios and values are clipped on both sides."""
+    """The weights have moved, so that ratios and values are clipped on both sides."""
     s = replace(settings, clip_range=0.1, value_coef=0.3)
     _, policy, _, _, value_model = world
     policy, value_model = perturbed(policy, 0.02, seed=9), perturbed(value_model, 0.02, seed=10)
@@ -378,7 +378,7 @@ def test_the_first_ratio_is_1(world, settings, batch):
 
 
 def word_tokenizer(directory: Path):
-    """The product's tokenizer with nano's words."""
+    """Build the library's tokenizer with nano's words."""
     backend = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(nano.WORDS)}, unk_token="um"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(["[PAD]", "[EOS]"])
@@ -440,7 +440,7 @@ def test_every_tenth_update_says_its_score_and_its_kl(world, settings, monkeypat
     assert [line.strip() for line in capsys.readouterr().out.splitlines()] == lines
 
 
-# ----------------------------------------------------------------------------- 6. what it gained, and the page
+# ----------------------------------------------------------------------------- 6. evaluation, and the page
 def test_the_table_is_a_recount(world, settings, capsys):
     notes, policy, *others = world
     torch.manual_seed(11)

@@ -1,7 +1,7 @@
-"""Every script and its options, in miniature, on a CUDA device: a part of `make gpu`.
+"""Run every script and its options in miniature on a CUDA device: a part of `make gpu`.
 
     NANORLHF_TEST_DEVICE=cuda python -m pytest tests/test_on_a_device.py
-    NANORLHF_TEST_DEVICE=cpu python -m pytest tests/test_on_a_device.py     # all of it where there is no GPU
+    NANORLHF_TEST_DEVICE=cpu python -m pytest tests/test_on_a_device.py     # everything, without a GPU
 
 The commands are the fuzzer's (tools/fuzz.py), with more flags, in one process: each takes about a second. Their world
 is made once, on the CPU. Without the variable a few run on the CPU, so that a mistake here shows.
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
 
 SAVES_MEMORY = "--dtype bfloat16 --checkpoint-activations --offload"
 COMMANDS = {
-    # a name: the fuzzer's command, and more flags
+    # name -> the fuzzer's command, and more flags
     "SFT": ("train_sft", ""),
     "SFT in bfloat16": ("train_sft", "--dtype bfloat16 --checkpoint-activations --loss-on response"),
     "SFT of an encoder-decoder": ("train_sft", "--architecture t5 --n-layer 2"),
@@ -90,7 +90,7 @@ COMMANDS = {
     "self-ranking": ("self_rank", ""),
     "answers of a policy": ("stackoverflow", ""),
 }
-ON_A_CPU = ("PPO, lora and a shared value model", "PPO, top-p", "GRPO, gspo")  # of data, sft and rm alone
+ON_A_CPU = ("PPO, lora and a shared value model", "PPO, top-p", "GRPO, gspo")  # with data, sft and rm only
 SHARDED = {
     "train_sft": "--shard fsdp",
     "train_rm": "--shard fsdp --dtype bfloat16 --checkpoint-activations",
@@ -106,7 +106,7 @@ def entry(base: str, flags: str, device: str) -> fuzz.Entry:
 
 
 def args_of(entry: fuzz.Entry) -> type:
-    """Whose fields are the command's flags."""
+    """Return the Args class whose fields are the command's flags."""
     if not isinstance(entry.args, dict):
         return entry.args
     name = entry.words[0]
@@ -114,7 +114,7 @@ def args_of(entry: fuzz.Entry) -> type:
 
 
 def has_flag(args: type, flag: str) -> bool:
-    """--tune, --no-localise or --sampler.top-p."""
+    """Return whether args has a flag such as --tune, --no-localise or --sampler.top-p."""
     name, _, rest = flag.removeprefix("--").removeprefix("no-").replace("-", "_").partition(".")
     hints = get_type_hints(args)
     return name in hints and (not rest or has_flag(hints[name], rest))
@@ -133,7 +133,7 @@ def test_the_commands_have_flags_that_exist_and_reach_every_script_and_evaluatio
 
 # --------------------------------------------------------------------------------------------------------- 2. the world
 def make_world(root: Path) -> None:
-    """The fuzzer's, and an encoder-decoder."""
+    """The fuzzer's world, and an encoder-decoder."""
     root.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
@@ -147,14 +147,14 @@ def make_world(root: Path) -> None:
 
 @pytest.fixture(scope="session")
 def world(request, tmp_path_factory) -> Path:
-    """Of the few commands on a CPU the pipeline in miniature, which other tests share."""
+    """On a CPU, where few commands run, the pipeline in miniature that other tests share."""
     if TEST_DEVICE is None:
         return request.getfixturevalue("miniature").root
     return made_once(tmp_path_factory, "world", make_world)
 
 
 def fill(directory: Path, world: Path, entry: fuzz.Entry) -> None:
-    """Copy what the command reads."""
+    """Copy the command's inputs."""
     for name in {*entry.reads.split(), *(word.split(":")[0] for word in entry.words)}:
         source = world / name
         if "/" not in name and source.is_dir():
@@ -183,7 +183,7 @@ def not_finite(out: Path) -> list[str]:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    """The working directory; a command sets sys.argv."""
+    """Change the working directory; commands set sys.argv."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [])
     return tmp_path
@@ -198,7 +198,7 @@ def test_a_command_runs(name, device, world, here):
     before = torch.cuda.memory_allocated() if device == "cuda" else 0
     command.run()
     assert not not_finite(here)
-    assert device == "cpu" or torch.cuda.max_memory_allocated() > before  # it computed there
+    assert device == "cpu" or torch.cuda.max_memory_allocated() > before  # it ran on the device
 
 
 DEVICES = ["cpu"] if TEST_DEVICE == "cpu" else [GPU]
@@ -228,7 +228,7 @@ def run_on_a_rank(argument: tuple[Path, str]) -> None:
     ("number", "device"), [(1, "cpu")] if TEST_DEVICE == "cpu" else [pytest.param(1, "cuda", marks=GPU.marks), TWO_GPUS]
 )
 def test_ranks_of_nccl_run_the_scripts(number, device, world, tmp_path):
-    """One GPU has one rank: NCCL refuses two, and so does `--device cuda`."""
+    """One GPU runs one rank: NCCL rejects two, and so does `--device cuda`."""
     for base, flags in SHARDED.items():
         fill(tmp_path, world, entry(base, flags, device))
     on_processes(run_on_a_rank, (tmp_path, device), tmp_path, number, device)

@@ -1,4 +1,4 @@
-"""The four scripts on slices of the real datasets, with the real tokenizers and a small model from random weights."""
+"""The four scripts on slices of the real datasets, with the real tokenizers and a small random model."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def test_all_stages_run_on_real_posts_and_comparisons(real_data, tmp_path, sourc
     else:
         file = real_data / "hh_rlhf" / "harmless-base" / "test.jsonl.gz"
         hh.main(hh.Args(source=str(file), max_query_length=128, max_response_length=169, **conversion))
-    for kind in ("sft", "comparisons"):  # 96 rows are enough to see a loss go down, and 12 to measure it
+    for kind in ("sft", "comparisons"):  # 96 rows are enough for the loss to fall, and 12 to measure it
         for split, count in (("train", 96), ("validation", 12)):
             path = tmp_path / "data" / f"{kind}.{split}.jsonl"
             path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))

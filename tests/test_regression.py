@@ -1,4 +1,4 @@
-"""Reward models by regression, which weights are trained, and AdamW's parameter groups."""
+"""Reward models trained by regression, selections of trained weights, and AdamW's parameter groups."""
 
 import json
 import math
@@ -27,7 +27,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def scored(miniature):
-    """The miniature's demonstrations, scored by their length in words."""
+    """Score the miniature's demonstrations by their length in words."""
     for split in ("train", "validation"):
         rows = [row for _, row in iter_jsonl(miniature.root / "data" / f"sft.{split}.jsonl")]
         scores = [(len(row["response"].split()) - 7) / 4 for row in rows]
@@ -50,14 +50,14 @@ def test_the_loss_is_the_squared_error_of_each_text_alone(miniature):
 
 
 def test_the_loss_of_three_scores_typed_by_hand(monkeypatch):
-    scores = torch.tensor([-1.5, 0.0, -3.0], requires_grad=True)  # of rows with -0.5, 0 and 2
-    scored = {("model", len(ROWS), PAD): scores}  # whichever side is padded
+    scores = torch.tensor([-1.5, 0.0, -3.0], requires_grad=True)  # targets -0.5, 0 and 2
+    scored = {("model", len(ROWS), PAD): scores}  # for either padding side
     monkeypatch.setattr(train_rm, "response_scores", lambda model, rows, pad_id, side: scored[model, len(rows), pad_id])
     loss, num_right, absolute = train_rm.regression_loss("model", ROWS, PAD)
     assert (loss.item(), num_right.item(), absolute.item()) == (26.0, 2, 6.0) and not absolute.requires_grad
     loss.backward()
     assert scores.grad.tolist() == [-2.0, 0.0, -10.0]
-    for others, num_right in (([-0.5, -0.5, 0.5], 2), ([0.5, 0.5, -0.5], 1)):  # signs: - + + are right
+    for others, num_right in (([-0.5, -0.5, 0.5], 2), ([0.5, 0.5, -0.5], 1)):  # correct signs: - + +
         monkeypatch.setattr(train_rm, "response_scores", lambda *_, others=others: torch.tensor(others))
         assert train_rm.regression_loss(None, ROWS, PAD)[1].item() == num_right
 
@@ -140,7 +140,7 @@ def test_only_matrices_decay_where_vectors_do_not():
         layer[0].bias += 1
     before = [parameter.clone() for parameter in layer.parameters()]
     for parameter in layer.parameters():
-        parameter.grad = torch.zeros_like(parameter)  # so that decay alone moves them
+        parameter.grad = torch.zeros_like(parameter)  # so that only decay moves them
     torch.optim.AdamW(parameter_groups(layer.parameters(), 0.5, decay_vectors=False), lr=0.1).step()
     matrix, *vectors = layer.parameters()
     assert torch.allclose(matrix, before[0] * (1 - 0.1 * 0.5))

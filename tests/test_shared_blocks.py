@@ -1,4 +1,4 @@
-"""Blocks that training scripts repeat on purpose are marked, and equal.
+"""Blocks that training scripts repeat on purpose are marked and equal.
 
 # NAME (the same in train_rm.py, train_dpo.py)
 ... up to the next empty line
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# a section's number is no part of the name
+# a section number isn't part of the name
 MARK = re.compile(r" *# (?:[\d.]+ )?(?P<name>.+) \(the same in (?P<files>.+)\)")
 
 
 def blocks(text: str) -> dict[str, tuple[set[str], str]]:
-    """Name -> the other files that a block's mark names, and its text without indentation."""
+    """Map each block's name to the other files named by its mark, and its text without indentation."""
     found: dict[str, tuple[set[str], str]] = {}
     for block in re.split(r"\n\s*\n", text):
         lines = block.splitlines()
@@ -31,14 +31,14 @@ def blocks(text: str) -> dict[str, tuple[set[str], str]]:
 
 
 def check(sources: dict[str, str]) -> dict[str, set[str]]:
-    """Name -> the files that hold the block; AssertionError where two differ, or a mark names other files."""
+    """Map each block's name to its files; AssertionError if two differ or a mark names the wrong files."""
     held = {file: blocks(text) for file, text in sources.items()}
     holders: dict[str, set[str]] = {}
     for file, of_file in held.items():
         for name in of_file:
             holders.setdefault(name, set()).add(file)
     for name, files in holders.items():
-        assert len(files) > 1, f"{name} is in {files} alone"
+        assert len(files) > 1, f"{name} is only in {files}"
         assert len({held[file][name][1] for file in files}) == 1, f"{name} differs between {sorted(files)}"
         for file in files:
             named = held[file][name][0]
@@ -68,7 +68,7 @@ def test_the_same_text_may_be_indented_otherwise_and_its_section_have_another_nu
         ({"a": source("b", "x = 1"), "b": source("a", "x = 2")}, "step differs"),
         ({"a": source("b", "x = 1"), "b": source("a", "x = 1") + "y = 1"}, None),
         ({"a": source("b", "x = 1"), "b": source("a", "x = 1").rstrip() + "\ny = 1"}, "step differs"),
-        ({"a": source("b", "x = 1")}, "step is in {'a'} alone"),
+        ({"a": source("b", "x = 1")}, "step is only in {'a'}"),
         ({"a": source("b, c", "x = 1"), "b": source("a", "x = 1")}, "a: the mark of step names"),
         ({n: source("ab".replace(n, ""), "x = 1") for n in "ab"} | {"c": source("a, b", "x = 1")}, "the mark of step"),
         ({"a": "# step (the same in b)\n# stop (the same in b)\nx = 1\n"}, "stop begins within step"),

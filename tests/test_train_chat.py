@@ -1,4 +1,4 @@
-"""SFT, reward model and PPO on conversations, where the end of a turn is EOS."""
+"""SFT, reward model and PPO on conversations, with the end-of-turn token as EOS."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ REPLIES = ("it is a cat.", "no")
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A pretrained model whose EOS is <|endoftext|>, conversations in its format, and a policy that learned them."""
+    """A pretrained model with EOS <|endoftext|>, conversations in its format, and a policy fine-tuned on them."""
     root = made_once(tmp_path_factory, "chat", make_world)
     return root, json.loads((root / "sft/summary.json").read_text())
 
@@ -66,14 +66,14 @@ def test_a_policy_learns_to_end_its_turn(world):
     for stage in ("data", "sft", "rm"):
         tokenizer = load_tokenizer(root / stage)
         assert tokenizer.backend.id_to_token(tokenizer.eos_id) == "<|im_end|>"
-    assert sft["eos_rate"] == 1.0  # of samples at temperature 0.7
+    assert sft["eos_rate"] == 1.0  # at temperature 0.7
     samples = [json.loads(line) for line in (root / "sft/samples.jsonl").read_text().splitlines()]
     assert {sample["sample"] for sample in samples} == {REPLIES[0]}
     assert all(sample["query"].endswith("<|im_start|>assistant\n") for sample in samples)
 
 
 def test_transformers_chats_with_the_policy(world):
-    """Its own template, EOS and generation lead to the reply that was trained."""
+    """Its chat template, EOS and generation settings produce the trained reply."""
     root, _ = world
     tokenizer, model = AutoTokenizer.from_pretrained(root / "sft"), AutoModelForCausalLM.from_pretrained(root / "sft")
     asked = [{"role": "user", "content": "what is it? 7"}]
@@ -115,4 +115,4 @@ def test_a_model_without_the_datas_tokenizer_ends_with_its_own_eos(world, tmp_pa
     root, _ = world
     shutil.copy(root / "data/sft.validation.jsonl", tmp_path)
     [row, *_] = load_demonstrations(tmp_path / "sft.validation.jsonl", load_tokenizer(root / "model"), None, None)
-    assert row.response[-1] == load_tokenizer(root / "model").eos_id  # hence --tokenizer DATA
+    assert row.response[-1] == load_tokenizer(root / "model").eos_id  # unless --tokenizer DATA is passed

@@ -29,7 +29,7 @@ def minus_log_sigmoid(margin: float) -> float:
 
 @given(st.floats(-60, 60))
 def test_loss_and_gradient_are_those_of_the_formula(margin):
-    """In Python floats: -log(1 / (1 + exp(-margin))), with derivative -1 / (1 + exp(margin))."""
+    """Expected in Python floats: -log(1 / (1 + exp(-margin))), with derivative -1 / (1 + exp(margin))."""
     m = torch.tensor([margin], dtype=torch.float64, requires_grad=True)
     loss = margin_loss(m, 0.3, "sigmoid", 0.0)
     assert loss.item() == pytest.approx(minus_log_sigmoid(margin), abs=1e-12)
@@ -47,12 +47,12 @@ def test_a_flipped_label_costs_the_margin(margin):
 
 @given(st.floats(-30, 30), st.floats(0.01, 2), st.floats(0.01, 0.49))
 def test_the_other_losses_are_those_of_their_papers(log_ratios, beta, share):
-    """In Python floats, from h = log(policy / reference) of the chosen response less that of the rejected one."""
+    """Expected in Python floats from h, the log(policy / reference) of the chosen minus the rejected response."""
     h = torch.tensor([log_ratios], dtype=torch.float64, requires_grad=True)
     margin = beta * log_ratios
-    assume(abs(margin - 1) > 1e-6)  # the kink of hinge, which has no slope
+    assume(abs(margin - 1) > 1e-6)  # hinge has no slope at its kink
     right, wrong = minus_log_sigmoid(margin), minus_log_sigmoid(-margin)
-    expected = {  # the loss and its slope by h
+    expected = {  # loss and derivative with respect to h
         ("ipo", 0.0): ((log_ratios - 1 / (2 * beta)) ** 2, 2 * (log_ratios - 1 / (2 * beta))),
         ("hinge", 0.0): (max(0.0, 1 - margin), -beta if margin < 1 else 0.0),
         ("sigmoid", share): (
@@ -78,7 +78,7 @@ def test_the_robust_loss_of_flipped_labels_is_on_average_dpos_of_the_true_ones(m
     assert mean == pytest.approx(minus_log_sigmoid(margin), rel=1e-6)
     best = torch.tensor([math.log((1 - share) / share)], dtype=torch.float64, requires_grad=True)
     margin_loss(best, 0.1, "sigmoid", share).backward()
-    assert abs(best.grad.item()) < 1e-9  # where conservative DPO stops
+    assert abs(best.grad.item()) < 1e-9  # conservative DPO's optimum
 
 
 def test_ipo_leads_the_log_ratios_to_half_the_inverse_of_beta():
@@ -90,7 +90,7 @@ def test_ipo_leads_the_log_ratios_to_half_the_inverse_of_beta():
 
 
 def write_unpaired(miniature, directory):
-    """The miniature's comparisons as an unpaired file: of each the chosen response, or of each third the rejected."""
+    """Write the miniature's comparisons as an unpaired file: mostly chosen responses, every third time the rejected."""
     directory.mkdir()
     for split in ("train", "validation"):
         rows = []
@@ -117,9 +117,9 @@ def log_sigmoid(x):
 
 
 def loss_of_the_paper(args, rows, ratios_of, logprob_of) -> tuple[torch.Tensor, float]:
-    """The mean loss of a batch, one response after the other, and z0 of KTO.
+    """Compute a batch's mean loss one response at a time, and KTO's z0.
 
-    ratios_of, logprob_of: (query, response) -> log(policy / reference), log policy, of one text without padding.
+    ratios_of, logprob_of: (query, response) -> log(policy / reference), log policy of one unpadded text.
     """
     if args.loss.startswith("kto"):
         unrelated = []
@@ -152,11 +152,11 @@ def loss_of_the_paper(args, rows, ratios_of, logprob_of) -> tuple[torch.Tensor, 
 
 @pytest.mark.parametrize("kind", CASES)
 def test_the_gradient_equals_that_of_single_texts_in_float64(miniature, tmp_path, monkeypatch, gradients, kind):  # noqa: F811
-    """Padding, micro-batches and the frozen reference change nothing, and KTO's reference point has no gradient."""
+    """Padding, micro-batches and the reference don't change it, and KTO's reference point has no gradient."""
     loaded = []
 
     def load(path, *_):
-        """The policy first, and then a reference that differs from it."""
+        """Return the policy on the first call, then a reference that differs from it."""
         model = load_gpt(path).double()
         for parameter in model.parameters():
             parameter.data -= 0.1 * len(loaded) * torch.sin(parameter)
@@ -173,7 +173,7 @@ def test_the_gradient_equals_that_of_single_texts_in_float64(miniature, tmp_path
         train_dpo.main(args)
     tokenizer = load_tokenizer(args.sft)
     models = [model.forbid(tokenizer.pad_id, tokenizer.vocab_size) for model in loaded]
-    assert len(models) == (1 if kind in ("orpo", "simpo") else 2)  # ORPO and SimPO hold no reference
+    assert len(models) == (1 if kind in ("orpo", "simpo") else 2)  # ORPO and SimPO have no reference
     if kind == "kto_unpaired":
         rows = load_unpaired(args.data / "unpaired.train.jsonl", tokenizer, None, None)
     else:
@@ -192,7 +192,7 @@ def test_the_gradient_equals_that_of_single_texts_in_float64(miniature, tmp_path
     if kind.startswith("kto"):
         assert z0 > 0.1 and first["reference_point"] == pytest.approx(z0, abs=1e-5)
     assert len(gradients) == 2 and expected.abs().max() > 1e-2
-    # z0 is a float32
+    # z0 is float32
     assert all(torch.allclose(gradient, expected, atol=1e-6 if z0 else 1e-9) for gradient in gradients)
 
 
@@ -201,7 +201,7 @@ def test_the_gradient_equals_that_of_single_texts_in_float64(miniature, tmp_path
 def dpo(miniature) -> train_dpo.Args:
     args = replace(miniature.dpo, out=None, num_epochs=4, lr=3e-3, eval_every=5)
     train_dpo.main(args)
-    return replace(args, out=miniature.root / "dpo")  # the default: beside the data
+    return replace(args, out=miniature.root / "dpo")  # the default is next to the data
 
 
 def test_the_first_step_starts_at_log_2_and_the_policy_learns_the_labels(dpo):
@@ -221,7 +221,7 @@ FIRST_LOSSES = {"ipo": 1.0, "robust": math.log(2), "hinge": 1.0, "kto": 0.5, "kt
 
 @pytest.mark.parametrize("kind", [*FIRST_LOSSES, "orpo", "simpo"])
 def test_the_script_trains_by_the_loss_it_is_told(miniature, tmp_path, kind):
-    """At a margin of 0 before the first step where there is a reference, and less on all rows after some."""
+    """With a reference, the margin is 0 before the first step; after some steps, the loss on all rows is lower."""
     labels = {"robust": Labels(smoothing=0.1), "simpo": Labels(target_margin=0.5)}.get(kind, Labels())
     args = replace(miniature.dpo, loss=kind, labels=labels, beta=2.0 if kind == "simpo" else 0.5)
     if kind == "kto_unpaired":

@@ -1,4 +1,4 @@
-"""train_grpo.py: each algorithm against its paper's formula in float64, in expectation over all responses, in a run."""
+"""train_grpo.py: each algorithm against its paper's formula in float64, in exact expectation, and in a run."""
 
 import copy
 import itertools
@@ -57,7 +57,7 @@ def loss_of(
     old: torch.Tensor | None = None,
     clip_range: float | tuple[float, float] | None = None,
 ) -> torch.Tensor:
-    """The loss of one minibatch, put together from the parts as the script's loop does."""
+    """Compute the loss of one minibatch like the script's loop."""
     algorithm = ALGORITHMS[name]
     advantages = algorithm.advantages(
         grpo.Judged(scores, kl, NONE, actions, args.samples_per_query, args.kl_coef, args.gamma)
@@ -89,7 +89,7 @@ def test_leave_one_out_of_three_is_the_distance_from_the_mean_of_the_two_others(
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
 def test_the_loss_of_grpo_is_equation_3_of_its_paper(name):
-    """Written out for each response: clipped ratios less beta * k3, a mean over tokens or their sum, mean over i."""
+    """Expected per response: clipped ratios minus beta * k3, mean or sum over tokens, then mean over i."""
     torch.manual_seed(1)
     new, old, reference = (torch.randn(4, 3, dtype=torch.float64) for _ in range(3))
     new.requires_grad_(True)
@@ -117,7 +117,7 @@ def test_the_loss_of_grpo_is_equation_3_of_its_paper(name):
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "reinforce++"])
 @pytest.mark.parametrize("score", [0.7, 0.1, -1e6])
 def test_a_group_with_equal_scores_teaches_exactly_nothing(name, score):
-    """Seven times 0.7 has a mean of 0.70000005 in float32: divided by a deviation near 0 that would be a signal."""
+    """The float32 mean of seven 0.7 is 0.70000005; divided by a deviation near 0, that would become a signal."""
     scores = torch.full((14,), score)
     advantages_of, none = ALGORITHMS[name].advantages, torch.zeros(14, 2)
     assert (advantages_of(grpo.Judged(scores, none, none, torch.ones(14, 2).bool(), 7, 0.1, 1.0)) == 0).all()
@@ -141,7 +141,7 @@ def test_reinforce_plus_plus_normalises_the_rewards_to_go_over_the_batch():
 
 
 def some_logprobs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """New, old and reference log-probabilities (4, 3), NaN after the end; some ratios leave any small clip range."""
+    """New, old and reference log-probabilities (4, 3), NaN after the end; some ratios exceed any small clip range."""
     generator = torch.Generator().manual_seed(4)
     old, ref = (-3 * torch.rand(4, 3, dtype=torch.float64, generator=generator) for _ in range(2))
     new = old + 0.4 * torch.randn(4, 3, dtype=torch.float64, generator=generator)
@@ -150,7 +150,7 @@ def some_logprobs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def normalised(scores: list[float], k: int) -> list[float]:
-    """(score - mean) / standard deviation of its k, by the statistics of Python."""
+    """Compute (score - mean) / standard deviation of each group of k with Python's statistics."""
     groups = [scores[i // k * k : i // k * k + k] for i in range(len(scores))]
     return [(x - fmean(group)) / pstdev(group) for x, group in zip(scores, groups, strict=True)]
 
@@ -160,7 +160,7 @@ def surrogate(ratio: torch.Tensor, advantage: float, low: float, high: float) ->
 
 
 def gspo_objective(new, old, ref, beta, low, high):
-    """Equations 5 and 7, and our KL: k3 at each token, a mean over those of a response."""
+    """Equations 5 and 7, and our KL: k3 at each token, averaged over the response."""
     total = torch.zeros((), dtype=torch.float64)
     for i, advantage in enumerate(normalised(SCORES.tolist(), 2)):
         tokens = [t for t in range(3) if ACTIONS[i, t]]
@@ -174,7 +174,7 @@ def gspo_objective(new, old, ref, beta, low, high):
 
 
 def dapo_objective(new, old, ref, beta, low, high):
-    """Equation 8, with the scores of equation 13: at most three tokens, of which the last 0.6 are punished."""
+    """Equation 8, with the scores of equation 13: at most three tokens, with a penalty on the last 0.6."""
     lengths = [3, 1, 2, 3]
     penalties = {1: 0.0, 2: 0.0, 3: -1.0}  # 2 <= 3 - 0.6
     advantages = normalised([x + penalties[n] for x, n in zip(SCORES.tolist(), lengths, strict=True)], 2)
@@ -194,11 +194,11 @@ def cispo_objective(new, old, ref, beta, low, high):
 
 
 def rloo_objective(new, old, ref, beta, low, high):
-    """Our choice after the first step: the paper's REINFORCE with PPO's clip at each token."""
+    """After the first step, we add PPO's per-token clip to the paper's REINFORCE."""
     kl, total = some_kl(), torch.zeros((), dtype=torch.float64)
     rewards = [SCORES[i].item() - beta * kl[i].sum().item() for i in range(4)]
     for i, t in ACTIONS.nonzero().tolist():
-        advantage = rewards[i] - rewards[i ^ 1]  # of two, the other one
+        advantage = rewards[i] - rewards[i ^ 1]  # with two responses, the baseline is the other one
         total = total + surrogate((new[i, t] - old[i, t]).exp(), advantage, low, high)
     return total / 4
 
@@ -222,14 +222,14 @@ def test_loss_and_gradient_after_some_steps_are_those_of_the_papers_equation(nam
 
 
 def test_the_papers_clip_ranges():
-    """GSPO section 5.1, DAPO section 4.1, MiniMax-M1 section 3.1: no lower bound. 1 - 1 is none for a ratio."""
+    """GSPO section 5.1, DAPO section 4.1, MiniMax-M1 section 3.1: no lower bound, as a ratio is never below 1 - 1."""
     ranges = {name: algorithm.clip_range for name, algorithm in ALGORITHMS.items()}
     assert ranges["gspo"] == (3e-4, 4e-4) and ranges["dapo"] == (0.2, 0.28) and ranges["cispo"][0] == 1
     assert all(ranges[name] == (0.2, 0.2) for name in ("grpo", "dr_grpo", "rloo", "reinforce++"))
 
 
 def test_a_gspo_response_is_clipped_as_a_whole_and_cispo_keeps_every_gradient():
-    """One token of three goes up by a factor of 8, the others stay: the response's ratio is 8^(1/3) = 2."""
+    """One of three tokens has ratio 8, the others 1: the response's ratio is 8^(1/3) = 2."""
     old = torch.zeros(1, 3, dtype=torch.float64)
     new = torch.tensor([[0.0, math.log(8), 0.0]], dtype=torch.float64, requires_grad=True)
     advantages, actions = torch.ones(1, 3, dtype=torch.float64), torch.ones(1, 3).bool()
@@ -250,7 +250,7 @@ def test_the_overlong_penalty_is_equation_13_with_the_papers_lengths():
 
 @pytest.mark.parametrize("k", [2, 4])
 def test_the_gradient_of_online_dpo_is_that_of_dpos_loss_on_the_best_and_the_worst(k):
-    """Of eight responses; all scores of the last group are equal. A mean over the queries."""
+    """Eight responses per query, with equal scores in the last group; mean over queries."""
     generator = torch.Generator().manual_seed(7)
     ref = torch.randn(8, 3, dtype=torch.float64, generator=generator)
     new = (ref + torch.randn(8, 3, dtype=torch.float64, generator=generator)).requires_grad_(True)
@@ -273,7 +273,7 @@ def test_the_gradient_of_online_dpo_is_that_of_dpos_loss_on_the_best_and_the_wor
 
 
 def as_a_batch(rows: list[Demonstration], response: list[int], logprob: float) -> batches.Batch:
-    """The same response to each row's query; 8 is EOS and 0 [PAD]."""
+    """A batch with one response per query; 8 is EOS and 0 [PAD]."""
     query, responses = torch.tensor([row.query for row in rows]), torch.tensor([response] * len(rows))
     sampled = torch.full(responses.shape, logprob)
     batch = batches.Batch.of([row.record for row in rows], query, responses, sampled, 8, 0, "last_token")
@@ -282,13 +282,13 @@ def as_a_batch(rows: list[Demonstration], response: list[int], logprob: float) -
 
 
 def some_queries(num: int) -> list[Demonstration]:
-    """Each twice, of one token: 1, 1, 2, 2, ..."""
+    """Queries of one token, two of each: 1, 1, 2, 2, ..."""
     return [Demonstration([1 + i // 2], [], {"query": str(i // 2)}) for i in range(2 * num)]
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_queries_whose_responses_score_the_same_are_sampled_again_and_then_dropped(world_size, monkeypatch):
-    """Of four queries the second and the fourth are alike; the second differs after one more try, the fourth never."""
+    """Queries 2 and 4 of four have equal scores; query 2 differs after one resample, query 4 never does."""
     monkeypatch.setattr(grpo.distributed, "world_size", lambda: world_size)
     queries = some_queries(4)
     batch = as_a_batch(queries, [9, 9, 9], -1.0)
@@ -312,7 +312,7 @@ def test_queries_whose_responses_score_the_same_are_sampled_again_and_then_dropp
     assert batch.real[:, 1:].tolist() == batch.actions.tolist() and batch.actions.sum(1).tolist() == [3, 3, 2, 2] * 2
     assert batch.logprobs[:, 0].tolist() == [-1, -1, -5, -5, -1, -1, -5, -5] and batch.has_eos.sum() == 4
     drawn = torch.Generator().manual_seed(1)
-    for n in (4, 2, 2):  # whatever the number of ranks
+    for n in (4, 2, 2):  # for any number of ranks
         torch.rand((n, 3), generator=drawn, dtype=torch.float64)
     assert torch.equal(generator.get_state(), drawn.get_state())
 
@@ -323,9 +323,9 @@ def test_without_refills_nothing_is_sampled_or_dropped():
     assert grpo.refill(batch, torch.zeros(4), queries, 2, 0, None, 0, None) == {} and batch.in_loss.all()
 
 
-# ------------------------------------------------------------------------------------------------- 2. the expectations
+# ------------------------------------------------------------------------------------------------ 2. exact expectations
 BETA = 0.4
-RESPONSES = [(0,)] + [(a, b) for a in (1, 2) for b in (0, 1, 2)]  # token 0 is EOS, two tokens at most
+RESPONSES = [(0,)] + [(a, b) for a in (1, 2) for b in (0, 1, 2)]  # token 0 is EOS; at most two tokens
 
 
 class World:
@@ -350,12 +350,12 @@ class World:
         return torch.autograd.grad(objective, self.table, retain_graph=True)[0]
 
     def truth(self, beta: float = BETA) -> torch.Tensor:
-        """The gradient of E[score - beta KL], by the sum over all responses."""
+        """Return the gradient of E[score - beta KL], summing over all responses."""
         log_ratios = (self.logprobs - self.ref_logprobs).sum(1)
         return self.gradient((self.probabilities * (self.scores - beta * log_ratios)).sum())
 
     def expected_gradient(self, name: str, k: int, beta: float = BETA) -> torch.Tensor:
-        """Minus the gradient of the loss, over all k-tuples of responses to the one query, by their probability."""
+        """Return minus the loss's gradient in expectation over all k-tuples of responses to the query."""
         total = torch.zeros((), dtype=torch.float64)
         for tuple_ in itertools.product(range(len(RESPONSES)), repeat=k):
             rows = list(tuple_)
@@ -377,7 +377,7 @@ def test_the_gradient_of_rloo_is_unbiased_for_score_minus_kl(world, k):
 
 
 def test_the_gradient_with_any_baseline_of_the_state_is_unbiased_for_score_minus_kl(world):
-    """PPO's at lambda = 1 and a ratio of 1, whatever the value model says."""
+    """PPO's gradient at lambda = 1 and ratio 1, for any value model."""
     values = torch.tensor([[0.7, 5.0 * response[0]] for response in RESPONSES], dtype=torch.float64)
     rewards = -BETA * world.kl
     rewards[torch.arange(len(RESPONSES)), world.actions.sum(1) - 1] += world.scores
@@ -392,7 +392,7 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def test_dividing_by_the_standard_deviation_and_by_lengths_biases_grpo_and_dr_grpo_does_neither(world):
-    """Without a KL, Dr. GRPO's gradient is (k - 1) / k of the true one: its baseline holds the response itself."""
+    """Without a KL, Dr. GRPO's gradient is (k - 1) / k of the true one: its baseline includes the response itself."""
     for k in (2, 3):
         unscaled = world.expected_gradient("dr_grpo", k, beta=0.0)
         assert torch.allclose(unscaled, (k - 1) / k * world.truth(0.0), atol=1e-12)
@@ -401,10 +401,10 @@ def test_dividing_by_the_standard_deviation_and_by_lengths_biases_grpo_and_dr_gr
 
 
 def test_the_kl_in_the_loss_of_grpo_has_the_gradient_of_the_kl_from_the_reference(world):
-    """d k3 = (1 - ref / policy) d log policy: in expectation at each state, the gradient of KL(reference || policy)."""
+    """d k3 = (1 - ref / policy) d log policy, whose expectation in each state is the gradient of KL(ref || policy)."""
     without, with_kl = (world.expected_gradient("dr_grpo", 2, beta=beta) for beta in (0.0, BETA))
     first = world.table.log_softmax(-1)[0].exp().detach()
-    reach = torch.stack((torch.ones((), dtype=torch.float64), first[1], first[2]))  # of the three states
+    reach = torch.stack((torch.ones((), dtype=torch.float64), first[1], first[2]))  # per state
     reference, policy = world.ref_table.log_softmax(-1), world.table.log_softmax(-1)
     reverse = (reach[:, None] * reference.exp() * (reference - policy)).sum()
     assert torch.allclose(with_kl - without, -BETA * world.gradient(reverse), atol=1e-12)
@@ -424,12 +424,12 @@ KINDS = {
 
 
 def spy_on(monkeypatch, name) -> Spy:
-    """Keeps the calls of a function of the script, and of what it calls to sample and to log."""
+    """Record calls of a function of the script, and of the functions it calls to sample and to log."""
     return Spy(monkeypatch, name, train_grpo, update_metrics, sampler, batches)
 
 
 def spy_on_loss(monkeypatch, name) -> list[tuple]:
-    """The arguments and the results of an algorithm's policy loss."""
+    """Record the arguments and results of an algorithm's policy loss."""
     algorithm, calls = ALGORITHMS[name], []
 
     def policy_loss(*args):
@@ -441,21 +441,21 @@ def spy_on_loss(monkeypatch, name) -> list[tuple]:
 
 
 def grpo_args(ppo: train_ppo.Args, **changes) -> train_grpo.Args:
-    """The settings that both scripts have, and others."""
+    """Copy the settings that both scripts share, and set others."""
     names = {field.name for field in fields(train_grpo.Args)}
     return train_grpo.Args(**{name: value for name, value in vars(ppo).items() if name in names} | changes)
 
 
 @pytest.fixture(scope="module")
 def start(miniature) -> train_grpo.Args:
-    """A policy that sometimes samples EOS, and one update of eight responses."""
+    """One update of eight responses, from a policy that sometimes samples EOS."""
     args = grpo_args(miniature.ppo, num_epochs=2, out=miniature.root / "grpo", overwrite=True, **KINDS["rloo"])
     return replace(args, sft=str(policy_that_stops(miniature.root)), total_episodes=8)
 
 
 @pytest.fixture(scope="module")
 def coarse(start, tmp_path_factory) -> train_grpo.Args:
-    """DAPO by a rule of two scores, so that the responses to some queries score the same."""
+    """DAPO with a rule that has two scores, so that some queries' responses have equal scores."""
     rule = tmp_path_factory.mktemp("coarse") / "rule.py"
     rule.write_text("def score(queries, responses): return [float(len(r) > 12) for r in responses]\n")
     args = replace(start, reward_model=None, reward=f"{rule}:score", missing_eos_score=None, **KINDS["dapo"])
@@ -464,7 +464,7 @@ def coarse(start, tmp_path_factory) -> train_grpo.Args:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_step_of_a_run_takes_the_papers_gradient(start, kind, monkeypatch, gradients):  # noqa: F811
-    """From single unpadded responses in float64; at a ratio of 1 and with the policy far from its reference."""
+    """Expected from single unpadded responses in float64, at ratio 1 and with the policy far from the reference."""
     reference = str(start.out.parent / "sft")
     args = replace(start, sampler=SamplerSettings(correction="sampler_logprobs"), **KINDS[kind])
     monkeypatch.setattr(loading, "reference", lambda policy: load_gpt(reference).requires_grad_(False))
@@ -473,7 +473,7 @@ def test_the_first_step_of_a_run_takes_the_papers_gradient(start, kind, monkeypa
     (metrics,) = read_metrics(args.out)
     assert metrics["policy/first_ratio_error"] < 1e-4 and "value/loss" not in metrics and metrics["objective/kl"] > 1
     ((batch, scores, *_), _) = rollouts.calls[0]
-    assert 0 < (scores == -1.0).sum() < 8  # of those without EOS
+    assert 0 < (scores == -1.0).sum() < 8  # without EOS
     objective, policy = written_out(args, batch, scores.double().tolist(), reference)
     trained = list(policy.parameters())
     expected = -torch.cat([g.flatten() for g in torch.autograd.grad(objective, trained)])
@@ -482,7 +482,7 @@ def test_the_first_step_of_a_run_takes_the_papers_gradient(start, kind, monkeypa
 
 
 def written_out(args, batch, scores, reference):
-    """The paper's objective of the rows of a batch at a ratio of 1, row by row in float64; and the policy."""
+    """Compute the paper's objective at ratio 1 row by row in float64; return it and the policy."""
     tokenizer, k, beta, B = load_tokenizer(args.sft), args.samples_per_query, args.kl_coef, len(batch)
     policy, ref_policy = (
         load_gpt(path).forbid(tokenizer.pad_id, tokenizer.vocab_size).double() for path in (args.sft, reference)
@@ -546,12 +546,12 @@ def test_the_responses_to_a_query_are_rows_in_a_row(start, monkeypatch):
             assert (batch.query[4 * g : 4 * g + 4] == batch.query[4 * g]).all()
             assert len({tuple(row) for row in batch.response[4 * g : 4 * g + 4].tolist()}) > 1
     samples = [json.loads(line) for line in (start.out / "samples.jsonl").open()]
-    assert len({sample["query"] for sample in samples}) == len(samples) == 4  # one of each group
+    assert len({sample["query"] for sample in samples}) == len(samples) == 4  # one per group
 
 
 @pytest.mark.parametrize("kind", ["rloo", "grpo", "gspo", "dapo", "cispo"])
 def test_the_micro_batch_size_does_not_change_the_gradient(start, coarse, kind, gradients):  # noqa: F811
-    """Micro-batches cut groups in two, and so do minibatches; of DAPO's, some have dropped responses. To rounding."""
+    """Micro-batches and minibatches split groups; DAPO drops some responses. Equal up to rounding."""
     args = replace(start, num_minibatches=2, **KINDS[kind] | {"clip_range": UNCLIPPED["clip_range"]})
     if kind == "dapo":
         args = replace(coarse, num_minibatches=2, batch_size=24, total_episodes=24)
@@ -569,7 +569,7 @@ def test_the_micro_batch_size_does_not_change_the_gradient(start, coarse, kind, 
 
 
 def test_the_second_minibatch_of_rloo_takes_the_gradient_of_the_clipped_loss(start, monkeypatch, gradients):  # noqa: F811
-    """Our choice where the paper takes one step: PPO's clip of each token's ratio to the rollout's policy."""
+    """The paper takes one step; after it, we clip each token's ratio to the rollout's policy like PPO."""
     args = replace(start, num_epochs=1, num_minibatches=2, micro_batch_size=8, lr=3e-3, clip_range=0.02)
     rollouts, seen = spy_on(monkeypatch, "rollout_metrics"), []
     plain = train_grpo.response_logprobs
@@ -626,7 +626,7 @@ def test_the_glossary_explains_every_metric(start, coarse):
 
 
 def test_the_statistics_of_gspo_describe_responses(start, monkeypatch):
-    """Means over responses of the ratio exp(mean log-ratio), its clip and half its squared log; in the last step."""
+    """Means over responses of exp(mean log-ratio), its clipping and half its squared log, in the last step."""
     args = replace(start, num_epochs=1, num_minibatches=2, micro_batch_size=3, lr=3e-3, **KINDS["gspo"])
     counted = []
     plain = update_metrics.UpdateStatistics.count
@@ -635,7 +635,7 @@ def test_the_statistics_of_gspo_describe_responses(start, monkeypatch):
     )
     losses = spy_on_loss(monkeypatch, "gspo")
     train_grpo.main(args)
-    assert len(losses) == 4  # of 3, 1, 3 and 1 responses
+    assert len(losses) == 4  # responses per group: 3, 1, 3 and 1
     logs, clips = [], []
     for (new, old, advantages, actions, _), _ in losses[2:]:
         for i in range(len(new)):
@@ -650,7 +650,7 @@ def test_the_statistics_of_gspo_describe_responses(start, monkeypatch):
 
 
 def test_the_mean_over_a_responses_own_length_is_exact_in_each_minibatch(start, monkeypatch, gradients):  # noqa: F811
-    """The first of two minibatches in micro-batches of one, whose mean length is not that of the rollout."""
+    """The first of two minibatches, in micro-batches of one; its mean length differs from the rollout's."""
     reference = str(start.out.parent / "sft")
     args = replace(
         start,
@@ -692,7 +692,7 @@ def test_the_mean_over_a_responses_own_length_is_exact_in_each_minibatch(start, 
 
 
 def test_a_response_that_is_dropped_has_no_share_in_loss_or_count(start, monkeypatch, gradients):  # noqa: F811
-    """`in_loss` False: the gradient of the other rows alone; a minibatch in which none is left takes no step."""
+    """With `in_loss` False, only the other rows have a gradient; an empty minibatch takes no step."""
     plain, dropped = train_grpo.Sampler.correct, []
 
     def correct(self, batch):
@@ -721,7 +721,7 @@ def test_a_response_that_is_dropped_has_no_share_in_loss_or_count(start, monkeyp
 
 
 def test_a_kl_coefficient_of_zero_keeps_even_an_infinite_kl_out_of_loss_and_gradient(start, monkeypatch):
-    """exp(ref - new) of a token that only the reference can emit is infinite, and 0 * inf is NaN."""
+    """For a token that only the reference can emit, exp(ref - new) is infinite, and 0 * inf is NaN."""
     monkeypatch.setattr(train_grpo, "k3", lambda new, ref: torch.full_like(new, torch.inf))
     train_grpo.main(replace(start, **KINDS["grpo"] | {"kl_coef": 0.0}))
     (metrics,) = read_metrics(start.out)
@@ -730,7 +730,7 @@ def test_a_kl_coefficient_of_zero_keeps_even_an_infinite_kl_out_of_loss_and_grad
 
 @pytest.mark.parametrize("kind", ["grpo", "dapo"])
 def test_resuming_equals_the_uninterrupted_run(start, coarse, kind, tmp_path, monkeypatch):
-    """To the last bit, with what DAPO samples again; no state holds a value model."""
+    """Equal to the last bit, including DAPO's resampling; the state has no value model."""
     args = replace(start, **KINDS["grpo"]) if kind == "grpo" else coarse
     args = replace(args, total_episodes=32, save_every=2)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
@@ -753,7 +753,7 @@ def test_resuming_equals_the_uninterrupted_run(start, coarse, kind, tmp_path, mo
 
 
 def test_a_run_learns_a_rule(start, tmp_path):
-    """The signs are right end to end: a rule that rewards short responses makes them shorter."""
+    """All signs are right end to end: rewarding short responses makes them shorter."""
     rule = tmp_path / "rule.py"
     rule.write_text("def score(queries, responses): return [-len(r) / 4 for r in responses]\n")
     args = replace(
@@ -806,7 +806,7 @@ def test_the_settings_of_a_run_say_which_clip_range_it_had(start):
 
 
 def test_an_unknown_algorithm_is_refused(start, tmp_path, monkeypatch, capsys):
-    """On the command line with a sentence; from Python no other algorithm runs in its stead."""
+    """The command line prints an error; from Python, no other algorithm runs instead."""
     monkeypatch.setattr("sys.argv", ["train_grpo.py", "tiny", "--algorithm", "reinforce"])
     with pytest.raises(SystemExit) as stopped:
         command_line(train_grpo.main, train_grpo.RECIPES)

@@ -1,4 +1,4 @@
-"""The PPO script end to end on a miniature: what holds before, during and after an update."""
+"""train_ppo.py end to end on a miniature: properties before, during and after an update."""
 
 import copy
 import json
@@ -31,12 +31,12 @@ EOS, PAD = 1, 99
 
 @pytest.fixture(scope="module")
 def miniature(miniature):
-    """The miniature with a policy that sometimes samples EOS: after a few SFT steps none would, and no mask be used."""
+    """The miniature with a policy that sometimes samples EOS; otherwise masks would have no effect."""
     return replace(miniature, ppo=replace(miniature.ppo, sft=str(policy_that_stops(miniature.root))))
 
 
 def policy_that_stops(root):
-    """A copy of the SFT policy in which EOS has about one chance in ten at each token."""
+    """Copy the SFT policy with EOS raised to a probability of about 0.1 at each token."""
     policy, tokenizer = load_gpt(root / "sft"), load_tokenizer(root / "sft")
     direction = torch.randn(policy.config.d_model, generator=torch.Generator().manual_seed(0))
     direction /= direction.norm()
@@ -48,9 +48,9 @@ def policy_that_stops(root):
 
 
 def spy_on(monkeypatch, name) -> Spy:
-    """Keeps the calls of a function of the script and of what it calls to sample, to read and to log.
+    """Record calls of a function of the script, and of the functions it calls to sample, to read and to log.
 
-    `rollout_metrics` gets what a rollout came to: batch, scores after the EOS trick, exact KL, gold scores, beta.
+    `rollout_metrics` is called with a rollout's batch, scores after the EOS trick, exact KL, gold scores and beta.
     """
     return Spy(monkeypatch, name, train_ppo, update_metrics, sampler, readings, batches)
 
@@ -65,7 +65,7 @@ def rollout_of_a_few(model):
 
 @pytest.mark.parametrize("positions", ["rotary_half", "learned"])
 def test_left_padding_does_not_change_the_logprobs_of_a_response(tiny_gpt, positions):
-    """Learned positions, as in GPT-2, would shift with the padding; rotary ones would hide it."""
+    """Learned positions (GPT-2) would shift with the padding; rotary positions would hide the shift."""
     if positions == "learned":
         tiny_gpt = GPT(replace(TINY, positions="learned", rotary_dim=0))
         torch.nn.init.normal_(tiny_gpt.transformer.positions.weight)
@@ -82,7 +82,7 @@ def test_left_padding_does_not_change_the_logprobs_of_a_response(tiny_gpt, posit
 
 
 def test_two_policies_are_compared_by_the_whole_distribution_of_each_token(tiny_gpt):
-    """Each row alone, without padding, in float64: log p and log q of the token, and sum_v p_v (log p_v - log q_v)."""
+    """Expected from each row without padding in float64: log p, log q, and sum_v p_v (log p_v - log q_v)."""
     other = GPT(replace(TINY, head_bias=True, logit_cap=3.0))
     for parameter in other.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -113,7 +113,7 @@ def test_value_t_is_read_at_the_state_before_token_t_and_the_last_one_at_eos(min
 
 
 def test_the_ratio_of_the_first_minibatch_is_one(miniature, monkeypatch):
-    """Left padding, a KV cache and a temperature other than 1 stand between the sampler and the update."""
+    """The sampler uses left padding, a KV cache and a temperature other than 1."""
     spy = spy_on(monkeypatch, "policy_loss")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, temperature=0.7))
     for (new_logprobs, logprobs, _, actions, *_), _ in spy.calls[:2]:  # two micro-batches before the first step
@@ -143,7 +143,7 @@ def test_logprobs_of_the_sampler_are_used_on_request(miniature, monkeypatch):
 @pytest.mark.parametrize("score_at", ["after_eos", "last_token"])
 @pytest.mark.parametrize("whitened", [False, True])
 def test_rewards_are_the_kl_penalty_at_each_token_and_the_score_once(miniature, monkeypatch, score_at, whitened):
-    """By a double loop in float64, far from the reference: [N+ 23, 24]; then GAE over the states, by its definition."""
+    """Expected from a double loop in float64, far from the reference [N+ 23, 24], then GAE by its definition."""
     estimates, rollouts = spy_on(monkeypatch, "gae"), spy_on(monkeypatch, "rollout_metrics")
     losses, value_losses = spy_on(monkeypatch, "policy_loss"), spy_on(monkeypatch, "value_loss")
     train_ppo.main(
@@ -186,14 +186,14 @@ def test_rewards_are_the_kl_penalty_at_each_token_and_the_score_once(miniature, 
     advantages = (advantages - advantages[actions].mean()) / advantages[actions].std(correction=0)
     advantages = torch.where(actions, advantages, 0.0)
     assert torch.allclose(batch.advantages.double(), advantages, atol=1e-3)
-    for spy, whole in ((losses, batch.advantages), (value_losses, batch.returns)):  # and those are what is trained on
+    for spy, whole in ((losses, batch.advantages), (value_losses, batch.returns)):  # and the update trains on them
         used = spy.calls[1][0][2]
         by_row = sorted(map(tuple, used.tolist())), sorted(map(tuple, whole[:, : used.size(1)].tolist()))
         assert by_row[0] == by_row[1]
 
 
 def test_a_response_that_is_dropped_reaches_no_loss_and_a_minibatch_of_them_is_skipped(miniature, monkeypatch):
-    """`in_loss` False: the same gradient as without the rows; a minibatch without an action takes no step."""
+    """With `in_loss` False, the gradient is the same as without the rows; a minibatch without actions takes no step."""
     plain = train_ppo.Sampler.correct
     dropped = [0, 2, 3]
 
@@ -239,7 +239,7 @@ def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, m
             kl += difference
             k3 += math.exp(-difference) - 1 + difference
             entropy -= logprobs[b, t].item()
-    # the two epochs: each is one minibatch of all rows, in an order of its own
+    # each of the two epochs is one minibatch of all rows, in a different order
     clipped = ratios = approx_kl = pg_loss = vf_loss = vf_clipped = 0.0
     for (new_logprobs, old_logprobs, advantages, actions, *_), _ in losses.calls:
         for b, t in actions.nonzero().tolist():
@@ -274,8 +274,10 @@ def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, m
 
 
 def test_the_logged_kl_is_the_sum_over_a_responses_tokens(miniature, monkeypatch):
-    """In the second update, where policy and reference differ; k1 and k3, from the log-probabilities themselves. And
-    that is the KL that an adaptive coefficient follows."""
+    """Recompute k1 and k3 from the log-probabilities in the second update, where policy and reference differ.
+
+    An adaptive coefficient follows this KL.
+    """
     spy, followed = spy_on(monkeypatch, "rollout_metrics"), []
     monkeypatch.setattr(train_ppo.KLCoefficient, "update", lambda control, *arguments: followed.append(arguments))
     train_ppo.main(replace(miniature.ppo, total_episodes=16, overwrite=True, lr=3e-3, kl_target=0.5))
@@ -293,7 +295,7 @@ def test_the_logged_kl_is_the_sum_over_a_responses_tokens(miniature, monkeypatch
 
 
 def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature, monkeypatch):
-    """Over the whole vocabulary, at the sampling temperature, before the first step; padding adds nothing."""
+    """The entropy is over the whole vocabulary, at the sampling temperature, before the first step, without padding."""
     written = spy_on(monkeypatch, "sample")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=1))
     query, response = written.calls[0][1].query, written.calls[0][1].response
@@ -309,7 +311,7 @@ def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature
 
 
 def test_no_model_of_a_run_has_dropout(miniature, monkeypatch):
-    """With dropout the policy that samples differs from the one that is trained: ratio not 1, KL noise."""
+    """With dropout, the sampling policy would differ from the trained one: a ratio other than 1 and a noisy KL."""
     spies = [spy_on(monkeypatch, name) for name in ("compared_logprobs", "response_values")]
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=1))
     arguments = [argument for spy in spies for call in spy.calls for argument in call[0]]
@@ -319,7 +321,7 @@ def test_no_model_of_a_run_has_dropout(miniature, monkeypatch):
 
 
 def test_a_missing_eos_replaces_the_score_and_does_not_subtract_from_it(miniature, monkeypatch, tmp_path):
-    """It looks at the truncated response and the tokenizer's own EOS, after the reward model's bias. [N+ 23]"""
+    """It checks the truncated response for the tokenizer's EOS, after the reward model's bias is applied. [N+ 23]"""
     rule = tmp_path / "rule.py"
     rule.write_text("def score(queries, responses): return [7.0] * len(responses)\n")
     spy = spy_on(monkeypatch, "rollout_metrics")
@@ -337,7 +339,7 @@ def test_a_missing_eos_replaces_the_score_and_does_not_subtract_from_it(miniatur
 
 
 def test_prompts_alone_are_enough_for_a_rule(miniature, tmp_path, monkeypatch):
-    """A function gets the fields of such rows, and is tried on a text before training."""
+    """A reward function gets the rows' fields, and is called on one text before training."""
     (tmp_path / "sft.train.jsonl").write_text(
         "".join(json.dumps({"query": f"Tell {i}:", "meta": {"answer": i}}) + "\n" for i in range(8))
     )
@@ -358,7 +360,7 @@ def test_prompts_alone_are_enough_for_a_rule(miniature, tmp_path, monkeypatch):
 
 
 def test_values_and_rewards_after_the_end_do_not_move_the_advantages(miniature, monkeypatch):
-    """Poison every state that does not exist: its value must not bootstrap."""
+    """Poison every state after the end: its value must not be used for bootstrapping."""
     spy = spy_on(monkeypatch, "gae")
     args = replace(miniature.ppo, total_episodes=8, overwrite=True)
     train_ppo.main(args)
@@ -377,12 +379,12 @@ def test_values_and_rewards_after_the_end_do_not_move_the_advantages(miniature, 
 
 
 def test_the_rollout_stays_frozen_over_the_epochs(miniature, monkeypatch):
-    """Advantages, returns and old logprobs are computed once per rollout, not per epoch, and never changed in place."""
+    """Advantages, returns and old logprobs are computed once per rollout, not per epoch, and don't change in place."""
     policy, value, advantage = (spy_on(monkeypatch, name) for name in ("policy_loss", "value_loss", "gae"))
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, micro_batch_size=8, num_ppo_epochs=3))
     assert len(advantage.calls) == 1 and len(policy.calls) == 3
 
-    def rows(tensor):  # the minibatches are shuffled: as a set of rows
+    def rows(tensor):  # minibatches are shuffled, so compare sets of rows
         return sorted(map(tuple, tensor.tolist()))
 
     for spy in (policy, value):
@@ -414,10 +416,10 @@ def test_the_batch_straddles_the_end_of_the_queries_and_every_query_comes_before
 
 @pytest.mark.parametrize(("num_minibatches", "clips"), [(1, UNCLIPPED), (2, UNCLIPPED), (1, {})])
 def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients, num_minibatches, clips):  # noqa: F811
-    """Nor does the number of responses sampled at once. The responses have different lengths.
+    """Neither does the number of responses sampled at once. The responses have different lengths.
 
-    Equal to rounding: in all steps without clipping, in the first step with it. After a step of AdamW a single gradient
-    may differ by more, because one that is nearly 0 moves its weight by the learning rate in the direction of its sign.
+    Equal up to rounding: in all steps without clipping, in the first step with it. After an AdamW step, one gradient
+    may differ by more, because a gradient near 0 moves its weight by the learning rate in the direction of its sign.
     """
     args = replace(miniature.ppo, total_episodes=8, num_minibatches=num_minibatches, value_coef=1.0, **clips)
     args, runs = replace(args, out=miniature.root / "ppo_micro", overwrite=True), []
@@ -434,7 +436,7 @@ def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients,
 @pytest.mark.parametrize("change", [{}, {"offload": True}, {"dtype": "bfloat16"}], ids=str)
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_an_update_on_a_device_has_the_gradient_of_float32_on_a_cpu(miniature, gradients, monkeypatch, device, change):  # noqa: F811
-    """Of the same responses: a token that rounding flips would make another update."""
+    """Both use the same responses, because rounding could flip a token and change the update."""
     args = replace(miniature.ppo, total_episodes=8, num_ppo_epochs=1, value_coef=1.0)
     args, written = replace(args, out=miniature.root / "ppo_device", overwrite=True), spy_on(monkeypatch, "generate")
     train_ppo.main(args)
@@ -447,9 +449,9 @@ def test_an_update_on_a_device_has_the_gradient_of_float32_on_a_cpu(miniature, g
 
 
 def test_trimming_micro_batches_changes_no_gradient(miniature, gradients, monkeypatch):  # noqa: F811
-    """Each micro-batch is cut to its own longest query and response; here it also keeps every column.
+    """Each micro-batch is trimmed to its longest query and response; compare with keeping every column.
 
-    Equal to rounding, without clipping.
+    Equal up to rounding, without clipping.
     """
     args = replace(miniature.ppo, total_episodes=8, out=miniature.root / "ppo_trim", overwrite=True)
     args = replace(args, micro_batch_size=3, value_coef=1.0, **UNCLIPPED)
@@ -482,7 +484,7 @@ def test_the_value_model_starts_as_the_reward_model(miniature, monkeypatch):
 
 
 def test_a_trained_value_model_goes_on_learning(miniature, monkeypatch, tmp_path):
-    """As the first values of a second run say, with its head; the run changes it."""
+    """The first values of a second run use its head, and that run changes it."""
     first, second = tmp_path / "first", tmp_path / "second"
     train_ppo.main(replace(miniature.ppo, total_episodes=16, out=first))
     spy = spy_on(monkeypatch, "response_values")
@@ -510,7 +512,7 @@ def test_a_gold_model_is_logged_and_changes_nothing(miniature, tmp_path):
 
 
 def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
-    """To the last bit."""
+    """Equal to the last bit."""
     args = replace(miniature.ppo, total_episodes=32, save_every=2, gold="data/tiny.py:gold_score", kl_target=0.01)
     whole = replace(args, out=miniature.root / "ppo_whole", overwrite=True)
     train_ppo.main(whole)
@@ -554,7 +556,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
 
 
 def test_one_loss_of_nan_costs_one_step_and_no_metric(miniature, tmp_path, monkeypatch):
-    """Six steps of two micro-batches; the second update's first step is skipped, so the other one is its mean."""
+    """Six steps of two micro-batches; the second update skips its first step, so its metrics come from the other."""
     args = replace(miniature.ppo, out=tmp_path / "ppo")
     plain, calls, losses = train_ppo.policy_loss, [], []
 
@@ -574,7 +576,7 @@ def test_one_loss_of_nan_costs_one_step_and_no_metric(miniature, tmp_path, monke
 
 
 def test_ppo_learns_a_rule(miniature, tmp_path):
-    """The signs are right end to end: a rule that rewards short responses makes them shorter."""
+    """All signs are right end to end: rewarding short responses makes them shorter."""
     rule = tmp_path / "rule.py"
     rule.write_text("def score(queries, responses): return [-len(r) / 4 for r in responses]\n")
     args = replace(

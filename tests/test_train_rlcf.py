@@ -22,7 +22,7 @@ from tests.two_processes import on_processes, run_all
 
 
 def comparisons(where, rollout: Rollout) -> list[float]:
-    """D(x, y', y) of each row, one at a time."""
+    """Compute D(x, y', y) of each row, one at a time."""
     model = load_discriminator(where)
     with torch.no_grad():
         return [
@@ -55,13 +55,13 @@ def test_a_response_ends_with_the_token_to_blame_and_its_score_lies_there(one_up
         assert rewards.pop(end) == pytest.approx(rollout.scores[b], abs=1e-6) and not any(rewards)
         num_cut += kept != rollout.sampled[b].tolist()
     assert num_cut >= 3
-    assert rollout.metrics["policy/first_ratio_error"] < 1e-5  # over what was kept
+    assert rollout.metrics["policy/first_ratio_error"] < 1e-5  # over the kept tokens
     assert rollout.metrics["response_length"] == pytest.approx(sum(end + 1 for end in rollout.ends) / 16)
 
 
 @torch.no_grad()
 def test_tokens_that_were_cut_count_nowhere(rlcf, usual_update):
-    """The logged entropy is that of the kept tokens, each response read alone."""
+    """The logged entropy equals a recount over the kept tokens, one response at a time."""
     rollout, policy = usual_update, load_gpt(rlcf.ppo.sft)
     tokenizer = load_tokenizer(rlcf.ppo.sft)
     policy.forbid(tokenizer.pad_id, tokenizer.vocab_size)
@@ -125,7 +125,7 @@ def test_the_logged_errors_are_those_of_the_programs(usual_update):
 
 
 def test_the_discriminator_takes_one_step_against_the_programs_that_passed(rlcf, one_update):
-    """To rounding, where the gradient is more than rounding: AdamW's first step has one size whatever the gradient."""
+    """Equal up to rounding where gradients exceed rounding: AdamW's first step has the same size for any gradient."""
     rollout = one_update(discriminator_lr=1e-3)
     model = load_discriminator(rlcf.ppo.discriminator)
     before = weights(model)
@@ -146,7 +146,7 @@ def test_the_discriminator_takes_one_step_against_the_programs_that_passed(rlcf,
     assert (weights(trained) - before).abs()[~clear].max() < 1.1e-3 and not torch.equal(weights(trained), before)
     with torch.no_grad():
         after = trained.compare(*map(list, zip(*rows, strict=True)))
-    assert after.mean() < comparison.mean()  # it detects them better
+    assert after.mean() < comparison.mean()  # it recognises them better
 
 
 def test_a_frozen_discriminator_stays_and_is_saved_with_the_run(rlcf, one_update):
@@ -170,12 +170,12 @@ def test_a_rollout_in_which_nothing_passes_trains_the_policy_and_leaves_the_disc
     assert rollout.metrics["discriminator/score"] == 0 and rollout.metrics["discriminator/accuracy"] == 0
     assert not torch.equal(weights(load_gpt(rlcf.ppo.out)), weights(load_gpt(rlcf.ppo.sft)))
     before, after = (load_discriminator(d) for d in (rlcf.ppo.discriminator, rlcf.ppo.out / "discriminator"))
-    assert torch.allclose(weights(before), weights(after), atol=2e-5)  # but for AdamW's weight decay
+    assert torch.allclose(weights(before), weights(after), atol=2e-5)  # except for AdamW's weight decay
 
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_resuming_equals_the_uninterrupted_run(rlcf, monkeypatch, tmp_path, freeze):
-    """To the last bit."""
+    """Equal to the last bit."""
     args = replace(
         rlcf.ppo, total_episodes=24, batch_size=8, save_every=1, discriminator_lr=1e-3, freeze_discriminator=freeze
     )
@@ -196,7 +196,7 @@ def test_resuming_equals_the_uninterrupted_run(rlcf, monkeypatch, tmp_path, free
 
 def test_the_value_model_starts_at_zero_or_from_a_smaller_policy(rlcf, one_update, tmp_path):
     rollout = one_update()
-    assert not rollout.values.any()  # a head of zeros, so the first advantages are those of the scores alone
+    assert not rollout.values.any()  # the head is 0, so the first advantages come only from the scores
     policy, tokenizer = load_gpt(rlcf.ppo.sft), load_tokenizer(rlcf.ppo.sft)
     assert load_scalar(rlcf.ppo.out / "value_model").config.d_model == policy.config.d_model == 32
     small = GPT(replace(policy.config, d_model=16, d_mlp=32, rotary_dim=4))
@@ -210,14 +210,14 @@ def test_the_value_model_starts_at_zero_or_from_a_smaller_policy(rlcf, one_updat
 
 @pytest.mark.slow
 def test_ppo_learns_to_write_programs_that_pass(rlcf, tmp_path):
-    """The signs are right end to end: with the compiler alone, more programs pass after some updates."""
+    """All signs are right end to end: with only the compiler, more programs pass after some updates."""
     args = replace(
         rlcf.ppo, out=tmp_path / "ppo", discriminator=None, total_episodes=32 * 24, batch_size=32,
         micro_batch_size=32, lr=3e-3, kl_coef=0.0, kl_target=None, num_ppo_epochs=4, schedule="constant",
     )  # fmt: skip
     train_rlcf.main(args)
     rates = [row["compile_rate"] for row in read_metrics(args.out)]
-    assert sum(rates[12:]) / 12 > sum(rates[:4]) / 4 + 0.15  # means of several: one of 32 is noisy
+    assert sum(rates[12:]) / 12 > sum(rates[:4]) / 4 + 0.15  # averages, because one batch of 32 is noisy
 
 
 @pytest.mark.parametrize(
@@ -252,9 +252,9 @@ def test_a_value_model_of_another_vocabulary_is_refused(rlcf, tmp_path):
 # ---------------------------------------------------------------------------------------------------- two processes
 @pytest.fixture(scope="module")
 def runs(rlcf, tmp_path_factory):
-    """PPO, CodeRL and the discriminator's training: the directories of the run on one process and of that on two."""
+    """Run PPO, CodeRL and discriminator training on one process and on two; return the directories."""
     root = tmp_path_factory.mktemp("two_processes")
-    # AdamW blows the rounding of a gradient that is 0 up to a whole step if its epsilon is too small
+    # with a small epsilon, AdamW turns the rounding error of a zero gradient into a full step
     adam = replace(rlcf.ppo.adam, eps=1e-5)
     ppo = replace(rlcf.ppo, total_episodes=32, discriminator_lr=1e-5, adam=adam, **UNCLIPPED)
     coderl = replace(rlcf.baseline, total_episodes=32, adam=adam, objective="coderl", localise=False)
@@ -275,7 +275,7 @@ def runs(rlcf, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["ppo", "coderl"])
 def test_two_processes_equal_one_in_ppo(runs, objective):
-    """Weights and metrics equal to rounding, without clipping; samples to the last bit."""
+    """Weights and metrics are equal up to rounding, without clipping; samples to the last bit."""
     one, two = runs[objective]
     for load, name in (
         (load_gpt, ""),
@@ -295,15 +295,15 @@ def test_two_processes_equal_one_in_ppo(runs, objective):
 
 @pytest.mark.slow
 def test_two_processes_equal_one_in_training_the_discriminator(runs):
-    """The triplets are mined within a micro-batch: here it is half a batch, each process's share.
+    """Triplets are mined within a micro-batch, which is half a batch here, each process's share.
 
-    Equal to rounding, as long as no triplet lies at its hinge and no two negatives are equally near; the sampled
-    programs to the last bit.
+    Equal up to rounding, as long as no triplet is at its hinge and no two negatives are equally near; the sampled
+    programs are equal to the last bit.
     """
     one, two = runs["discriminator"]
     assert torch.allclose(*(weights(load_discriminator(out)) for out in (one, two)), atol=2e-5)
     assert (one / "generated.jsonl").read_text() == (two / "generated.jsonl").read_text()
     for rows in zip(read_metrics(one), read_metrics(two), strict=True):
-        # the held-out triplets are mined within a process's share of them
+        # held-out triplets are mined within each process's share
         first, second = ({k: v for k, v in row.items() if "validation_triplet" not in k} for row in rows)
         assert first == pytest.approx(second, abs=2e-4)

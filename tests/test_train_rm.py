@@ -1,4 +1,4 @@
-"""The reward model's script on a miniature: loss, normalisation, padding, accuracy."""
+"""train_rm.py on a miniature: loss, normalisation, padding, accuracy."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def test_scores_of_a_pair_are_those_of_each_text_alone(miniature):
 
 
 def test_demonstrations_score_zero_on_average_after_reloading(miniature):
-    """The bias is part of the checkpoint, and so is the head's own. [N+ 15]"""
+    """The checkpoint contains the reward bias and the head's bias. [N+ 15]"""
     model = load_scalar(miniature.root / "rm")
     rows = load_demonstrations(
         miniature.root / "data/sft.train.jsonl", load_tokenizer(miniature.root / "rm"), None, None
@@ -55,7 +55,7 @@ def test_the_summary_holds_mean_and_deviation_of_the_demonstrations_before(minia
 
 def test_each_rank_scores_its_own_demonstrations_and_the_sums_add_up(miniature, tmp_path, monkeypatch):
     class Sent(Exception):
-        """What a rank would send to the others."""
+        """Return the sums that a rank would send to the others."""
 
     def sums_of(rank, num_ranks):
         plain = train_rm.Run.steps
@@ -80,7 +80,7 @@ def test_each_rank_scores_its_own_demonstrations_and_the_sums_add_up(miniature, 
 
 
 def test_left_and_right_padding_give_the_same_score(miniature):
-    """The reference saw 5e-4 because it omitted position ids; ours differ by rounding. [N+ 14]"""
+    """The paper's code differs by 5e-4 because it omits position ids; ours only by rounding. [N+ 14]"""
     summary = json.loads((miniature.root / "rm" / "summary.json").read_text())
     assert summary["padding_difference"] < 1e-5
 
@@ -114,7 +114,7 @@ def test_the_first_loss_is_that_of_the_formula(miniature, monkeypatch):
 
 
 def test_the_loss_of_five_pairs_typed_by_hand(monkeypatch):
-    """Ranked right by 2, 0.5 and 3, wrong by 1, and a tie."""
+    """Three correct rankings with margins 2, 0.5 and 3, one wrong by 1, and a tie."""
     margins = [2.0, 0.5, 3.0, -1.0, 0.0]
     chosen = torch.tensor([3.0, 1.5, 2.0, -1.0, 0.5], requires_grad=True)
     rejected = torch.tensor([1.0, 1.0, -1.0, 0.0, 0.5])
@@ -142,7 +142,7 @@ def test_the_reward_model_learns_the_labels(miniature):
 
 
 def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients):  # noqa: F811
-    """Equal to rounding, in the first step."""
+    """Equal up to rounding in the first step."""
     for size in (1, 3, 8):
         out = miniature.root / f"rm_micro_{size}"
         train_rm.main(replace(miniature.rm, out=out, micro_batch_size=size, num_epochs=0.125, overwrite=True))
@@ -152,7 +152,7 @@ def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients)
 
 
 def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch, tmp_path):
-    """To the last bit."""
+    """Equal to the last bit."""
     args = replace(miniature.rm, save_every=2, eval_every=3)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     summary = train_rm.main(whole)
@@ -160,7 +160,7 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         train_rm.main(broken)
     assert train_rm.main(replace(broken, resume=True)) == summary
-    assert len(steps) == 6 + 8 - 4  # it resumed from step 4
+    assert len(steps) == 6 + 8 - 4  # resumed from step 4
     for a, b in zip(load_scalar(whole.out).parameters(), load_scalar(broken.out).parameters(), strict=True):
         assert torch.equal(a, b)
     assert load_scalar(whole.out).reward_bias == load_scalar(broken.out).reward_bias
@@ -199,7 +199,7 @@ def test_bad_settings_are_refused_before_anything_is_written(miniature, tmp_path
 
 
 def test_validation_while_training_reads_at_most_so_many_rows_and_the_end_reads_all(miniature, tmp_path, monkeypatch):
-    """16 pairs, 8 steps: validated after steps 3, 6 and 8 on every third pair, and then on all."""
+    """16 pairs, 8 steps: validates after steps 3, 6 and 8 on every third pair, and at the end on all."""
     sizes, plain = [], train_rm.evaluate
 
     def counted(model, rows, *others):

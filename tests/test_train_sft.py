@@ -1,4 +1,4 @@
-"""The SFT script on a miniature: the loss, the gradient at EOS, schedules, resuming, refusals."""
+"""train_sft.py on a miniature: the loss, the gradient at EOS, schedules, resuming, bad input."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ EOS, PAD = 1, 99
 
 @pytest.fixture
 def gradients(monkeypatch):
-    """The gradient of all weights at each optimizer step."""
+    """Collect the gradient of all weights at each optimizer step."""
     plain, seen = torch.optim.AdamW.step, []
 
     def step(self, *arguments):
@@ -43,13 +43,13 @@ def test_loss_is_the_sum_over_the_tokens_that_count_row_by_row(tiny_gpt, loss_on
         for position in range(first, end):
             expected -= table[position - 1, ids[position]].item()
             total += 1
-    for pad_id in (PAD, 2):  # outside the vocabulary, and an id that the model can emit
+    for pad_id in (PAD, 2):  # an id outside the vocabulary, and one that the model can emit
         assert demonstration_loss(tiny_gpt, ROWS, pad_id, loss_on).item() == pytest.approx(expected, abs=1e-4)
     assert num_labels(ROWS, loss_on) == total
 
 
 def test_the_first_token_of_a_text_is_no_label(tiny_gpt):
-    """It has nothing to be predicted from, also where the query has no tokens."""
+    """No token precedes it, even if the query is empty."""
     rows = [Demonstration([], [11, 12, EOS], {}), ROWS[0]]
     total = demonstration_loss(tiny_gpt, rows, PAD, "response").item()
     alone = sum(demonstration_loss(tiny_gpt, [row], PAD, "response").item() for row in rows)
@@ -60,7 +60,7 @@ def test_the_first_token_of_a_text_is_no_label(tiny_gpt):
 
 @pytest.mark.parametrize(("loss_on", "columns"), [("all", [6, 6]), ("response", [6, 5])])
 def test_the_last_block_computes_no_column_before_the_labels(tiny_gpt, loss_on, columns):
-    """Queries of 3 and 2 tokens: where only responses count, the first label is column 2, predicted from column 1."""
+    """With queries of 3 and 2 tokens and a loss on responses, the first label is column 2, predicted at column 1."""
     seen = []
     for block in tiny_gpt.transformer.blocks:
         block.mlp.register_forward_hook(lambda module, args, output: seen.append(args[0].size(1)))
@@ -70,7 +70,7 @@ def test_the_last_block_computes_no_column_before_the_labels(tiny_gpt, loss_on, 
 
 
 def test_eos_has_a_gradient_and_padding_has_none(tiny_gpt):
-    """A model whose EOS labels are masked never learns to stop."""
+    """If EOS labels were masked, the model would never learn to stop."""
     hidden = []
     tiny_gpt.transformer.register_forward_hook(lambda *a: hidden.append(a[2]) or a[2].retain_grad())
     demonstration_loss(tiny_gpt, ROWS, PAD, "response").backward()
@@ -84,7 +84,7 @@ def test_two_steps_raise_the_probability_of_eos(miniature, tmp_path):
     rows = train_sft.load_demonstrations(miniature.root / "data/sft.validation.jsonl", tokenizer, None, None)
 
     def eos_logprob(model):
-        """Means of EOS's log-probability: where a response ends, and where it continues."""
+        """Return EOS's mean log-probability where a response ends and where it continues."""
         ends, others = [], []
         for row in rows:
             table = model.logits(model(torch.tensor([row.query + row.response])))[0].log_softmax(-1)
@@ -99,7 +99,7 @@ def test_two_steps_raise_the_probability_of_eos(miniature, tmp_path):
     assert after > start + 0.02
     train_sft.main(replace(args, num_epochs=12, overwrite=True))
     ends, others = eos_logprob(load_gpt(args.out))
-    assert ends > after + 1 and ends > others + 0.2  # it learns where to stop, not only to stop
+    assert ends > after + 1 and ends > others + 0.2  # it learns when to stop, not just to stop
 
 
 def test_the_loss_goes_down(miniature):
@@ -111,7 +111,7 @@ def test_the_loss_goes_down(miniature):
 
 
 def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients):
-    """Rows differ in length, so a mean of the micro-batches' means would. Equal to rounding, in the first step."""
+    """Rows differ in length, so a mean of micro-batch means would change it. Equal up to rounding in the first step."""
     for size in (1, 2, 3, 8):
         out = miniature.root / f"sft_micro_{size}"
         train_sft.main(replace(miniature.sft, out=out, micro_batch_size=size, num_epochs=0.125, overwrite=True))
@@ -130,7 +130,7 @@ def test_the_seed_fixes_everything(miniature):
 
 
 def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
-    """To the last bit."""
+    """Equal to the last bit."""
     args = replace(miniature.sft, save_every=2, eval_every=3, overwrite=True)
     whole, broken = replace(args, out=miniature.root / "sft_whole"), replace(args, out=miniature.root / "sft_broken")
     train_sft.main(whole)

@@ -1,4 +1,4 @@
-"""STR from the data to the table, by the scripts themselves, on the embedded town and on real slices."""
+"""Run STR's scripts from the data to the table, on the embedded town and on slices of real data."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
 
 
 def write_rows(source: str, root: Path, real_data) -> dict[str, int]:
-    """Write the rows of `source` to root/data; returns the limit on the query's length."""
+    """Write the rows of `source` to root/data and return the limit on the query's length."""
     limits = {"out": root / "data", "vocab_size": 400, "max_response_length": T}
     if source == "town":
         town.main(town.Args(out=root / "town", num_train=120, num_validation=12))
@@ -43,7 +43,7 @@ def test_a_model_ranks_itself_and_learns_from_it(source, tmp_path, request):
     encoder = str(Path(importlib.util.find_spec(PACKAGE).origin).parent / "model")
     longest = write_rows(source, tmp_path, None if source == "town" else request.getfixturevalue("real_data"))
     data = {"data": tmp_path / "data", "device": "cpu"}
-    for split, most in (("train", 48), ("validation", 8)):  # of thousands
+    for split, most in (("train", 48), ("validation", 8)):  # out of thousands
         path = tmp_path / "data" / f"sft.{split}.jsonl"
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:most]))
 

@@ -1,4 +1,4 @@
-"""An encoder-decoder goes through all stages as a GPT does."""
+"""An encoder-decoder runs through all stages like a GPT."""
 
 import copy
 from dataclasses import replace
@@ -39,7 +39,7 @@ ROWS = [Demonstration([5, 6, 7, 8], [9, 10, 1], {}), Demonstration([11, 12], [13
 
 @pytest.fixture(scope="module")
 def sft(miniature, tmp_path_factory) -> train_sft.Args:
-    """Settings of an SFT that has been run."""
+    """Run SFT and return its settings."""
     out = tmp_path_factory.mktemp("t5") / "sft"
     args = replace(miniature.sft, architecture="t5", loss_on="response", out=out, n_layer=2)
     train_sft.main(args)
@@ -48,7 +48,7 @@ def sft(miniature, tmp_path_factory) -> train_sft.Args:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory) -> transformers.T5ForConditionalGeneration:
-    """The model of test_t5 in transformers."""
+    """Load test_t5's model in transformers."""
     where = tmp_path_factory.mktemp("t5") / "model"
     save(t5(), where)
     return transformers.T5ForConditionalGeneration.from_pretrained(where).eval()
@@ -56,7 +56,7 @@ def theirs(tmp_path_factory) -> transformers.T5ForConditionalGeneration:
 
 # ------------------------------------------------------------------------------------------------------------ the parts
 def expected_loss(theirs: transformers.T5ForConditionalGeneration) -> float:
-    """Summed over the responses of ROWS, one at a time; the first token follows the decoder's start."""
+    """Sum over the responses of ROWS, one at a time; the first token follows the decoder's start token."""
     expected = 0.0
     for row in ROWS:
         labels = torch.tensor([row.response])
@@ -80,14 +80,14 @@ def test_summed_logprobs_are_those_of_transformers(theirs) -> None:
 
 
 def test_training_follows_that_of_transformers(theirs) -> None:
-    """Forty steps from the same weights on the same batches: the losses agree, and fall."""
+    """Forty steps from the same weights on the same batches: the losses agree and fall."""
     ours, theirs = copy.deepcopy(t5()), copy.deepcopy(theirs)
     generator = torch.Generator().manual_seed(2)
     optimizers = [torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-5) for model in (ours, theirs)]
     losses = []
     for _ in range(40):
         query, query_mask, response, _ = rows()
-        rest = torch.randint(3, 8, response.shape, generator=generator)  # few different tokens: there is much to learn
+        rest = torch.randint(3, 8, response.shape, generator=generator)  # few distinct tokens: easy to learn
         batch = [
             Demonstration(q[real].tolist(), [*r[:num].tolist(), 1], {})
             for q, real, r, num in zip(query, query_mask, rest, (11, 9, 4), strict=True)
@@ -140,7 +140,7 @@ def test_pairs_are_scored_in_one_pass() -> None:
 
 # ---------------------------------------------------------------------------------------------------------- fine-tuning
 def test_updates_of_q_and_v_are_those_of_cross_attention_too(tmp_path) -> None:
-    """Merged they compute the same, and peft loads them on top of transformers' model."""
+    """Merging them changes nothing, and peft loads them on top of transformers' model."""
     torch.manual_seed(0)
     model = GPT(CONFIGS["deep decoder"])
     away_from_the_start(model)
@@ -174,7 +174,7 @@ def test_adapters_follow_every_branch_and_are_saved(tmp_path) -> None:
     tune(model, "adapter")
     assert torch.allclose(train_sft.demonstration_loss(model, ROWS, PAD, "response"), before)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert len(trained) == 4 * (2 * 2 + 2 * 3)  # two branches of each of the encoder's blocks, three of the decoder's
+    assert len(trained) == 4 * (2 * 2 + 2 * 3)  # two branches per encoder block, three per decoder block
     away_from_the_start(model)
     save(model, tmp_path)
     again = load_gpt(tmp_path)
@@ -231,7 +231,7 @@ def test_reward_model_and_ppo_take_it_as_they_take_a_gpt(miniature, sft, tmp_pat
 
 @pytest.fixture
 def ruled(miniature, sft, tmp_path) -> train_ppo.Args:
-    """PPO from the SFT with a rule as its reward."""
+    """PPO from the SFT policy with a rule as its reward."""
     (tmp_path / "rule.py").write_text("def score(queries, responses):\n    return [len(r) / 10 for r in responses]\n")
     return replace(
         miniature.ppo, sft=str(sft.out), reward_model=None, reward=f"{tmp_path / 'rule.py'}:score", out=tmp_path / "ppo"
@@ -250,7 +250,7 @@ def test_rollouts_of_rounded_weights_leave_the_first_ratio_at_one(ruled, dtype) 
 
 
 def test_an_evaluation_reads_it_as_it_reads_a_gpt(miniature, sft, tmp_path) -> None:
-    """A policy's KL to the first one is that of transformers' models, sampled response by response."""
+    """A policy's KL to the first policy equals a recount with transformers, response by response."""
     model, tokenizer = load_gpt(sft.out), load_tokenizer(sft.out)
     away_from_the_start(model)
     save(model, tmp_path / "other", tokenizer)
@@ -308,7 +308,7 @@ def test_resuming_ppo_of_updates_with_a_smaller_critic_equals_the_uninterrupted_
 
 @pytest.mark.slow
 def test_rlcf_samples_trains_and_compares_with_an_encoder_decoder(rlcf, tmp_path) -> None:
-    """The discriminator's samples, PPO with the compiler and a critic of its own, and CodeRL."""
+    """The discriminator's samples, PPO with the compiler and a separate critic, and CodeRL."""
     args = replace(
         train_sft.RECIPES["tiny"][1],
         data=rlcf.root / "data", device="cpu", out=tmp_path / "sft", rows="code", architecture="t5", n_layer=1,

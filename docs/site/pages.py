@@ -142,7 +142,7 @@ def home_page() -> str:
 
 
 def token_table(response: dict) -> str:
-    """Return an HTML table of a response's numbers by token, coloured like the microscope: blue above 0, orange below."""
+    """Return an HTML table of a response's numbers by token, blue if positive, orange if negative."""
     tokens = [*response["texts"], "(after EOS)"]
     head = "".join(f"<th scope='col'>{escape(token.strip())}</th>" for token in tokens)
     body = ""
