@@ -6,12 +6,12 @@ host tensors differ from device tensors. Python sees the simulated device, PyTor
     with PretendGPU() as gpu:
         x = torch.zeros(3, device=gpu.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):    # records, and refuses what waits for the device or copies from the host
+        with torch.cuda.graph(graph):    # records; rejects synchronisation and host copies
             x += 1
         graph.replay()                   # x is 1
 
-A replay repeats operators on the same memory, not Python: a number that Python has changed since is not seen, and a
-tensor that was allocated anew is not read. Outside a capture `gpu.waits` lists what made the host wait.
+A replay repeats operators on the same memory without running Python: it doesn't see a number that Python has changed
+or a newly allocated tensor. Outside a capture, `gpu.waits` lists the operations that made the host wait.
 """
 
 from collections.abc import Callable, Iterator

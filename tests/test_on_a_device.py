@@ -3,8 +3,8 @@
     NANORLHF_TEST_DEVICE=cuda python -m pytest tests/test_on_a_device.py
     NANORLHF_TEST_DEVICE=cpu python -m pytest tests/test_on_a_device.py     # everything, without a GPU
 
-The commands are the fuzzer's (tools/fuzz.py), with more flags, in one process: each takes about a second. Their world
-is made once, on the CPU. Without the variable a few run on the CPU, so that a mistake here shows.
+The commands are the fuzzer's (tools/fuzz.py) with more flags, in one process; each takes about a second. Their inputs
+are made once, on the CPU. Without the variable, a few commands run on the CPU to find mistakes in this file.
 """
 
 import math
