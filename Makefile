@@ -7,9 +7,8 @@
 # make accessibility  check every page of the site with axe-core in Chromium, at two widths and in both themes
 # make package        build a wheel and an sdist in dist/, and try the wheel's commands in a separate environment
 # make gpu            run the tests that need CUDA, every script in miniature and the benchmark; at most eight minutes; runs/gpu/gpu.md
-# `make demo` runs pipelines/demo.sh, and likewise for each script in that folder; SEED=2 RUNS=dir make demo sets the
-# variables at its top. Every target first sets up .venv with the packages it needs; `make .venv` installs what training
-# needs. `make` prints this list.
+# `make demo` runs pipelines/demo.sh, and likewise for each script in that folder; SEED=2 RUNS=dir make demo sets variables.
+# Each target sets up .venv with the packages it needs; `make .venv` installs what training needs. `make` prints this list.
 
 PIPELINES = $(sort $(filter-out common,$(patsubst pipelines/%.sh,%,$(wildcard pipelines/*.sh))))
 PACKAGE ?= runs/package
