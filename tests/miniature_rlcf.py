@@ -174,21 +174,21 @@ def update_once(rlcf: RLCF, program=train_rlcf, **changes) -> Rollout:
     ids = [row[: row.index(tokenizer.eos_id)] if tokenizer.eos_id in row else row for row in sampled.tolist()]
     texts = [tokenizer.decode(row) for row in ids]
     with PythonCompiler() as compiler:
-        found = compiler.check(programs_of(rows, texts))
+        results = compiler.check(programs_of(rows, texts))
     passes, ends = [], []
-    for record, row, text, diagnostics, whole in zip(rows, ids, texts, found, sampled.tolist(), strict=True):
+    for record, row, text, diagnostics, sampled_ids in zip(rows, ids, texts, results, sampled.tolist(), strict=True):
         first, last = len(record["prefix"]), len(record["prefix"]) + len(text)
         counted = [d for d in diagnostics if d.kind == "error" or is_rlcf]  # RLCF's own check: unused variables
-        mine = [d.last for d in counted if first <= d.last < last]
-        elsewhere = [d.last for d in diagnostics if d.kind == "error"]
-        passes.append(not mine and not elsewhere)
+        errors_within = [d.last for d in counted if first <= d.last < last]
+        all_errors = [d.last for d in diagnostics if d.kind == "error"]
+        passes.append(not errors_within and not all_errors)
         lengths = [len(tokenizer.decode(row[: n + 1])) for n in range(len(row))]  # cumulative, in characters
-        if mine:
-            ends.append(next(n for n, length in enumerate(lengths) if length > mine[0] - first))
-        elif elsewhere:
+        if errors_within:
+            ends.append(next(n for n, length in enumerate(lengths) if length > errors_within[0] - first))
+        elif all_errors:
             ends.append(max(len(row) - 1, 0))
         else:
-            ends.append(sum(i != tokenizer.pad_id for i in whole) - 1)
+            ends.append(sum(i != tokenizer.pad_id for i in sampled_ids) - 1)
     ((batch, scores, *_), _), *_ = spies["rollout_metrics"].calls
     rewards = values = None
     if is_rlcf:

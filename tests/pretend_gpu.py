@@ -45,9 +45,9 @@ def changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    changed(tree, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
+    leaves: list[Tensor] = []
+    changed(tree, lambda tensor: leaves.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return leaves
 
 
 def as_on_a_cpu(function: Callable) -> Callable:
@@ -200,17 +200,17 @@ class PretendGPU(TorchDispatchMode):
         if function is not aten.scaled_dot_product_attention.default and function._can_decompose():
             with self:  # in inference mode, composite operators aren't decomposed
                 return function.decompose(*arguments, **settings)
-        given = tensors((arguments, settings))
+        inputs = tensors((arguments, settings))
         device = settings.pop("device", None)
-        is_on_gpu = any(isinstance(tensor, OnGPU) for tensor in given)
+        is_on_gpu = any(isinstance(tensor, OnGPU) for tensor in inputs)
         if function is aten._to_copy.default and device is not None and (device.type == "cuda") != is_on_gpu:
             self.wait(f"a copy {'to' if is_on_gpu else 'from'} the host")
         elif is_on_gpu:
-            self.check(function, arguments, given)
+            self.check(function, arguments, inputs)
         if device is not None:
             is_on_gpu = device.type == "cuda"
             settings["device"] = torch.device("cpu")
-        on_gpu = {id(tensor.held): tensor for tensor in given if isinstance(tensor, OnGPU)}
+        on_gpu = {id(tensor.held): tensor for tensor in inputs if isinstance(tensor, OnGPU)}
         arguments, settings = changed((arguments, settings), lambda tensor: getattr(tensor, "held", tensor))
         function = PRODUCTS.get(function, function)
         if is_on_gpu and self.graph is not None:
@@ -223,10 +223,10 @@ class PretendGPU(TorchDispatchMode):
             self.graph.calls.append((function, arguments, settings, result))  # keep its allocations
         return changed(result, lambda tensor: on_gpu[id(tensor)] if id(tensor) in on_gpu else OnGPU(tensor))
 
-    def check(self, function, arguments: tuple, given: list[Tensor]) -> None:
+    def check(self, function, arguments: tuple, inputs: list[Tensor]) -> None:
         """Reject host copies and synchronisation during a capture; count them otherwise."""
         name = function.name()
-        of_host = [tensor for tensor in given if not isinstance(tensor, OnGPU)]
+        of_host = [tensor for tensor in inputs if not isinstance(tensor, OnGPU)]
         if torch.Tag.data_dependent_output in function.tags or function in ASK:
             self.wait(f"{name} reads a number")
         if function in (aten.index.Tensor, *PUT):

@@ -108,22 +108,22 @@ def captured(gpu, step, inference: bool) -> None:
 
 @pytest.mark.parametrize("inference", [True, False], ids=["inference mode", "else"])
 @pytest.mark.parametrize("step", REFUSED.values(), ids=REFUSED)
-def test_what_waits_or_copies_from_the_host_can_not_be_captured(step, inference):
+def test_synchronisation_and_host_copies_cannot_be_captured(step, inference):
     with pytest.raises(RuntimeError, match="not permitted while a stream is captured"):
         captured(PretendGPU(), step, inference)
 
 
 @pytest.mark.parametrize("step", ALLOWED.values(), ids=ALLOWED)
-def test_what_a_gpu_does_by_itself_can_be_captured(step, gpu):
+def test_operations_without_the_host_can_be_captured(step, gpu):
     captured(gpu, step, True)
 
 
-def test_a_tensor_of_the_host_does_not_mix_with_one_of_the_gpu():
+def test_host_and_gpu_tensors_do_not_mix():
     with pytest.raises(RuntimeError, match="on the same device"), PretendGPU() as gpu:
         torch.zeros(4, device=gpu.device) + torch.zeros(4)
 
 
-def test_a_replay_repeats_memory_and_not_python():
+def test_a_replay_repeats_memory_operations_but_not_python():
     """A Python counter keeps its value from the capture, and host computations aren't repeated."""
     with PretendGPU() as gpu:
         total, count, of_host = torch.zeros(1, device=gpu.device), [1], torch.ones(())
@@ -214,7 +214,7 @@ def check(gpu, model: GPT, num_captures: int = 1, **settings) -> None:
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_replayed_steps_sample_as_steps_on_a_cpu_do(gpu, settings):
+def test_replayed_steps_sample_like_a_cpu(gpu, settings):
     check(gpu, random_gpt(TINY), **settings)
 
 
@@ -224,11 +224,11 @@ def test_steps_with_an_ngram_ban_are_not_captured_and_sample_the_same(gpu, setti
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
-def test_replayed_steps_of_each_family_sample_as_steps_on_a_cpu_do(gpu, changes):
+def test_replayed_steps_of_each_family_sample_like_a_cpu(gpu, changes):
     check(gpu, random_gpt(replace(TINY, **changes)), **ALL_FILTERS)
 
 
-def test_replayed_steps_of_an_encoder_decoder_sample_as_steps_on_a_cpu_do(gpu):
+def test_replayed_steps_of_an_encoder_decoder_sample_like_a_cpu(gpu):
     check(gpu, random_gpt(T5), **ALL_FILTERS)
 
 
@@ -241,14 +241,14 @@ def with_updates() -> GPT:
     return model
 
 
-def test_replayed_steps_with_low_rank_updates_sample_as_steps_on_a_cpu_do(gpu):
+def test_replayed_steps_with_low_rank_updates_sample_like_a_cpu(gpu):
     check(gpu, with_updates(), **ALL_FILTERS)
 
 
 @pytest.mark.parametrize(
     ("make", "dtype"), [(with_updates, "same"), (with_updates, "bfloat16"), (lambda: random_gpt(T5), "same")]
 )
-def test_replayed_steps_under_autocast_write_the_bits_of_steps_one_by_one(gpu, monkeypatch, make, dtype):
+def test_replayed_steps_under_autocast_equal_single_steps_to_the_last_bit(gpu, monkeypatch, make, dtype):
     """`bfloat16` merges LoRA's updates; `same` doesn't."""
     replayed = sampled(gpu, make(), dtype, autocast=True, **ALL_FILTERS)
     monkeypatch.setattr(nanorlhf.generate, "CAPTURE_PAYS", 9)
@@ -258,7 +258,7 @@ def test_replayed_steps_under_autocast_write_the_bits_of_steps_one_by_one(gpu, m
         assert len(gpu.graphs) == 1 and not again.graphs
 
 
-def test_ended_rows_are_dropped_and_the_step_is_captured_anew(gpu, tiny_gpt):
+def test_ended_rows_are_dropped_and_the_step_is_captured_again(gpu, tiny_gpt):
     """Three in four rows have ended after 8 tokens; dropping them synchronises once, to find which."""
     rows, uniforms = rows_that_end_early(tiny_gpt)
     query = left_pad(rows, PAD)
@@ -277,7 +277,7 @@ def test_ended_rows_are_dropped_and_the_step_is_captured_anew(gpu, tiny_gpt):
 
 
 @pytest.mark.parametrize(("T", "num_captures"), [(7, 0), (8, 1), (16, 1)])
-def test_a_capture_has_to_pay_for_itself(tiny_gpt, T, num_captures):
+def test_a_step_is_only_captured_if_enough_steps_remain(tiny_gpt, T, num_captures):
     """No row ends. The first of T tokens comes from the prefill, and the second warms up before a capture."""
     with PretendGPU() as gpu:
         query = torch.full((2, 3), 5, device=gpu.device)
@@ -328,7 +328,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_step_that_a_gpu_could_not_capture_is_found(monkeypatch, name):
+def test_a_step_that_a_gpu_could_not_capture_is_detected(monkeypatch, name):
     owner, fault = FAULTS[name]
     monkeypatch.setattr(owner, name.split()[0], fault)
     with pytest.raises(RuntimeError, match="not permitted while a stream is captured|on the same device"):
@@ -336,7 +336,7 @@ def test_a_step_that_a_gpu_could_not_capture_is_found(monkeypatch, name):
     sampled(None, random_gpt(TINY), **ALL_FILTERS)  # a CPU accepts it
 
 
-def test_a_step_that_reads_a_number_of_python_is_found(monkeypatch):
+def test_a_step_that_reads_a_python_number_is_detected(monkeypatch):
     """It can be captured, but its replay is wrong."""
 
     def step_that_counts(self):
@@ -348,7 +348,7 @@ def test_a_step_that_reads_a_number_of_python_is_found(monkeypatch):
         check(PretendGPU(), random_gpt(TINY))
 
 
-def test_weights_that_only_a_cpu_multiplies_are_not_made_for_a_gpu(monkeypatch):
+def test_cpu_only_weights_are_not_made_for_a_gpu(monkeypatch):
     """A packed weight would stay on the host; a run on a GPU rejects int8 before it starts."""
     monkeypatch.setattr(kernels.linear, "MANY_WEIGHTS", 1)
     with PretendGPU() as gpu:

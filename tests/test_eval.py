@@ -74,7 +74,7 @@ def test_eval_json_has_the_keys_that_other_tools_read(args, result) -> None:
     assert 0 <= written["reward_model"]["validation_accuracy"] <= 1
 
 
-def test_scores_and_wins_are_those_of_the_samples(args, result) -> None:
+def test_scores_and_wins_equal_a_recount_of_the_samples(args, result) -> None:
     samples = read_jsonl(args.out / "samples.jsonl", {"query": str, "reference": str, "policies": dict})
     assert len(samples) == 11
     references = [gold_score(sample["query"], sample["reference"]) for sample in samples]
@@ -97,15 +97,15 @@ def test_the_batch_size_changes_nothing(args, result) -> None:
 def test_rounded_weights_and_offloading_change_no_bit(args, monkeypatch) -> None:
     """Weights stored in bfloat16 equal autocast's casts of float32 weights."""
     args = replace(args, dtype="bfloat16", num_queries=5, implicit_rewards=("ppo",))
-    found = []
+    results = []
     for offload, dtype in ((False, torch.float32), (False, torch.bfloat16), (True, torch.bfloat16)):
         monkeypatch.setattr(model_loading, "device_and_dtype", lambda args, device, dtype=dtype: (device, dtype))
         result = evaluation.main(replace(args, out=args.out.parent / f"{dtype}.{offload}", offload=offload))
-        found.append({name: value for name, value in result.items() if name != "args"})
-    assert found[0] == found[1] == found[2]
+        results.append({name: value for name, value in result.items() if name != "args"})
+    assert results[0] == results[1] == results[2]
 
 
-def test_a_policy_is_gone_before_the_next_is_loaded(args, monkeypatch) -> None:
+def test_a_policy_is_freed_before_the_next_is_loaded(args, monkeypatch) -> None:
     policies = (*args.policies, "again", args.policies[1], "more", args.policies[3])
     loaded, alive = [], []
 
@@ -121,7 +121,7 @@ def test_a_policy_is_gone_before_the_next_is_loaded(args, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("flag", ["reward_model", "gold"])
-def test_a_reward_model_with_too_few_positions_is_refused_before_weights_are_read(args, monkeypatch, flag) -> None:
+def test_a_reward_model_with_too_few_positions_is_rejected_before_weights_are_loaded(args, monkeypatch, flag) -> None:
     short = shutil.copytree(args.reward_model, args.out.parent / f"short.{flag}")
     settings = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 20}))
@@ -145,14 +145,14 @@ def test_the_plan_of_an_evaluation_counts_each_model_once_in_the_dtype_of_the_co
         assert phase_memory(work, phase, offloaded, 1).weights == kept
 
 
-def test_the_policy_that_is_the_reference_has_no_kl_and_the_trained_one_has(result) -> None:
+def test_only_the_trained_policy_has_a_kl_to_the_reference(result) -> None:
     assert result["policies"]["sft"]["kl"] == 0
     assert result["policies"]["ppo"]["kl"] != 0
 
 
 def test_kl_of_a_row_equals_its_sum_without_padding_or_batch(args) -> None:
     """Recompute each response unpadded in float64, from full logits."""
-    policy, ref_policy = (load_gpt(place).double() for place in args.policies[1::2][::-1])
+    policy, ref_policy = (load_gpt(path).double() for path in args.policies[1::2][::-1])
     tokenizer = load_tokenizer(args.policies[1])
     for model in (policy, ref_policy):
         model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
@@ -163,19 +163,19 @@ def test_kl_of_a_row_equals_its_sum_without_padding_or_batch(args) -> None:
     for row, (ids, answer) in enumerate(zip(queries, response.tolist(), strict=True)):
         end = answer.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in answer else len(answer)
         text = torch.tensor([ids + answer[:end]])
-        ours = theirs = 0.0
+        logprob = ref_logprob = 0.0
         for t in range(end):
             position = len(ids) - 1 + t
             logprobs = [
                 F.log_softmax(model.logits(model(text))[0, position] / args.kl_temperature, -1)[answer[t]].item()
                 for model in (policy, ref_policy)
             ]
-            ours, theirs = ours + logprobs[0], theirs + logprobs[1]
-        assert kl[row].item() == pytest.approx(ours - theirs, abs=1e-5)
-        assert entropy[row].item() == pytest.approx(-ours, abs=1e-5)
+            logprob, ref_logprob = logprob + logprobs[0], ref_logprob + logprobs[1]
+        assert kl[row].item() == pytest.approx(logprob - ref_logprob, abs=1e-5)
+        assert entropy[row].item() == pytest.approx(-logprob, abs=1e-5)
 
 
-def test_the_entropy_of_the_best_of_n_is_less_by_what_choosing_takes(args) -> None:
+def test_best_of_n_lowers_the_entropy_by_the_exact_amount(args) -> None:
     """Enumerate a policy with three responses: H(best) = E log 1 / P(best)."""
     p, score = torch.tensor([0.5, 0.3, 0.2]).double(), [0, 1, 2]
     chosen = torch.zeros(3).double()  # best of two
@@ -192,8 +192,8 @@ def test_distinct_responses_are_counted_query_by_query(args) -> None:
     few = replace(few, policies=(*args.policies, "best", f"best-of-2:{args.policies[1]}"))
     result = evaluation.main(few)
     tokenizer = load_tokenizer(args.policies[1])
-    for name, place in zip(args.policies[::2], args.policies[1::2], strict=True):
-        policy = load_gpt(place).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    for name, path in zip(args.policies[::2], args.policies[1::2], strict=True):
+        policy = load_gpt(path).forbid(tokenizer.pad_id, tokenizer.vocab_size)
         rows = load_demonstrations(args.data / "sft.validation.jsonl", tokenizer, 160, 64)[:5]
         _, drawn = sample_answers(policy, [r.query for r in rows], tokenizer, 3, 12, 1, args.seed, args.kl_temperature)
         counts = [len({tuple(ids) for ids in drawn[3 * i : 3 * i + 3].tolist()}) for i in range(5)]
@@ -201,7 +201,7 @@ def test_distinct_responses_are_counted_query_by_query(args) -> None:
     assert result["policies"]["best"]["distinct"] is None
 
 
-def test_the_reward_models_accuracy_is_counted_pair_by_pair(args, result) -> None:
+def test_the_reward_models_accuracy_equals_a_recount_of_the_pairs(args, result) -> None:
     tokenizer, model = load_tokenizer(args.reward_model), load_scalar(args.reward_model)
     pairs = load_comparisons(args.data / "comparisons.validation.jsonl", tokenizer, 160, 64)
 
@@ -229,7 +229,7 @@ def test_the_reward_model_is_compared_with_the_gold_score_on_the_policies_own_re
     assert summaries.agreement_on_samples(columns) == {"samples_gold_agreement": 3 / 7, "num_sample_pairs": 7}
 
 
-def test_the_shares_of_shifted_tokens_are_those_of_single_responses(args, result) -> None:
+def test_the_shares_of_shifted_tokens_equal_single_responses(args, result) -> None:
     """Recompute each response on its own; the first policy's greedy response has no shifted token."""
     tokenizer = load_tokenizer(args.policies[1])
     base = load_gpt(args.policies[1]).forbid(tokenizer.pad_id, tokenizer.vocab_size)
@@ -252,7 +252,7 @@ def test_another_policy_may_be_the_base_of_the_colours(args, result) -> None:
     assert other["shares"]["sft"] != result["token_shift"]["shares"]["sft"]
 
 
-def test_a_dpo_policy_is_evaluated_like_any_other_and_ranks_pairs_beside_the_reward_model(args, miniature) -> None:
+def test_a_dpo_policy_is_evaluated_like_any_other_and_ranks_pairs_next_to_the_reward_model(args, miniature) -> None:
     out = args.out.parent
     train_dpo.main(replace(miniature.dpo, out=out / "dpo", lr=3e-3, overwrite=True))
     policies = (*args.policies[:2], "dpo", str(out / "dpo"))
@@ -265,15 +265,15 @@ def test_a_dpo_policy_is_evaluated_like_any_other_and_ranks_pairs_beside_the_rew
     assert "dpo: DPO" in (out / "with_dpo" / "report.html").read_text()
 
 
-def test_the_best_of_n_is_the_response_that_the_reward_model_likes_best(args, tmp_path) -> None:
+def test_best_of_n_is_the_response_with_the_highest_reward(args, tmp_path) -> None:
     sft = args.policies[1]
     changed = replace(args, out=tmp_path / "eval", policies=("sft", sft, "best", f"best-of-4:{sft}"), batch_size=3)
     row = evaluation.main(changed)["policies"]["best"]
     tokenizer, model = load_tokenizer(sft), load_scalar(args.reward_model)
     policy = load_gpt(sft).forbid(tokenizer.pad_id, tokenizer.vocab_size)
     rows = load_demonstrations(args.data / "sft.validation.jsonl", tokenizer, None, None)[: args.num_queries]
-    asked = [r.query for r in rows], tokenizer, 4, args.response_length, 100, args.seed, args.kl_temperature
-    query, response = sample_answers(policy, *asked)
+    arguments = [r.query for r in rows], tokenizer, 4, args.response_length, 100, args.seed, args.kl_temperature
+    query, response = sample_answers(policy, *arguments)
     best = []
     for i in range(0, len(query), 4):  # one at a time
         scores = [
@@ -296,7 +296,7 @@ def test_differences_from_the_first_policy_are_paired_query_by_query(args, resul
     assert result["differences"].keys() == {"ppo"} and result["differences"]["ppo"].keys() == {"gold_score", "rm_score"}
 
 
-def test_without_gold_or_reward_model_their_numbers_are_null_and_their_columns_gone(args) -> None:
+def test_without_gold_or_reward_model_their_numbers_are_null_and_their_columns_missing(args) -> None:
     out = args.out.parent / "bare"
     result = evaluation.main(replace(args, out=out, gold=None, reward_model=None, policies=args.policies[:2]))
     assert result["policies"]["sft"]["gold_win_rate"] is None and result["policies"]["sft"]["rm_score"] is None
@@ -408,7 +408,7 @@ def test_all_can_read_the_report(args, result, unreadable) -> None:
     assert not unreadable(args.out / "report.html")
 
 
-def test_the_page_says_what_was_run_and_links_to_lines_that_are_there(args, result) -> None:
+def test_the_page_shows_the_command_and_links_to_existing_lines(args, result) -> None:
     text = (args.out / "report.html").read_text()
     page = Page(text)
     learning_rate = json.loads((Path(args.policies[3]) / "args.json").read_text())["lr"]
@@ -424,14 +424,14 @@ def test_the_page_says_what_was_run_and_links_to_lines_that_are_there(args, resu
             assert re.search(r"\[N\+ [\d, ]+\]", target.read_text().splitlines()[int(fragment[1:]) - 1])
 
 
-def test_the_search_is_in_the_page_and_there_is_a_card_a_sample(args, result) -> None:
+def test_the_page_includes_the_search_and_one_card_per_sample(args, result) -> None:
     page = Page((args.out / "report.html").read_text())
     assert sum(attributes.get("class") == "sample" for _, attributes in page.tags) == 11
     assert [attributes for tag, attributes in page.tags if tag == "script"] == [{}]  # one inline script
     assert any(attributes.get("type") == "search" for _, attributes in page.tags)
 
 
-def test_the_numbers_of_the_tables_are_those_of_eval_json(args, result) -> None:
+def test_the_tables_show_the_numbers_of_eval_json(args, result) -> None:
     page = Page((args.out / "report.html").read_text())
     accuracies = result["rewards"]["sets"]["validation"]["accuracy"]
     for lines in (cells(result), shift_lines(result), accuracy_lines(accuracies, "all")):
@@ -454,7 +454,7 @@ def test_texts_are_escaped(args, result, tmp_path) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in text
 
 
-def test_a_model_without_a_run_directory_says_so_instead_of_a_curve(result, tmp_path) -> None:
+def test_a_model_without_a_run_directory_shows_a_note_instead_of_a_curve(result, tmp_path) -> None:
     write_page(tmp_path / "report.html", "", page_of(result, ["owner/model"], []))
     assert "owner/model holds no metrics.jsonl" in (tmp_path / "report.html").read_text()
 

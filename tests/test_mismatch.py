@@ -50,7 +50,7 @@ def test_a_rounded_sampler_is_packed_once_per_rollout_and_the_first_ratio_stays_
 
 @needs_int8
 @pytest.mark.parametrize("change", [{}, {"tune": "lora", "value_model": "shared"}, {"dtype": "bfloat16"}], ids=str)
-def test_an_int8_sampler_writes_what_its_own_weights_say(ppo, monkeypatch, change):
+def test_an_int8_samplers_logprobs_come_from_its_rounded_weights(ppo, monkeypatch, change):
     """Its logprobs equal the rounded model's, recomputed on its responses without a cache at the temperature.
 
     The learning rate is 0, because norms and biases are shared with the policy and would move before the recount.
@@ -74,16 +74,16 @@ def test_the_weights_multiply_the_advantages_of_the_loss(ppo, monkeypatch):
     for correction in ("none", "tis"):
         settings = SamplerSettings(top_p=0.6, correction=correction)
         train_ppo.main(replace(ppo, out=ppo.out.with_name(correction), sampler=settings, total_episodes=8))
-    ((batch, *_), _), ((again, *_), _) = batches.calls
-    assert torch.equal(batch.response, again.response)
+    ((batch, *_), _), ((repeated, *_), _) = batches.calls
+    assert torch.equal(batch.response, repeated.response)
     (plain, _), (corrected, _) = losses.calls
     order = batch.real.sum(1).argsort()  # one micro-batch of a shuffled minibatch, matched by logprobs
-    found = {tuple(row.tolist()): advantages for row, advantages in zip(plain[1], plain[2], strict=True)}
+    plain_advantages = {tuple(row.tolist()): advantages for row, advantages in zip(plain[1], plain[2], strict=True)}
     expected, _ = importance_weights(batch.logprobs, batch.sampled_logprobs, batch.actions, 0.603)
     by_row = {tuple(batch.logprobs[b, : plain[1].size(1)].tolist()): expected[b, : plain[1].size(1)] for b in order}
     for row, advantages in zip(corrected[1], corrected[2], strict=True):
         key = tuple(row.tolist())
-        assert torch.allclose(advantages, found[key] * by_row[key], atol=1e-6)
+        assert torch.allclose(advantages, plain_advantages[key] * by_row[key], atol=1e-6)
     (row,) = read_metrics(ppo.out.with_name("tis"))
     ratio = (batch.logprobs - batch.sampled_logprobs).exp()[batch.actions]
     assert row["policy/tis_weight"] == pytest.approx(ratio.clamp(max=0.603).mean().item(), rel=1e-5)
@@ -92,7 +92,7 @@ def test_the_weights_multiply_the_advantages_of_the_loss(ppo, monkeypatch):
 
 
 @pytest.mark.parametrize("correction", ["none", "tis", "sampler_logprobs"])
-def test_a_policy_that_is_its_reference_pays_no_kl_whatever_samples(ppo, monkeypatch, correction):
+def test_a_policy_equal_to_its_reference_pays_no_kl_for_any_sampler(ppo, monkeypatch, correction):
     """Exactly: rewards contain only the score, and the logged KL is 0, with top-p 0.7 and before any step."""
     rollouts, advantages = spy_on(monkeypatch, "rollout_metrics"), spy_on(monkeypatch, "gae")
     losses = spy_on(monkeypatch, "policy_loss")
@@ -115,7 +115,7 @@ def test_a_policy_that_is_its_reference_pays_no_kl_whatever_samples(ppo, monkeyp
 
 @pytest.mark.parametrize("correction", ["none", "sampler_logprobs"])
 @pytest.mark.parametrize("algorithm", ["grpo", "gspo", "rloo", "reinforce++", "online_dpo"])
-def test_advantages_without_a_value_model_are_not_of_the_samplers_kl(ppo, monkeypatch, algorithm, correction):
+def test_advantages_without_a_value_model_ignore_the_samplers_kl(ppo, monkeypatch, algorithm, correction):
     """The same in train_grpo.py, with the KL in the reward or in the loss."""
     seen, divided = [], []
 
@@ -139,7 +139,7 @@ def test_advantages_without_a_value_model_are_not_of_the_samplers_kl(ppo, monkey
     assert {tuple(row) for row in divided[0].tolist()} == rows
 
 
-def test_top_p_weights_are_the_share_of_the_distribution_that_was_kept(ppo, monkeypatch):
+def test_top_p_weights_equal_the_probability_mass_that_was_kept(ppo, monkeypatch):
     """They are between p and 1: the filter raises all kept probabilities by the same factor."""
     batches = spy_on(monkeypatch, "rollout_metrics")
     train_ppo.main(replace(ppo, sampler=SamplerSettings(top_p=0.6), total_episodes=8))
@@ -171,7 +171,7 @@ def recorded(plain, seen):
 
 
 @pytest.mark.parametrize("change", [{}, {"tune": "lora"}], ids=str)
-def test_a_run_resumes_between_two_copies(ppo, monkeypatch, change):
+def test_a_run_resumes_between_two_sampler_updates(ppo, monkeypatch, change):
     """Equal to the last bit: the stale weights are part of the state."""
     settings = SamplerSettings(sync_every=3, correction="tis")
     args = replace(ppo, sampler=settings, total_episodes=32, save_every=2, lr=1e-2, **change)
@@ -204,14 +204,14 @@ def test_the_policy_itself_samples_by_default(ppo):
     ],
     ids=str,
 )
-def test_settings_that_do_not_fit_are_refused_before_anything_is_written(ppo, monkeypatch, change, sentence):
+def test_conflicting_settings_are_rejected_before_anything_is_written(ppo, monkeypatch, change, sentence):
     monkeypatch.setattr(checks, "has_int8_products", lambda: False)
     with pytest.raises(InputError, match=sentence):
         train_ppo.main(replace(ppo, sampler=SamplerSettings(**change), shard="fsdp"))
     assert not ppo.out.exists()
 
 
-def test_int8_is_refused_on_a_gpu(ppo, monkeypatch):
+def test_int8_is_rejected_on_a_gpu(ppo, monkeypatch):
     monkeypatch.setattr(checks, "has_int8_products", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for device in ("auto", "cuda", "cuda:0"):
@@ -221,7 +221,7 @@ def test_int8_is_refused_on_a_gpu(ppo, monkeypatch):
 
 
 @pytest.mark.parametrize("device", [GPU])
-def test_int8_is_refused_before_a_run_on_a_gpu(ppo, device):
+def test_int8_is_rejected_before_a_run_on_a_gpu(ppo, device):
     with pytest.raises(InputError, match="does not run on a GPU: pass bfloat16 or same"):
         train_ppo.main(replace(ppo, sampler=INT8_SAMPLER, device=device))
     assert not ppo.out.exists()

@@ -59,14 +59,14 @@ def product(model: nano.GPT) -> GPT | ScalarModel:
     return twin
 
 
-def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5), (ours - theirs).abs().max()
+def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert torch.allclose(actual, expected, rtol=1e-5, atol=1e-5), (actual - expected).abs().max()
 
 
 def assert_same_parameters(model: nano.GPT, twin: GPT | ScalarModel, of_gradients: bool = False) -> None:
-    theirs = dict(twin.named_parameters())
+    twin_parameters = dict(twin.named_parameters())
     for name, weight in model.named_parameters():
-        other = theirs[product_name(name, isinstance(twin, ScalarModel))]
+        other = twin_parameters[product_name(name, isinstance(twin, ScalarModel))]
         assert_same(*((weight.grad, other.grad) if of_gradients else (weight, other)))
 
 
@@ -95,8 +95,8 @@ def world():
     return notes, policy, ref_policy, reward_model, value_model
 
 
-def uniforms_of(rows: int, seed: int = 0) -> torch.Tensor:
-    return torch.rand((rows, nano.T), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def random_uniforms(num_rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand((num_rows, nano.T), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def batch(world, settings):
     """Run nano's rollout on the world's notes."""
     notes, policy, ref_policy, reward_model, value_model = world
     query = nano.encode_queries(notes)
-    return nano.rollout(policy, ref_policy, reward_model, value_model, query, uniforms_of(B), settings)
+    return nano.rollout(policy, ref_policy, reward_model, value_model, query, random_uniforms(B), settings)
 
 
 # -------------------------------------------------------------------------------------------- 1. the world
@@ -130,11 +130,11 @@ def test_a_note_has_three_goods_among_fillers_and_ends_with_a_colon():
         ("um", -1), ("eggs eggs", -2), ("jam :", 0), ("figs jam milk eggs", 2),
     ],
 )  # fmt: skip
-def test_the_customer_counts_goods_and_slips(response, gold):
+def test_the_gold_score_counts_goods_and_mistakes(response, gold):
     assert nano.gold_score("um figs so jam milk :".split(), response.split()) == gold
 
 
-def test_writers_list_goods_as_often_as_they_are_careful_and_add_others_otherwise():
+def test_writers_list_goods_with_probability_care_and_add_wrong_ones_otherwise():
     rng, note = random.Random(0), "um figs so jam milk :".split()
     responses = [nano.write(note, 0.7, rng) for _ in range(4000)]
     counts = Counter(word for response in responses for word in response)
@@ -147,13 +147,13 @@ def test_writers_list_goods_as_often_as_they_are_careful_and_add_others_otherwis
     full = Counter(tuple(response) for response in responses if set(response) == {"figs", "jam", "milk"})
     assert full.most_common(1)[0][0] == ("figs", "jam", "milk")  # in the note's order
     # an added good is equally likely before, between and after the three
-    places = Counter(
+    positions = Counter(
         next(i for i, word in enumerate(response) if word not in note)
         for response in responses
         if len(response) == 4 and len(set(response) & set(note)) == 3 and set(response) - set(note)
     )
-    assert sorted(places) == [0, 1, 2, 3]
-    assert all(abs(places[i] / places.total() - 0.25) < 0.1 for i in range(4)), places
+    assert sorted(positions) == [0, 1, 2, 3]
+    assert all(abs(positions[i] / positions.total() - 0.25) < 0.1 for i in range(4)), positions
 
 
 def test_labels_follow_bradley_and_terry(monkeypatch):
@@ -166,7 +166,7 @@ def test_labels_follow_bradley_and_terry(monkeypatch):
     assert abs(fmean(chosen == better for chosen, _ in picked) - 1 / (1 + math.exp(-1))) < 0.02
 
 
-def test_the_writers_of_a_pair_are_careful_to_any_degree_from_0_3_to_1(monkeypatch):
+def test_the_writers_of_a_pair_have_any_care_from_0_3_to_1(monkeypatch):
     """This holds for both writers, even after a tie makes one write again."""
     note, cares = "um figs so jam milk :".split(), []
     texts = iter([["figs"], ["figs"], []] * 2000)
@@ -180,9 +180,9 @@ def test_the_writers_of_a_pair_are_careful_to_any_degree_from_0_3_to_1(monkeypat
     rng = random.Random(0)
     for _ in range(2000):
         nano.compare(note, rng)
-    for some in (cares[::3], cares[1::3], cares[2::3]):
-        assert 0.3 <= min(some) < 0.31 and 0.99 < max(some) <= 1
-        assert abs(fmean(some) - 0.65) < 0.02
+    for writer_cares in (cares[::3], cares[1::3], cares[2::3]):
+        assert 0.3 <= min(writer_cares) < 0.31 and 0.99 < max(writer_cares) <= 1
+        assert abs(fmean(writer_cares) - 0.65) < 0.02
 
 
 def test_texts_become_ids_and_back():
@@ -195,7 +195,7 @@ def test_texts_become_ids_and_back():
 
 
 # -------------------------------------------------------------------------------------------- 2. the model
-def test_new_weights_have_the_spread_that_the_page_says():
+def test_new_weights_have_the_documented_spread():
     torch.manual_seed(0)
     model = nano.GPT(nano.V)
     for name, weight in model.named_parameters():
@@ -209,7 +209,7 @@ def test_the_same_uniforms_give_the_same_tokens(world, settings, batch):
     query = nano.encode_queries(notes)
     response, _ = generate(
         product(policy), query, query != nano.PAD, nano.T, settings.temperature,
-        eos_id=nano.EOS, pad_id=nano.PAD, uniforms=uniforms_of(B),
+        eos_id=nano.EOS, pad_id=nano.PAD, uniforms=random_uniforms(B),
     )  # fmt: skip
     assert torch.equal(batch["response"], response)
     ends = (response == nano.EOS).any(1)
@@ -221,7 +221,7 @@ def product_batch(batch, score_at="after_eos") -> Batch:
     return Batch.of([{}] * B, *ids, torch.zeros(B, nano.T), nano.EOS, nano.PAD, score_at)
 
 
-def test_ends_and_masks_are_those_of_the_product(batch):
+def test_ends_and_masks_equal_the_library(batch):
     has_eos, end, actions, states = nano.find_end(batch["response"])
     theirs = product_batch(batch)
     assert torch.equal(has_eos, theirs.has_eos) and torch.equal(end, theirs.eos_index)
@@ -252,7 +252,7 @@ def query_ids(notes):
     return [[nano.WORDS.index(word) for word in note] for note in notes]
 
 
-def test_the_loss_of_sft_and_its_gradient_are_those_of_the_product(world):
+def test_the_sft_loss_and_its_gradient_equal_the_library(world):
     notes, policy, *_ = world
     ids, response = examples(notes, random.Random(1))
     rows = [Demonstration(q, r, {}) for q, r in zip(query_ids(notes), ids, strict=True)]
@@ -271,7 +271,7 @@ def comparisons(notes):
     return rows, (nano.encode_queries(notes), chosen, rejected)
 
 
-def test_the_loss_of_the_reward_model_and_its_gradient_are_those_of_the_product(world):
+def test_the_reward_model_loss_and_its_gradient_equal_the_library(world):
     notes, _, _, reward_model, _ = world
     rows, data = comparisons(notes)
     reward_model, twin = copy.deepcopy(reward_model), product(reward_model)
@@ -295,7 +295,7 @@ def test_a_reward_model_starts_from_the_policy_with_a_new_head(world):
     assert_same(model.head.weight, expected)
 
 
-def test_normalised_scores_are_those_of_the_product(world):
+def test_normalised_scores_equal_the_library(world):
     notes, _, _, reward_model, _ = world
     ids, response = examples(notes, random.Random(4))
     rows = [Demonstration(q, r, {}) for q, r in zip(query_ids(notes), ids, strict=True)]
@@ -308,7 +308,7 @@ def test_normalised_scores_are_those_of_the_product(world):
     assert abs(nano.score(reward_model, query, response).mean().item()) < 1e-5
 
 
-def test_training_takes_the_steps_of_the_product(world):
+def test_training_steps_equal_the_library(world):
     """Two epochs of batches of 64, AdamW with eps 1e-5, cosine decay."""
     _, _, _, reward_model, _ = world
     rng = random.Random(8)
@@ -320,10 +320,10 @@ def test_training_takes_the_steps_of_the_product(world):
     order = [i for _ in range(2) for i in torch.randperm(100, generator=generator).tolist()]
     optimizer = torch.optim.AdamW(twin.parameters(), eps=1e-5)
     for step in range(4):
-        some = [rows[i] for i in order[64 * step : 64 * (step + 1)]]
+        batch_rows = [rows[i] for i in order[64 * step : 64 * (step + 1)]]
         optimizer.param_groups[0]["lr"] = 1e-3 * lr_factor("cosine", step, 4)
         optimizer.zero_grad()
-        (contrastive_loss(twin, some, nano.PAD)[0] / len(some)).backward()
+        (contrastive_loss(twin, batch_rows, nano.PAD)[0] / len(batch_rows)).backward()
         optimizer.step()
     assert_same_parameters(reward_model, twin)
 
@@ -373,8 +373,8 @@ def test_losses_and_gradients_are_those_of_the_product(world, settings, batch):
 
 def test_the_first_ratio_is_1(world, settings, batch):
     _, policy, *_ = world
-    again = nano.response_logprobs(policy, batch["query"], batch["response"], settings.temperature)
-    assert torch.equal(again[batch["actions"]], batch["logprobs"][batch["actions"]].clone())
+    logprobs = nano.response_logprobs(policy, batch["query"], batch["response"], settings.temperature)
+    assert torch.equal(logprobs[batch["actions"]], batch["logprobs"][batch["actions"]].clone())
 
 
 def word_tokenizer(directory: Path):
@@ -424,12 +424,12 @@ def test_three_updates_give_the_weights_of_train_ppo(world, tmp_path, num_miniba
     assert moved > 1e-3
 
 
-def test_every_tenth_update_says_its_score_and_its_kl(world, settings, monkeypatch, capsys):
-    notes, policy, *others = world
+def test_every_tenth_update_prints_its_score_and_kl(world, settings, monkeypatch, capsys):
+    notes, policy, *frozen = world
     batches, rollout = [], nano.rollout
     monkeypatch.setattr(nano, "rollout", lambda *args: batches.append(rollout(*args)) or batches[-1])
     queries = nano.encode_queries([notes[i % B] for i in range(11 * 4)]).view(11, 4, nano.Q)
-    models = copy.deepcopy(policy), *others[:2], copy.deepcopy(others[2])
+    models = copy.deepcopy(policy), *frozen[:2], copy.deepcopy(frozen[2])
     nano.train_ppo(*models, queries, settings, torch.Generator().manual_seed(0))
     lines = []
     for update in (0, 10):
@@ -441,25 +441,25 @@ def test_every_tenth_update_says_its_score_and_its_kl(world, settings, monkeypat
 
 
 # ----------------------------------------------------------------------------- 6. evaluation, and the page
-def test_the_table_is_a_recount(world, settings, capsys):
-    notes, policy, *others = world
+def test_the_table_equals_a_recount(world, settings, capsys):
+    notes, policy, *frozen = world
     torch.manual_seed(11)
-    batch = nano.evaluate("PPO", policy, tuple(others), notes, settings)
+    batch = nano.evaluate("PPO", policy, tuple(frozen), notes, settings)
     torch.manual_seed(11)
-    again = nano.rollout(
-        policy, *others, nano.encode_queries(notes), torch.rand((B, nano.T), dtype=torch.float64), settings
+    expected = nano.rollout(
+        policy, *frozen, nano.encode_queries(notes), torch.rand((B, nano.T), dtype=torch.float64), settings
     )
-    assert all(torch.equal(batch[name], again[name]) for name in batch)
+    assert all(torch.equal(batch[name], expected[name]) for name in batch)
     texts = [[nano.WORDS[i] for i in ids if i > nano.EOS] for ids in batch["response"].tolist()]
     golds = [nano.gold_score(note, text) for note, text in zip(notes, texts, strict=True)]
     kl = [(batch["logprobs"] - batch["ref_logprobs"])[b][batch["actions"][b]].sum().item() for b in range(B)]
     has_eos = [nano.EOS in ids for ids in batch["response"].tolist()]
     numbers = fmean(golds), batch["scores"].mean().item(), fmean(kl), fmean(map(len, texts)), fmean(has_eos)
-    shown = capsys.readouterr().out.split()
-    assert shown[:6] == ["PPO", *(f"{number:.2f}" for number in numbers)] and shown[6:] == texts[0]
+    printed = capsys.readouterr().out.split()
+    assert printed[:6] == ["PPO", *(f"{number:.2f}" for number in numbers)] and printed[6:] == texts[0]
 
 
-def test_a_response_is_taken_apart_up_to_the_finished_state(batch, capsys):
+def test_the_token_table_ends_with_the_finished_state(batch, capsys):
     row = int(nano.find_end(batch["response"])[1].argmin())
     nano.take_apart(batch, row)
     header, *lines = capsys.readouterr().out.splitlines()

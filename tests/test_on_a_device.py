@@ -101,11 +101,11 @@ SHARDED = {
 
 
 def entry(base: str, flags: str, device: str) -> fuzz.Entry:
-    found = fuzz.ENTRIES[base]
-    return replace(found, command=f"{found.command} {flags} --device {device}")
+    base_entry = fuzz.ENTRIES[base]
+    return replace(base_entry, command=f"{base_entry.command} {flags} --device {device}")
 
 
-def args_of(entry: fuzz.Entry) -> type:
+def find_args(entry: fuzz.Entry) -> type:
     """Return the Args class whose fields are the command's flags."""
     if not isinstance(entry.args, dict):
         return entry.args
@@ -121,14 +121,14 @@ def has_flag(args: type, flag: str) -> bool:
 
 
 # -------------------------------------------------------------------------------------------------------- 1. the matrix
-def test_the_commands_have_flags_that_exist_and_reach_every_script_and_evaluation():
+def test_the_commands_use_existing_flags_and_cover_every_script_and_evaluation():
     commands = [entry(base, flags, "cpu") for base, flags in [*COMMANDS.values(), *SHARDED.items()]]
     for command in commands:
         flags = [word for word in command.words if word.startswith("--")]
-        assert [flag for flag in flags if not has_flag(args_of(command), flag)] == [], command.command
+        assert [flag for flag in flags if not has_flag(find_args(command), flag)] == [], command.command
     scripts = (train_sft, train_rm, train_dpo, train_ppo, train_grpo, train_rlcf, train_discriminator, train_baselines)
     recipes = [settings for script in (*scripts, evaluation) for _, settings in script.RECIPES.values()]
-    assert {args_of(command) for command in commands} >= {type(settings) for settings in recipes}
+    assert {find_args(command) for command in commands} >= {type(settings) for settings in recipes}
 
 
 # --------------------------------------------------------------------------------------------------------- 2. the world
@@ -205,7 +205,7 @@ DEVICES = ["cpu"] if TEST_DEVICE == "cpu" else [GPU]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_an_interrupted_run_goes_on(device, world, here):
+def test_an_interrupted_run_resumes(device, world, here):
     command = entry("train_ppo", "--save-every 1 --dtype bfloat16", device)
     fill(here, world, command)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
@@ -227,7 +227,7 @@ def run_on_a_rank(argument: tuple[Path, str]) -> None:
 @pytest.mark.parametrize(
     ("number", "device"), [(1, "cpu")] if TEST_DEVICE == "cpu" else [pytest.param(1, "cuda", marks=GPU.marks), TWO_GPUS]
 )
-def test_ranks_of_nccl_run_the_scripts(number, device, world, tmp_path):
+def test_the_scripts_run_on_nccl_ranks(number, device, world, tmp_path):
     """One GPU runs one rank: NCCL rejects two, and so does `--device cuda`."""
     for base, flags in SHARDED.items():
         fill(tmp_path, world, entry(base, flags, device))

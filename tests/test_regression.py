@@ -38,7 +38,7 @@ def scored(miniature):
     return replace(miniature.rm, loss="regression", num_normalisation=0, out=miniature.root / "rm_regression")
 
 
-def test_the_loss_is_the_squared_error_of_each_text_alone(miniature):
+def test_the_loss_equals_the_squared_error_of_single_texts(miniature):
     model = load_scalar(miniature.root / "rm").requires_grad_(True)
     loss, num_right, absolute = train_rm.regression_loss(model, ROWS, PAD)
     alone = [model(torch.tensor([row.query + row.response]))[0, -1].item() for row in ROWS]
@@ -57,8 +57,8 @@ def test_the_loss_of_three_scores_typed_by_hand(monkeypatch):
     assert (loss.item(), num_right.item(), absolute.item()) == (26.0, 2, 6.0) and not absolute.requires_grad
     loss.backward()
     assert scores.grad.tolist() == [-2.0, 0.0, -10.0]
-    for others, num_right in (([-0.5, -0.5, 0.5], 2), ([0.5, 0.5, -0.5], 1)):  # correct signs: - + +
-        monkeypatch.setattr(train_rm, "response_scores", lambda *_, others=others: torch.tensor(others))
+    for new_scores, num_right in (([-0.5, -0.5, 0.5], 2), ([0.5, 0.5, -0.5], 1)):  # correct signs: - + +
+        monkeypatch.setattr(train_rm, "response_scores", lambda *_, new_scores=new_scores: torch.tensor(new_scores))
         assert train_rm.regression_loss(None, ROWS, PAD)[1].item() == num_right
 
 
@@ -86,7 +86,7 @@ def test_a_regression_learns_the_scores_and_is_not_normalised(scored, miniature)
     assert sum(losses[-8:]) < 0.5 * sum(losses[:8])
 
 
-def test_a_regression_is_also_measured_by_its_ranking(scored):
+def test_a_regression_also_reports_its_ranking_accuracy(scored):
     summary = train_rm.main(replace(scored, overwrite=True))
     model, tokenizer = load_scalar(scored.out), load_tokenizer(scored.out)
     pairs = load_comparisons(scored.data / "comparisons.validation.jsonl", tokenizer, None, None)
@@ -94,7 +94,7 @@ def test_a_regression_is_also_measured_by_its_ranking(scored):
     assert summary["validation_pair_accuracy"] == sum(margin > 0 for margin in margins) / len(pairs)
 
 
-def test_a_regression_needs_no_pairs(scored, tmp_path):
+def test_a_regression_runs_without_pairs(scored, tmp_path):
     (tmp_path / "data").mkdir()
     for name in ("scored.train", "scored.validation", "sft.train"):
         (tmp_path / "data" / f"{name}.jsonl").symlink_to(scored.data / f"{name}.jsonl")
@@ -126,7 +126,7 @@ def test_linear_trains_the_outer_blocks_the_linear_layers_and_the_head_only(tiny
     assert {"score.weight", "transformer.blocks.0.norm1.weight", "transformer.blocks.2.mlp.up.bias"} <= trained
 
 
-def test_a_frozen_weight_is_the_policys_after_training_and_a_trained_one_is_not(miniature, tmp_path):
+def test_training_changes_trained_weights_and_no_frozen_weight(miniature, tmp_path):
     train_rm.main(replace(miniature.rm, trainable="linear", out=tmp_path / "rm", lr=1e-2))
     model, policy = load_scalar(tmp_path / "rm"), load_gpt(miniature.root / "sft")
     assert torch.equal(model.transformer.embedding.weight, policy.transformer.embedding.weight)
@@ -134,7 +134,7 @@ def test_a_frozen_weight_is_the_policys_after_training_and_a_trained_one_is_not(
     assert not torch.equal(model.transformer.blocks[0].mlp.up.weight, policy.transformer.blocks[0].mlp.up.weight)
 
 
-def test_only_matrices_decay_where_vectors_do_not():
+def test_without_vector_decay_only_matrices_decay():
     layer = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
     with torch.no_grad():
         layer[0].bias += 1
@@ -164,6 +164,6 @@ def test_the_gradient_norm_is_clipped(miniature, tmp_path, monkeypatch):
     assert norms[1] == pytest.approx(limit, rel=1e-3)
 
 
-def test_the_summary_is_on_disk(scored):
+def test_the_summary_is_written_to_disk(scored):
     train_rm.main(replace(scored, overwrite=True))
     assert json.loads((scored.out / "summary.json").read_text())["num_validation_rows"] == 16

@@ -17,36 +17,36 @@ MARK = re.compile(r" *# (?:[\d.]+ )?(?P<name>.+) \(the same in (?P<files>.+)\)")
 
 def blocks(text: str) -> dict[str, tuple[set[str], str]]:
     """Map each block's name to the other files named by its mark, and its text without indentation."""
-    found: dict[str, tuple[set[str], str]] = {}
+    marked: dict[str, tuple[set[str], str]] = {}
     for block in re.split(r"\n\s*\n", text):
         lines = block.splitlines()
         marks = [(number, mark) for number, line in enumerate(lines) if (mark := MARK.fullmatch(line))]
         assert len(marks) <= 1, f"{marks[1][1]['name']} begins within {marks[0][1]['name']}"
         for number, mark in marks:
-            assert mark["name"] not in found, f"a second block {mark['name']}"
+            assert mark["name"] not in marked, f"a second block {mark['name']}"
             files = set(mark["files"].split(", "))
-            found[mark["name"]] = files, textwrap.dedent("\n".join(lines[number + 1 :]))
+            marked[mark["name"]] = files, textwrap.dedent("\n".join(lines[number + 1 :]))
         assert block.count("(the same in") == len(marks), f"no mark: {block}"
-    return found
+    return marked
 
 
 def check(sources: dict[str, str]) -> dict[str, set[str]]:
     """Map each block's name to its files; AssertionError if two differ or a mark names the wrong files."""
-    held = {file: blocks(text) for file, text in sources.items()}
+    blocks_of = {file: blocks(text) for file, text in sources.items()}
     holders: dict[str, set[str]] = {}
-    for file, of_file in held.items():
+    for file, of_file in blocks_of.items():
         for name in of_file:
             holders.setdefault(name, set()).add(file)
     for name, files in holders.items():
         assert len(files) > 1, f"{name} is only in {files}"
-        assert len({held[file][name][1] for file in files}) == 1, f"{name} differs between {sorted(files)}"
+        assert len({blocks_of[file][name][1] for file in files}) == 1, f"{name} differs between {sorted(files)}"
         for file in files:
-            named = held[file][name][0]
+            named = blocks_of[file][name][0]
             assert named == files - {file}, f"{file}: the mark of {name} names {named}, it is in {files - {file}}"
     return holders
 
 
-def test_shared_blocks_are_equal_and_name_the_files_that_hold_them():
+def test_shared_blocks_are_equal_and_name_the_files_that_contain_them():
     files = [*ROOT.glob("train_*.py"), *ROOT.glob("nanorlhf/rlcf/train_*.py")]
     holders = check({file.relative_to(ROOT).as_posix(): file.read_text() for file in files})
     assert holders["optimizer step"] == {"train_sft.py", "train_rm.py", "train_dpo.py"}
@@ -57,7 +57,7 @@ def source(others: str, body: str, name: str = "step", indent: str = "") -> str:
     return "x = 0\n\n" + textwrap.indent(f"# {name} (the same in {others})\n{body}\n\n", indent)
 
 
-def test_the_same_text_may_be_indented_otherwise_and_its_section_have_another_number():
+def test_equal_blocks_may_differ_in_indentation_and_section_number():
     a, b = source("b", "if x:\n    y()", name="2.3 step"), source("a", "if x:\n    y()", indent="        ")
     assert check({"a": a, "b": b, "c": "y()"}) == {"step": {"a", "b"}}
 
@@ -76,7 +76,7 @@ def test_the_same_text_may_be_indented_otherwise_and_its_section_have_another_nu
         ({"a": source("b", "x = 1") * 2}, "a second block step"),
     ],
 )
-def test_what_is_wrong_is_named(sources, sentence):
+def test_errors_name_the_block(sources, sentence):
     if sentence is None:
         check(sources)
     else:

@@ -72,7 +72,7 @@ def test_a_policy_learns_to_end_its_turn(world):
     assert all(sample["query"].endswith("<|im_start|>assistant\n") for sample in samples)
 
 
-def test_transformers_chats_with_the_policy(world):
+def test_transformers_can_chat_with_the_policy(world):
     """Its chat template, EOS and generation settings produce the trained reply."""
     root, _ = world
     tokenizer, model = AutoTokenizer.from_pretrained(root / "sft"), AutoModelForCausalLM.from_pretrained(root / "sft")
@@ -82,7 +82,7 @@ def test_transformers_chats_with_the_policy(world):
     assert tokenizer.decode(ids[query["input_ids"].size(1) :]) == REPLIES[0] + "<|im_end|>"
 
 
-def test_ppo_samples_after_marks_and_ends_at_the_end_of_a_turn(world, tmp_path, monkeypatch):
+def test_ppo_samples_after_the_chat_markers_and_stops_at_the_end_of_a_turn(world, tmp_path, monkeypatch):
     root, _ = world
     seen, plain = [], train_ppo.load_demonstrations
 
@@ -111,7 +111,7 @@ def test_ppo_samples_after_marks_and_ends_at_the_end_of_a_turn(world, tmp_path, 
     assert load_gpt(tmp_path / "ppo").config == load_gpt(root / "sft").config
 
 
-def test_a_model_without_the_datas_tokenizer_ends_with_its_own_eos(world, tmp_path):
+def test_a_model_without_the_data_tokenizer_uses_its_own_eos(world, tmp_path):
     root, _ = world
     shutil.copy(root / "data/sft.validation.jsonl", tmp_path)
     [row, *_] = load_demonstrations(tmp_path / "sft.validation.jsonl", load_tokenizer(root / "model"), None, None)

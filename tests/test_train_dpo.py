@@ -71,7 +71,7 @@ def test_the_other_losses_are_those_of_their_papers(log_ratios, beta, share):
 
 
 @given(st.floats(-10, 10), st.floats(0.01, 0.49))
-def test_the_robust_loss_of_flipped_labels_is_on_average_dpos_of_the_true_ones(margin, share):
+def test_the_robust_loss_on_flipped_labels_averages_to_dpo_on_true_labels(margin, share):
     m = torch.tensor([margin], dtype=torch.float64)
     flipped_or_not = (margin_loss(sign * m, 0.1, "robust", share).item() for sign in (1, -1))
     mean = sum(p * loss for p, loss in zip((1 - share, share), flipped_or_not, strict=True))
@@ -81,7 +81,7 @@ def test_the_robust_loss_of_flipped_labels_is_on_average_dpos_of_the_true_ones(m
     assert abs(best.grad.item()) < 1e-9  # conservative DPO's optimum
 
 
-def test_ipo_leads_the_log_ratios_to_half_the_inverse_of_beta():
+def test_ipo_drives_the_log_ratio_difference_to_half_the_inverse_of_beta():
     h = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     for _ in range(200):
         loss = margin_loss(0.25 * h, 0.25, "ipo", 0.0)
@@ -116,7 +116,7 @@ def log_sigmoid(x):
     return -torch.log(1 + torch.exp(-x))
 
 
-def loss_of_the_paper(args, rows, ratios_of, logprob_of) -> tuple[torch.Tensor, float]:
+def paper_loss(args, rows, ratios_of, logprob_of) -> tuple[torch.Tensor, float]:
     """Compute a batch's mean loss one response at a time, and KTO's z0.
 
     ratios_of, logprob_of: (query, response) -> log(policy / reference), log policy of one unpadded text.
@@ -184,7 +184,7 @@ def test_the_gradient_equals_that_of_single_texts_in_float64(miniature, tmp_path
         logprob, ref_logprob = (float64_sum(model, query, response) for model in models)
         return logprob - ref_logprob.detach()
 
-    loss, z0 = loss_of_the_paper(args, batch, log_ratio, lambda query, y: float64_sum(models[0], query, y))
+    loss, z0 = paper_loss(args, batch, log_ratio, lambda query, y: float64_sum(models[0], query, y))
     loss.backward()
     expected = torch.cat([p.grad.flatten() for p in models[0].parameters()])
     [first] = [row for row in read_metrics(args.out) if row.get("episode") == args.batch_size]
@@ -220,7 +220,7 @@ FIRST_LOSSES = {"ipo": 1.0, "robust": math.log(2), "hinge": 1.0, "kto": 0.5, "kt
 
 
 @pytest.mark.parametrize("kind", [*FIRST_LOSSES, "orpo", "simpo"])
-def test_the_script_trains_by_the_loss_it_is_told(miniature, tmp_path, kind):
+def test_the_script_trains_with_each_loss(miniature, tmp_path, kind):
     """With a reference, the margin is 0 before the first step; after some steps, the loss on all rows is lower."""
     labels = {"robust": Labels(smoothing=0.1), "simpo": Labels(target_margin=0.5)}.get(kind, Labels())
     args = replace(miniature.dpo, loss=kind, labels=labels, beta=2.0 if kind == "simpo" else 0.5)
@@ -239,7 +239,7 @@ def test_the_script_trains_by_the_loss_it_is_told(miniature, tmp_path, kind):
 def test_validation_metrics_equal_a_recount_over_the_reward_models_pairs(dpo, miniature):
     tokenizer = load_tokenizer(dpo.out)
     policy, ref_policy = (
-        load_gpt(place).double().forbid(tokenizer.pad_id, tokenizer.vocab_size) for place in (dpo.out, dpo.sft)
+        load_gpt(path).double().forbid(tokenizer.pad_id, tokenizer.vocab_size) for path in (dpo.out, dpo.sft)
     )
     margins = [
         dpo.beta
@@ -249,13 +249,13 @@ def test_validation_metrics_equal_a_recount_over_the_reward_models_pairs(dpo, mi
         )
         for row in load_comparisons(dpo.data / "comparisons.validation.jsonl", tokenizer, None, None)
     ]
-    summary, of_rm = (json.loads((out / "summary.json").read_text()) for out in (dpo.out, miniature.root / "rm"))
+    summary, rm_summary = (json.loads((out / "summary.json").read_text()) for out in (dpo.out, miniature.root / "rm"))
     assert summary["validation_accuracy"] == sum(margin > 0 for margin in margins) / len(margins)
     assert summary["validation_margin"] == pytest.approx(sum(margins) / len(margins), abs=1e-5)
-    assert summary["num_validation_pairs"] == of_rm["num_validation_pairs"] == len(margins)
+    assert summary["num_validation_pairs"] == rm_summary["num_validation_pairs"] == len(margins)
 
 
-def test_the_data_comes_in_the_reward_models_order(miniature, monkeypatch, tmp_path):
+def test_the_data_order_equals_the_reward_models(miniature, monkeypatch, tmp_path):
     seen = {}
     scripts = (train_rm, miniature.rm, "pair_scores"), (train_dpo, miniature.dpo, "pair_logprobs")
     for script, args, name in scripts:
@@ -305,7 +305,7 @@ def test_resuming_equals_the_uninterrupted_run(dpo, monkeypatch, tmp_path):
         ({"warmup_steps": 100}, "--warmup-steps 100 is not shorter than the 8 steps of the schedule"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_before_anything_is_written(miniature, tmp_path, change, sentence):
+def test_bad_settings_are_rejected_before_anything_is_written(miniature, tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence):
         train_dpo.main(replace(miniature.dpo, out=tmp_path / "dpo", **change))
     assert not (tmp_path / "dpo").exists()

@@ -55,7 +55,7 @@ def spy_on(monkeypatch, name) -> Spy:
     return Spy(monkeypatch, name, train_ppo, update_metrics, sampler, readings, batches)
 
 
-def rollout_of_a_few(model):
+def small_rollout(model):
     query = left_pad([[5, 6, 7, 8], [9], [10, 11]], PAD)
     response = torch.tensor([[12, 13, EOS, PAD], [14, 15, 16, 17], [EOS, PAD, PAD, PAD]])
     _, actions, states = eos_masks(response, EOS, PAD)
@@ -69,7 +69,7 @@ def test_left_padding_does_not_change_the_logprobs_of_a_response(tiny_gpt, posit
     if positions == "learned":
         tiny_gpt = GPT(replace(TINY, positions="learned", rotary_dim=0))
         torch.nn.init.normal_(tiny_gpt.transformer.positions.weight)
-    qr, mask, actions, _ = rollout_of_a_few(tiny_gpt)
+    qr, mask, actions, _ = small_rollout(tiny_gpt)
     qr, mask = F.pad(qr, (1, 0), value=PAD), F.pad(mask, (1, 0))  # queries are wider than responses
     logprobs, entropy = response_logprobs(tiny_gpt, qr, mask, actions, 0.7)
     for b in range(3):
@@ -83,29 +83,29 @@ def test_left_padding_does_not_change_the_logprobs_of_a_response(tiny_gpt, posit
 
 def test_two_policies_are_compared_by_the_whole_distribution_of_each_token(tiny_gpt):
     """Expected from each row without padding in float64: log p, log q, and sum_v p_v (log p_v - log q_v)."""
-    other = GPT(replace(TINY, head_bias=True, logit_cap=3.0))
-    for parameter in other.parameters():
+    ref_policy = GPT(replace(TINY, head_bias=True, logit_cap=3.0))
+    for parameter in ref_policy.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    qr, mask, actions, _ = rollout_of_a_few(tiny_gpt)
+    qr, mask, actions, _ = small_rollout(tiny_gpt)
     qr, mask = F.pad(qr, (1, 0), value=PAD), F.pad(mask, (1, 0))  # queries are wider than responses
-    logprobs, ref_logprobs, kl = compared_logprobs(tiny_gpt, other, qr, mask, actions, 0.7)
+    logprobs, ref_logprobs, kl = compared_logprobs(tiny_gpt, ref_policy, qr, mask, actions, 0.7)
     assert logprobs.requires_grad and not kl.requires_grad
     for b in range(3):
         row, n = qr[b][mask[b]].tolist(), int(actions[b].sum())
         log_p, log_q = (
             (model.logits(model(torch.tensor([row])))[0].double() / 0.7).log_softmax(-1)[-n - 1 : -1]
-            for model in (tiny_gpt, other)
+            for model in (tiny_gpt, ref_policy)
         )
         exact = (log_p.exp() * (log_p - log_q)).sum(-1)
         assert exact.min() > 0.01
-        found = (logprobs, log_p[range(n), row[-n:]]), (ref_logprobs, log_q[range(n), row[-n:]]), (kl, exact)
-        for ours, expected in found:
-            assert torch.allclose(ours[b, :n].double(), expected, atol=1e-5) and (ours[b, n:] == 0).all()
+        pairs = (logprobs, log_p[range(n), row[-n:]]), (ref_logprobs, log_q[range(n), row[-n:]]), (kl, exact)
+        for actual, expected in pairs:
+            assert torch.allclose(actual[b, :n].double(), expected, atol=1e-5) and (actual[b, n:] == 0).all()
 
 
 def test_value_t_is_read_at_the_state_before_token_t_and_the_last_one_at_eos(miniature):
     model = load_scalar(miniature.root / "rm")
-    qr, mask, _, states = rollout_of_a_few(model)
+    qr, mask, _, states = small_rollout(model)
     values = response_values(model, qr, mask, states)
     row = model(torch.tensor([[5, 6, 7, 8, 12, 13, EOS]]))[0]
     assert torch.allclose(values[0], row[3:7], atol=1e-5)  # before 12, before 13, before EOS, at EOS
@@ -192,7 +192,7 @@ def test_rewards_are_the_kl_penalty_at_each_token_and_the_score_once(miniature, 
         assert by_row[0] == by_row[1]
 
 
-def test_a_response_that_is_dropped_reaches_no_loss_and_a_minibatch_of_them_is_skipped(miniature, monkeypatch):
+def test_a_dropped_response_reaches_no_loss_and_a_minibatch_of_them_is_skipped(miniature, monkeypatch):
     """With `in_loss` False, the gradient is the same as without the rows; a minibatch without actions takes no step."""
     plain = train_ppo.Sampler.correct
     dropped = [0, 2, 3]
@@ -294,7 +294,7 @@ def test_the_logged_kl_is_the_sum_over_a_responses_tokens(miniature, monkeypatch
     assert followed[1] == (metrics["objective/kl"], 8)
 
 
-def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature, monkeypatch):
+def test_the_logged_entropy_equals_the_policys_over_counted_tokens(miniature, monkeypatch):
     """The entropy is over the whole vocabulary, at the sampling temperature, before the first step, without padding."""
     written = spy_on(monkeypatch, "sample")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=1))
@@ -338,7 +338,7 @@ def test_a_missing_eos_replaces_the_score_and_does_not_subtract_from_it(miniatur
     assert spy.calls[0][0][1].tolist() == [7.0] * 8
 
 
-def test_prompts_alone_are_enough_for_a_rule(miniature, tmp_path, monkeypatch):
+def test_a_rule_needs_only_prompts(miniature, tmp_path, monkeypatch):
     """A reward function gets the rows' fields, and is called on one text before training."""
     (tmp_path / "sft.train.jsonl").write_text(
         "".join(json.dumps({"query": f"Tell {i}:", "meta": {"answer": i}}) + "\n" for i in range(8))
@@ -435,7 +435,7 @@ def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients,
 
 @pytest.mark.parametrize("change", [{}, {"offload": True}, {"dtype": "bfloat16"}], ids=str)
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_an_update_on_a_device_has_the_gradient_of_float32_on_a_cpu(miniature, gradients, monkeypatch, device, change):  # noqa: F811
+def test_the_gradient_on_a_device_equals_float32_on_a_cpu(miniature, gradients, monkeypatch, device, change):  # noqa: F811
     """Both use the same responses, because rounding could flip a token and change the update."""
     args = replace(miniature.ppo, total_episodes=8, num_ppo_epochs=1, value_coef=1.0)
     args, written = replace(args, out=miniature.root / "ppo_device", overwrite=True), spy_on(monkeypatch, "generate")
@@ -443,9 +443,9 @@ def test_an_update_on_a_device_has_the_gradient_of_float32_on_a_cpu(miniature, g
     ((_, result),) = written.calls
     monkeypatch.setattr(sampler, "generate", lambda model, query, *_, **__: tuple(x.to(query.device) for x in result))
     train_ppo.main(replace(args, device=device, micro_batch_size=3, **change))
-    expected, found = (gradient.double().cpu() for gradient in gradients)
+    expected, actual = (gradient.double().cpu() for gradient in gradients)
     assert expected.abs().max() > 1e-2
-    assert (found - expected).norm() < (0.05 if "dtype" in change else 1e-4) * expected.norm()
+    assert (actual - expected).norm() < (0.05 if "dtype" in change else 1e-4) * expected.norm()
 
 
 def test_trimming_micro_batches_changes_no_gradient(miniature, gradients, monkeypatch):  # noqa: F811
@@ -483,7 +483,7 @@ def test_the_value_model_starts_as_the_reward_model(miniature, monkeypatch):
     assert torch.allclose(values, expected, atol=1e-6) and reward_model.reward_bias != 0
 
 
-def test_a_trained_value_model_goes_on_learning(miniature, monkeypatch, tmp_path):
+def test_a_trained_value_model_continues_learning(miniature, monkeypatch, tmp_path):
     """The first values of a second run use its head, and that run changes it."""
     first, second = tmp_path / "first", tmp_path / "second"
     train_ppo.main(replace(miniature.ppo, total_episodes=16, out=first))
@@ -555,7 +555,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     assert not (args.out / "summary.json").exists()
 
 
-def test_one_loss_of_nan_costs_one_step_and_no_metric(miniature, tmp_path, monkeypatch):
+def test_one_nan_loss_skips_one_step_and_no_metric(miniature, tmp_path, monkeypatch):
     """Six steps of two micro-batches; the second update skips its first step, so its metrics come from the other."""
     args = replace(miniature.ppo, out=tmp_path / "ppo")
     plain, calls, losses = train_ppo.policy_loss, [], []
@@ -605,7 +605,7 @@ def test_ppo_learns_a_rule(miniature, tmp_path):
         ({"device": "cuda:7"}, "--device"),
     ],
 )
-def test_bad_settings_are_refused_before_anything_is_written(miniature, tmp_path, change, sentence):
+def test_bad_settings_are_rejected_before_anything_is_written(miniature, tmp_path, change, sentence):
     out = tmp_path / "ppo"
     with pytest.raises(InputError, match=sentence):
         train_ppo.main(replace(miniature.ppo, out=out, **change))

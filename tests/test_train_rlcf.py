@@ -31,7 +31,7 @@ def comparisons(where, rollout: Rollout) -> list[float]:
         ]
 
 
-def test_a_program_that_fails_scores_minus_one_and_one_that_passes_scores_the_discriminators_output(rlcf, usual_update):
+def test_failing_programs_score_minus_one_and_passing_programs_the_discriminators_output(rlcf, usual_update):
     rollout = usual_update
     assert 3 <= sum(rollout.passes) <= 13  # of 16
     expected = comparisons(rlcf.ppo.discriminator, rollout)
@@ -60,7 +60,7 @@ def test_a_response_ends_with_the_token_to_blame_and_its_score_lies_there(one_up
 
 
 @torch.no_grad()
-def test_tokens_that_were_cut_count_nowhere(rlcf, usual_update):
+def test_cut_tokens_count_nowhere(rlcf, usual_update):
     """The logged entropy equals a recount over the kept tokens, one response at a time."""
     rollout, policy = usual_update, load_gpt(rlcf.ppo.sft)
     tokenizer = load_tokenizer(rlcf.ppo.sft)
@@ -93,13 +93,13 @@ def test_without_a_compiler_the_discriminator_scores_every_program(rlcf, one_upd
     assert all(-1 < score < 1 for score in rollout.scores)
 
 
-def test_without_a_discriminator_the_compiler_alone_scores(one_update):
+def test_without_a_discriminator_only_the_compiler_scores(one_update):
     rollout = one_update(discriminator=None)
     assert rollout.scores == [1.0 if passes else -1.0 for passes in rollout.passes]
     assert set(rollout.scores) == {1.0, -1.0} and "discriminator/score" not in rollout.metrics
 
 
-def test_the_number_of_responses_scored_at_once_changes_nothing(usual_update, one_update):
+def test_the_scoring_batch_size_changes_nothing(usual_update, one_update):
     together, apart = usual_update, one_update(micro_batch_size=1)
     assert torch.equal(together.response, apart.response)
     assert together.scores == pytest.approx(apart.scores, abs=1e-5)
@@ -107,12 +107,12 @@ def test_the_number_of_responses_scored_at_once_changes_nothing(usual_update, on
         assert together.metrics[name] == apart.metrics[name]
 
 
-def test_the_logged_errors_are_those_of_the_programs(usual_update):
+def test_the_logged_errors_equal_a_recount_of_the_programs(usual_update):
     rollout = usual_update
     counts = {"syntax": 0, "cannot_find_symbol": 0, "unused": 0}
     with PythonCompiler() as compiler:
-        found = compiler.check(programs_of(rollout.rows, rollout.texts))
-    for record, text, diagnostics in zip(rollout.rows, rollout.texts, found, strict=True):
+        results = compiler.check(programs_of(rollout.rows, rollout.texts))
+    for record, text, diagnostics in zip(rollout.rows, rollout.texts, results, strict=True):
         first, last = len(record["prefix"]), len(record["prefix"]) + len(text)
         for d in diagnostics:
             if d.kind == "unused":
@@ -149,16 +149,14 @@ def test_the_discriminator_takes_one_step_against_the_programs_that_passed(rlcf,
     assert after.mean() < comparison.mean()  # it recognises them better
 
 
-def test_a_frozen_discriminator_stays_and_is_saved_with_the_run(rlcf, one_update):
+def test_a_frozen_discriminator_does_not_change_and_is_saved_with_the_run(rlcf, one_update):
     rollout = one_update(freeze_discriminator=True, discriminator_lr=1e-3)
     before, after = (load_discriminator(d) for d in (rlcf.ppo.discriminator, rlcf.ppo.out / "discriminator"))
     assert torch.equal(weights(before), weights(after))
     assert abs(rollout.metrics["discriminator/score"]) > 1e-3  # it still scores
 
 
-def test_a_rollout_in_which_nothing_passes_trains_the_policy_and_leaves_the_discriminator(
-    rlcf, one_update, monkeypatch
-):
+def test_a_rollout_without_passing_programs_trains_only_the_policy(rlcf, one_update, monkeypatch):
     plain = train_rlcf.check_responses
 
     def refuses(records, *arguments):
@@ -232,13 +230,13 @@ def test_ppo_learns_to_write_programs_that_pass(rlcf, tmp_path):
         ({"discriminator_lr": -1.0}, "--discriminator-lr -1.0"),
     ],
 )
-def test_flags_that_do_not_fit_together_are_one_sentence(rlcf, tmp_path, change, sentence):
+def test_conflicting_flags_raise_a_one_sentence_error(rlcf, tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence) as raised:
         train_rlcf.main(replace(rlcf.ppo, out=tmp_path / "ppo", **change))
     assert "\n" not in str(raised.value) and not (tmp_path / "ppo").exists()
 
 
-def test_a_value_model_of_another_vocabulary_is_refused(rlcf, tmp_path):
+def test_a_value_model_with_another_vocabulary_is_rejected(rlcf, tmp_path):
     tokenizer = train_tokenizer(["def f(x): return x"] * 9, 280)
     policy = load_gpt(rlcf.ppo.sft)
     save(GPT(replace(policy.config, vocab_size=tokenizer.vocab_size)), tmp_path / "other", tokenizer)

@@ -20,7 +20,7 @@ EOS, PAD = 1, 99
 ROWS = [Comparison([5, 6, 7], [8, 9, EOS], [4, EOS], {}), Comparison([10], [11, EOS], [12, 13, 14, EOS], {})]
 
 
-def test_scores_of_a_pair_are_those_of_each_text_alone(miniature):
+def test_scores_of_a_pair_equal_the_scores_of_single_texts(miniature):
     model = load_scalar(miniature.root / "rm")
     chosen, rejected = pair_scores(model, ROWS, PAD)
     for b, row in enumerate(ROWS):
@@ -57,7 +57,7 @@ def test_each_rank_scores_its_own_demonstrations_and_the_sums_add_up(miniature, 
     class Sent(Exception):
         """Return the sums that a rank would send to the others."""
 
-    def sums_of(rank, num_ranks):
+    def sums_sent_by(rank, num_ranks):
         plain = train_rm.Run.steps
         with monkeypatch.context() as patch:
 
@@ -75,7 +75,7 @@ def test_each_rank_scores_its_own_demonstrations_and_the_sums_add_up(miniature, 
                 train_rm.main(replace(miniature.rm, out=tmp_path / f"{rank}of{num_ranks}", num_epochs=0.125))
         return sent.value.args[0]
 
-    first, second, whole = sums_of(0, 2), sums_of(1, 2), sums_of(0, 1)
+    first, second, whole = sums_sent_by(0, 2), sums_sent_by(1, 2), sums_sent_by(0, 1)
     assert torch.allclose(first + second, whole, atol=1e-4) and not torch.allclose(first, second, atol=1e-4)
 
 
@@ -85,7 +85,7 @@ def test_left_and_right_padding_give_the_same_score(miniature):
     assert summary["padding_difference"] < 1e-5
 
 
-def test_validation_accuracy_is_a_recount(miniature):
+def test_validation_accuracy_equals_a_recount(miniature):
     model, tokenizer = load_scalar(miniature.root / "rm"), load_tokenizer(miniature.root / "rm")
     rows = load_comparisons(miniature.root / "data/comparisons.validation.jsonl", tokenizer, None, None)
     num_right = 0
@@ -176,7 +176,7 @@ def test_a_run_killed_after_its_last_save_finishes_and_is_normalised_once(miniat
     assert load_scalar(args.out).reward_bias == bias != 0
 
 
-def test_the_trunk_is_the_policys_before_training(miniature):
+def test_the_trunk_equals_the_policys_before_training(miniature):
     model = train_rm.scalar_from_gpt(load_gpt(miniature.root / "sft"))
     policy = load_gpt(miniature.root / "sft")
     for a, b in zip(model.transformer.parameters(), policy.transformer.parameters(), strict=True):
@@ -192,13 +192,13 @@ def test_the_trunk_is_the_policys_before_training(miniature):
         ({"max_query_length": 10}, "--max-query-length"),
     ],
 )
-def test_bad_settings_are_refused_before_anything_is_written(miniature, tmp_path, change, sentence):
+def test_bad_settings_are_rejected_before_anything_is_written(miniature, tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence):
         train_rm.main(replace(miniature.rm, out=tmp_path / "rm", **change))
     assert not (tmp_path / "rm").exists()
 
 
-def test_validation_while_training_reads_at_most_so_many_rows_and_the_end_reads_all(miniature, tmp_path, monkeypatch):
+def test_validation_during_training_reads_a_subset_and_the_last_one_reads_all(miniature, tmp_path, monkeypatch):
     """16 pairs, 8 steps: validates after steps 3, 6 and 8 on every third pair, and at the end on all."""
     sizes, plain = [], train_rm.evaluate
 

@@ -102,7 +102,7 @@ def test_two_steps_raise_the_probability_of_eos(miniature, tmp_path):
     assert ends > after + 1 and ends > others + 0.2  # it learns when to stop, not just to stop
 
 
-def test_the_loss_goes_down(miniature):
+def test_the_loss_decreases(miniature):
     out = miniature.root / "sft_longer"
     summary = train_sft.main(replace(miniature.sft, out=out, num_epochs=8, overwrite=True))
     losses = [row["loss"] for row in read_metrics(out)]
@@ -145,7 +145,7 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
     assert read_metrics(whole.out) == read_metrics(broken.out)
 
 
-def test_a_run_leaves_what_the_readme_says(miniature):
+def test_a_run_writes_the_files_that_the_readme_lists(miniature):
     out = miniature.root / "sft"
     names = {path.name for path in out.iterdir()}
     assert {
@@ -192,7 +192,7 @@ def test_losses_that_stay_infinite_stop_the_run(miniature, tmp_path, monkeypatch
         ({"n_head": 3}, "--n-head"),
     ],
 )
-def test_bad_settings_are_refused_before_anything_is_written(miniature, tmp_path, change, sentence):
+def test_bad_settings_are_rejected_before_anything_is_written(miniature, tmp_path, change, sentence):
     change = {k: v.format(data=miniature.root / "data") if isinstance(v, str) else v for k, v in change.items()}
     with pytest.raises(InputError, match=sentence):
         train_sft.main(replace(miniature.sft, out=tmp_path / "sft", **change))

@@ -47,7 +47,7 @@ def sft(miniature, tmp_path_factory) -> train_sft.Args:
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory) -> transformers.T5ForConditionalGeneration:
+def hf_model(tmp_path_factory) -> transformers.T5ForConditionalGeneration:
     """Load test_t5's model in transformers."""
     where = tmp_path_factory.mktemp("t5") / "model"
     save(t5(), where)
@@ -55,35 +55,35 @@ def theirs(tmp_path_factory) -> transformers.T5ForConditionalGeneration:
 
 
 # ------------------------------------------------------------------------------------------------------------ the parts
-def expected_loss(theirs: transformers.T5ForConditionalGeneration) -> float:
+def expected_loss(hf_model: transformers.T5ForConditionalGeneration) -> float:
     """Sum over the responses of ROWS, one at a time; the first token follows the decoder's start token."""
     expected = 0.0
     for row in ROWS:
         labels = torch.tensor([row.response])
         query = torch.tensor([row.query])
-        inputs = enclosed(query, query >= 0, theirs.config)
-        mean = theirs(**inputs, labels=labels, decoder_input_ids=shifted(labels)).loss
+        inputs = enclosed(query, query >= 0, hf_model.config)
+        mean = hf_model(**inputs, labels=labels, decoder_input_ids=shifted(labels)).loss
         expected += mean.item() * len(row.response)
     return expected
 
 
 @torch.no_grad()
-def test_the_loss_is_that_of_transformers(theirs) -> None:
+def test_the_loss_is_that_of_transformers(hf_model) -> None:
     loss = train_sft.demonstration_loss(t5(), ROWS, PAD, "response")
-    assert loss == pytest.approx(expected_loss(theirs), rel=1e-5)
+    assert loss == pytest.approx(expected_loss(hf_model), rel=1e-5)
 
 
 @torch.no_grad()
-def test_summed_logprobs_are_those_of_transformers(theirs) -> None:
+def test_summed_logprobs_equal_transformers(hf_model) -> None:
     logprobs = summed_logprobs(t5(), [row.query for row in ROWS], [row.response for row in ROWS], PAD)
-    assert -logprobs.sum() == pytest.approx(expected_loss(theirs), rel=1e-5)
+    assert -logprobs.sum() == pytest.approx(expected_loss(hf_model), rel=1e-5)
 
 
-def test_training_follows_that_of_transformers(theirs) -> None:
+def test_training_equals_transformers(hf_model) -> None:
     """Forty steps from the same weights on the same batches: the losses agree and fall."""
-    ours, theirs = copy.deepcopy(t5()), copy.deepcopy(theirs)
+    ours, hf_model = copy.deepcopy(t5()), copy.deepcopy(hf_model)
     generator = torch.Generator().manual_seed(2)
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-5) for model in (ours, theirs)]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-5) for model in (ours, hf_model)]
     losses = []
     for _ in range(40):
         query, query_mask, response, _ = rows()
@@ -94,8 +94,8 @@ def test_training_follows_that_of_transformers(theirs) -> None:
         ]
         texts = [row.response for row in batch]
         labels = right_pad(texts, -100)
-        inputs = enclosed(query, query_mask, theirs.config)
-        expected = theirs(**inputs, labels=labels, decoder_input_ids=shifted(labels.clamp(min=0))).loss
+        inputs = enclosed(query, query_mask, hf_model.config)
+        expected = hf_model(**inputs, labels=labels, decoder_input_ids=shifted(labels.clamp(min=0))).loss
         loss = train_sft.demonstration_loss(ours, batch, PAD, "response") / sum(map(len, texts))
         for some, optimizer in zip((loss, expected), optimizers, strict=True):
             some.backward()
@@ -121,9 +121,9 @@ def test_scores_are_read_at_the_last_token_whichever_side_is_padded() -> None:
 
 
 @torch.no_grad()
-def test_ranks_of_tokens_are_those_of_the_whole_distribution(theirs) -> None:
+def test_token_ranks_equal_the_whole_distributions(hf_model) -> None:
     query, response = (torch.tensor([getattr(ROWS[1], name)]) for name in ("query", "response"))
-    logits = theirs(**enclosed(query, query >= 0, theirs.config), decoder_input_ids=shifted(response)).logits[0]
+    logits = hf_model(**enclosed(query, query >= 0, hf_model.config), decoder_input_ids=shifted(response)).logits[0]
     ranks = [1 + int((row > row[i]).sum()) for row, i in zip(logits, response[0], strict=True)]
     assert token_ranks(t5(), query, response, PAD)[0].tolist() == ranks
 
@@ -139,7 +139,7 @@ def test_pairs_are_scored_in_one_pass() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- fine-tuning
-def test_updates_of_q_and_v_are_those_of_cross_attention_too(tmp_path) -> None:
+def test_lora_of_q_and_v_includes_cross_attention(tmp_path) -> None:
     """Merging them changes nothing, and peft loads them on top of transformers' model."""
     torch.manual_seed(0)
     model = GPT(CONFIGS["deep decoder"])
@@ -159,11 +159,11 @@ def test_updates_of_q_and_v_are_those_of_cross_attention_too(tmp_path) -> None:
     with torch.no_grad():
         assert torch.allclose(merged(ids, mask, last=12), model(ids, mask, last=12), atol=1e-5)
     save_updates(model, tmp_path / "adapter", str(tmp_path / "base"))
-    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base").eval()
-    theirs = PeftModel.from_pretrained(theirs, tmp_path / "adapter")
-    assert theirs.peft_config["default"].task_type == "SEQ_2_SEQ_LM"
-    assert largest_difference(merged, theirs.merge_and_unload()) < 2e-5
-    assert largest_difference(load_gpt(tmp_path / "base"), theirs.merge_and_unload()) > 1e-2
+    hf_model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base").eval()
+    hf_model = PeftModel.from_pretrained(hf_model, tmp_path / "adapter")
+    assert hf_model.peft_config["default"].task_type == "SEQ_2_SEQ_LM"
+    assert largest_difference(merged, hf_model.merge_and_unload()) < 2e-5
+    assert largest_difference(load_gpt(tmp_path / "base"), hf_model.merge_and_unload()) > 1e-2
 
 
 def test_adapters_follow_every_branch_and_are_saved(tmp_path) -> None:
@@ -183,13 +183,13 @@ def test_adapters_follow_every_branch_and_are_saved(tmp_path) -> None:
     assert torch.allclose(*loss) and (loss[0] - before).abs() > 1e-2
 
 
-def test_biases_cannot_be_trained_where_there_are_none() -> None:
+def test_bitfit_needs_a_model_with_biases() -> None:
     with pytest.raises(InputError, match="--tune bitfit: a t5 model has no biases"):
         tune(GPT(CONFIGS["first"]), "bitfit")
 
 
 # ----------------------------------------------------------------------------------------------------------- the stages
-def test_queries_have_no_loss(miniature, tmp_path) -> None:
+def test_query_tokens_have_no_loss(miniature, tmp_path) -> None:
     with pytest.raises(InputError, match="--loss-on all: an encoder-decoder predicts no token of the query"):
         train_sft.main(replace(miniature.sft, architecture="t5", loss_on="all", out=tmp_path / "sft"))
     assert not (tmp_path / "sft").exists()
@@ -209,7 +209,7 @@ def test_sft_lowers_the_loss_and_answers_depend_on_the_query(miniature, sft) -> 
 
 
 @pytest.mark.slow
-def test_reward_model_and_ppo_take_it_as_they_take_a_gpt(miniature, sft, tmp_path) -> None:
+def test_reward_model_and_ppo_train_it_like_a_gpt(miniature, sft, tmp_path) -> None:
     train_rm.main(replace(miniature.rm, sft=str(sft.out), out=tmp_path / "rm"))
     ppo = replace(miniature.ppo, sft=str(sft.out), reward_model=str(tmp_path / "rm"), out=tmp_path / "ppo")
     train_ppo.main(ppo)
@@ -220,12 +220,12 @@ def test_reward_model_and_ppo_take_it_as_they_take_a_gpt(miniature, sft, tmp_pat
     assert isinstance(value_model.transformer, EncoderDecoder)
     for before, after in ((load_gpt(sft.out), policy), (load_scalar(tmp_path / "rm"), value_model)):
         assert any((a != b).any() for a, b in zip(before.parameters(), after.parameters(), strict=True))
-    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(ppo.out).eval()
+    hf_model = transformers.AutoModelForSeq2SeqLM.from_pretrained(ppo.out).eval()
     query, response = torch.arange(2, 32)[None], torch.arange(40, 52)[None]
     inputs = F.pad(response, (1, 0), value=policy.config.start_id)[:, :-1]
     with torch.no_grad():
         logits = policy.logits(policy(torch.cat((query, response), dim=1), last=13)[:, :-1])
-        expected = theirs(**enclosed(query, query >= 0, theirs.config), decoder_input_ids=inputs).logits
+        expected = hf_model(**enclosed(query, query >= 0, hf_model.config), decoder_input_ids=inputs).logits
         assert (logits - expected).abs().max() < 1e-5
 
 
@@ -242,14 +242,14 @@ def ruled(miniature, sft, tmp_path) -> train_ppo.Args:
     "dtype",
     ["bfloat16", pytest.param("int8", marks=pytest.mark.skipif(not has_int8_products(), reason="no VNNI here"))],
 )
-def test_rollouts_of_rounded_weights_leave_the_first_ratio_at_one(ruled, dtype) -> None:
+def test_rollouts_with_rounded_weights_keep_the_first_ratio_at_one(ruled, dtype) -> None:
     train_ppo.main(replace(ruled, sampler=SamplerSettings(dtype=dtype, correction="tis")))
     for row in read_metrics(ruled.out):
         assert row["policy/first_ratio_error"] < 1e-5
         assert 1e-5 < row["policy/sampler_gap"] < 0.1 and abs(row["policy/tis_weight"] - 1) < 0.05
 
 
-def test_an_evaluation_reads_it_as_it_reads_a_gpt(miniature, sft, tmp_path) -> None:
+def test_an_evaluation_runs_like_that_for_a_gpt(miniature, sft, tmp_path) -> None:
     """A policy's KL to the first policy equals a recount with transformers, response by response."""
     model, tokenizer = load_gpt(sft.out), load_tokenizer(sft.out)
     away_from_the_start(model)
@@ -264,21 +264,21 @@ def test_an_evaluation_reads_it_as_it_reads_a_gpt(miniature, sft, tmp_path) -> N
     queries = [row.query for row in load_demonstrations(args.data / "sft.validation.jsonl", tokenizer, None, None)[:3]]
     query, response = sample_answers(model, queries, tokenizer, 1, 8, 2, args.seed, 0.7)
     kl, _, _ = summaries.kl_to(load_gpt(sft.out), model, query, response, 1, tokenizer, args)
-    theirs = [transformers.AutoModelForSeq2SeqLM.from_pretrained(place).eval() for place in args.policies[1::2]]
-    for ids, answer, ours in zip(queries, response, kl, strict=True):
+    hf_models = [transformers.AutoModelForSeq2SeqLM.from_pretrained(path).eval() for path in args.policies[1::2]]
+    for ids, answer, actual in zip(queries, response, kl, strict=True):
         ended = (answer == tokenizer.eos_id).nonzero()
         text = answer[None, : int(ended[0]) + 1 if len(ended) else 8]
         inputs = F.pad(text, (1, 0), value=model.config.start_id)[:, :-1]
         query = torch.tensor([ids])
         sums = []
-        for model_of_theirs in theirs:
+        for hf_model in hf_models:
             with torch.no_grad():
-                logits = model_of_theirs(
-                    **enclosed(query, query >= 0, model_of_theirs.config), decoder_input_ids=inputs
+                logits = hf_model(
+                    **enclosed(query, query >= 0, hf_model.config), decoder_input_ids=inputs
                 ).logits.double()
             logprobs = (logits / args.kl_temperature).log_softmax(-1).gather(2, text[..., None])
             sums.append(logprobs.sum().item())
-        assert ours == pytest.approx(sums[1] - sums[0], abs=1e-4)
+        assert actual == pytest.approx(sums[1] - sums[0], abs=1e-4)
 
 
 @pytest.mark.slow
@@ -296,8 +296,8 @@ def test_resuming_ppo_of_updates_with_a_smaller_critic_equals_the_uninterrupted_
     train_ppo.main(replace(broken, resume=True))
     assert load_scalar(whole.out / "value_model").config.d_model == 8
     for directory, load in (("", load_gpt), ("value_model", load_scalar)):
-        ours, theirs = (load(out / directory).state_dict() for out in (whole.out, broken.out))
-        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+        uninterrupted, resumed = (load(out / directory).state_dict() for out in (whole.out, broken.out))
+        assert all(torch.equal(tensor, resumed[name]) for name, tensor in uninterrupted.items())
     changed = [
         name
         for name, weight in load_gpt(sft.out).named_parameters()

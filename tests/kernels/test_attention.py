@@ -25,7 +25,7 @@ def test_a_rotation_is_a_product_of_complex_numbers(interleaved) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_capped_attention_is_its_formula_query_by_query(dtype) -> None:
+def test_capped_attention_equals_its_formula_query_by_query(dtype) -> None:
     """Four query heads share two key heads; scaled logits reach ten times the cap; one query sees a single token."""
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 3, 6).to(dtype), torch.randn(2, 2, 5, 6).to(dtype), torch.randn(2, 2, 5, 6).to(dtype)

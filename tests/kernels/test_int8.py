@@ -11,7 +11,7 @@ from kernels.processor import has_int8_products
 pytestmark = pytest.mark.skipif(not has_int8_products(), reason="this processor has no VNNI")
 
 
-def test_a_product_by_hand():
+def test_a_hand_computed_matmul():
     """The weight's scales are 1 and 2, those for x 1 and 0.5: all numbers are multiples, so nothing is rounded."""
     weight = torch.tensor([[127.0, -3.0, 0.0], [254.0, 2.0, -4.0]])
     x = torch.tensor([[127.0, 1.0, -127.0], [63.5, -0.5, 10.0]])
@@ -34,16 +34,16 @@ def test_half_a_step_is_rounded_to_even():
 @pytest.mark.parametrize("shape", [(1, 2), (7, 5), (2, 3, 130), (0, 16), (65, 768)])
 @pytest.mark.parametrize("num_out", [1, 3, 50, 131])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_equals_the_specification(shape, num_out, dtype):
+def test_int8_matmul_equals_the_reference(shape, num_out, dtype):
     torch.manual_seed(0)
     x, weight, bias = 3 * torch.randn(*shape).to(dtype), torch.randn(num_out, shape[-1]), torch.randn(num_out)
-    for some in (None, bias):
-        y, exact = Int8Weight(weight).matmul(x, some), plain_product(x, weight, some)
+    for maybe_bias in (None, bias):
+        y, exact = Int8Weight(weight).matmul(x, maybe_bias), plain_product(x, weight, maybe_bias)
         assert y.dtype == torch.float32 and y.shape == exact.shape == (*shape[:-1], num_out)
         assert torch.allclose(y.double(), exact, atol=1e-5, rtol=1e-6)
 
 
-def test_the_error_is_that_of_two_roundings_to_8_bits():
+def test_the_error_matches_two_roundings_to_8_bits():
     """Rounding errors are uniform within half a step, so their std is step / sqrt(12); step = row maximum / 127."""
     torch.manual_seed(0)
     x, weight = torch.randn(64, 768), torch.randn(500, 768)
@@ -54,7 +54,7 @@ def test_the_error_is_that_of_two_roundings_to_8_bits():
     assert error == pytest.approx(expected.item(), rel=0.03) and expected < 0.012 * exact.std()
 
 
-def test_a_row_depends_on_no_other_in_any_bit():
+def test_rows_are_independent_to_the_last_bit():
     torch.manual_seed(0)
     x, weight = torch.randn(33, 96), Int8Weight(torch.randn(200, 96))
     together = weight.matmul(x)
@@ -63,7 +63,7 @@ def test_a_row_depends_on_no_other_in_any_bit():
     assert torch.equal(weight.matmul(x)[:5], together[:5])
 
 
-def test_zeros_are_zero_and_what_is_not_finite_shows():
+def test_zeros_stay_zero_and_nonfinite_inputs_show():
     x, rows = torch.randn(3, 8), torch.randn(4, 8)
     x[1], rows[2] = 0.0, 0.0
     y = Int8Weight(rows).matmul(x)
@@ -72,7 +72,7 @@ def test_zeros_are_zero_and_what_is_not_finite_shows():
     assert (~Int8Weight(rows).matmul(x).isfinite()).tolist() == [[True] * 4, *[[False, True, False, True]] * 2]
 
 
-def test_the_layers_product_takes_it_like_a_tensor():
+def test_linear_accepts_an_int8_weight_like_a_tensor():
     torch.manual_seed(0)
     x, rows, bias = torch.randn(2, 5, 16), torch.randn(7, 16), torch.randn(7)
     weight = Int8Weight(rows)

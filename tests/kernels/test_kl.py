@@ -113,7 +113,7 @@ def test_the_linear_form_equals_the_logits_form_in_value_and_gradient(temperatur
     assert linear_kl_divergence(hidden[:0], weight, ref_hidden[:0], ref_weight).shape == (0,)
 
 
-def test_each_model_s_cap_bends_its_own_logits():
+def test_each_models_cap_applies_to_its_own_logits():
     torch.manual_seed(0)
     hidden, weight, ref_hidden, ref_weight = (3 * torch.randn(*size) for size in ((5, 4), (13, 4), (5, 6), (13, 6)))
     bias = torch.zeros(13).index_fill(0, torch.tensor([4]), -torch.inf)
@@ -123,7 +123,7 @@ def test_each_model_s_cap_bends_its_own_logits():
     assert torch.allclose(got.double(), kl_divergence(logits / 0.7, ref_logits / 0.7), atol=1e-5)
 
 
-def test_autocast_rounds_the_factors_and_not_the_logits():
+def test_autocast_rounds_the_inputs_but_not_the_logits():
     torch.manual_seed(0)
     tensors = [8 * torch.randn(6, 16), torch.randn(90, 16), 8 * torch.randn(6, 16), torch.randn(90, 16)]
     with torch.autocast("cpu", torch.bfloat16):

@@ -60,7 +60,7 @@ def test_only_the_required_gradients_are_computed(onednn):
 
 
 @needs_onednn
-def test_a_bias_alone_gets_its_gradient(onednn):
+def test_a_bias_gets_a_gradient_even_if_weight_and_input_need_none(onednn):
     """The first layer with BitFit: neither its inputs nor its weight need a gradient."""
     x, weight, bias = torch.randn(4, 5), torch.randn(3, 5), torch.randn(3, requires_grad=True)
     for activation, slope in ((None, torch.full((4, 3), 1.0)), ("relu", (x @ weight.T + bias > 0).float())):
@@ -95,7 +95,7 @@ def test_without_the_operator_pytorch_is_used(monkeypatch):
 @needs_onednn
 @pytest.mark.parametrize("rows", [1, 7, 8, 63, 64, 511, 512])
 @pytest.mark.parametrize("width", [256, 512, 768])
-def test_a_product_and_both_of_its_gradients_take_the_library_of_their_class(monkeypatch, rows, width):
+def test_a_matmul_and_its_two_gradients_use_the_library_of_their_class(monkeypatch, rows, width):
     """The shapes of x and W determine the class of each of a layer's three matmuls."""
     x, weight, grad = torch.empty(rows, width), torch.empty(2 * width, width), torch.empty(rows, 2 * width)
     row_class = {1: "1-7", 7: "1-7", 8: "8-63", 63: "8-63", 64: "64-511", 511: "64-511", 512: "512+"}[rows]
@@ -111,7 +111,7 @@ def test_a_product_and_both_of_its_gradients_take_the_library_of_their_class(mon
 
 @needs_onednn
 @pytest.mark.parametrize("product", processor.PRODUCTS)
-def test_one_of_a_layers_three_products_can_be_onednns_alone(monkeypatch, product):
+def test_a_single_matmul_of_a_layer_can_use_onednn(monkeypatch, product):
     torch.manual_seed(0)
     tensors = torch.randn(70, 6), torch.randn(9, 6), torch.randn(9)
     operator, seen = torch.ops.mkldnn._linear_pointwise.default, []
@@ -128,7 +128,7 @@ def test_one_of_a_layers_three_products_can_be_onednns_alone(monkeypatch, produc
         assert torch.allclose(one, other, atol=1e-3)
 
 
-def test_the_plain_choice_is_pytorchs_own_linear_to_the_last_bit(monkeypatch):
+def test_the_plain_choice_equals_pytorchs_linear_to_the_last_bit(monkeypatch):
     torch.manual_seed(0)
     tensors = torch.randn(16, 1024), torch.randn(1024, 1024), torch.randn(1024)
     monkeypatch.setattr(processor, "chosen", processor.PLAIN)
@@ -145,7 +145,7 @@ def test_the_plain_choice_is_pytorchs_own_linear_to_the_last_bit(monkeypatch):
 @pytest.mark.parametrize("onednn", [ALL, ()])
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_is_written_into_rows_of_a_larger_tensor(monkeypatch, onednn, add, dtype):
+def test_a_matmul_is_written_into_rows_of_a_larger_tensor(monkeypatch, onednn, add, dtype):
     monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, onednn=onednn))
     a, b, total = torch.randn(5, 3).T.to(dtype), torch.randn(4, 5).to(dtype), torch.ones(9, 4)  # (3, 5), (4, 5)
     matmul_into(total[2:5], a, b, add)
@@ -172,21 +172,21 @@ def test_fused_activations_equal_separate_ones(onednn, activation, with_grad):
 
 @needs_onednn
 @pytest.mark.parametrize("rows", [1, 3, 8, 64])
-def test_a_packed_weight_multiplies_as_the_plain_one_does_to_rounding(onednn, rows):
+def test_a_packed_weight_equals_the_plain_weight_up_to_rounding(onednn, rows):
     """Two packed copies agree bit for bit. With few rows, some processors sum a plain weight in another order."""
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, rows, 96), torch.randn(200, 96), torch.randn(200)
     packed, again = PackedWeight(weight), PackedWeight(weight)
-    for some in (bias, None):
-        plain = F.linear(x.double(), weight.double(), None if some is None else some.double())
+    for maybe_bias in (bias, None):
+        plain = F.linear(x.double(), weight.double(), None if maybe_bias is None else maybe_bias.double())
         for activation, (function, _) in ACTIVATIONS.items():
-            y = linear(x, packed, some, activation)
+            y = linear(x, packed, maybe_bias, activation)
             assert y.shape == plain.shape and torch.allclose(y.double(), function(plain), atol=1e-5)
-            assert torch.equal(y, linear(x, again, some, activation))
+            assert torch.equal(y, linear(x, again, maybe_bias, activation))
 
 
 @needs_onednn
-def test_only_what_onednn_multiplies_by_few_rows_is_packed(onednn, monkeypatch):
+def test_only_large_float32_weights_are_packed(onednn, monkeypatch):
     large, small = torch.empty(2**10, 2**10), torch.empty(2**10, 2**9)
     assert is_worth_packing(large) and not is_worth_packing(small) and not is_worth_packing(large.double())
     with torch.autocast("cpu", torch.bfloat16):

@@ -125,7 +125,7 @@ def test_bf16_is_accumulated_in_float32(way):
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_an_entropy_keeps_its_digits_beside_large_logits(way):
+def test_the_entropy_keeps_its_precision_with_large_logits(way):
     """Shifting all logits changes nothing. The logits are multiples of 1/16 below 512, exact in float32.
 
     Triton merges its splits by their normalisers, which are rounded to 3e-5 here.
@@ -154,7 +154,7 @@ def test_huge_logits_forbidden_ids_and_certainty_leave_no_nan(way):
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_whole_blocks_of_forbidden_ids_have_no_effect(way):
+def test_blocks_of_forbidden_ids_have_no_effect(way):
     """The first and last block contain only forbidden ids; a temperature below 1 must not make them NaN."""
     hidden, weight, _, _, _ = random_case(3, 200, 5, False)
     bias = torch.full((200,), -torch.inf)
@@ -219,7 +219,7 @@ def test_a_label_whose_probability_underflows_keeps_the_slope_of_its_cap(way, en
         assert torch.allclose(got, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_a_cap_bends_the_product_before_the_bias_is_added():
+def test_the_cap_applies_before_the_bias_is_added():
     x, weight, bias = torch.tensor([[3.0]]), torch.tensor([[1.0], [-2.0], [0.1]]), torch.tensor([1.0, -torch.inf, 0.0])
     expected = [2 * math.tanh(1.5) + 1, -math.inf, 2 * math.tanh(0.15)]
     assert wide_linear(x, weight, bias, cap=2.0)[0].tolist() == pytest.approx(expected)
@@ -274,7 +274,7 @@ def test_autocast_multiplies_in_its_dtype_and_sums_in_float32(device):
         assert (stored - blocked).abs().max() < 0.05  # bf16 has 8 bits
 
 
-def test_no_tensor_holds_all_logits(monkeypatch):
+def test_no_tensor_stores_all_logits(monkeypatch):
     """No tensor is larger than a block of logits or a gradient."""
     monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, block=2000, kept=1000))
     N, V, C = 100, 200, 4
@@ -297,7 +297,7 @@ def test_no_tensor_holds_all_logits(monkeypatch):
 
 @pytest.mark.parametrize("cap", [None, 1.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_plain_choice_is_log_softmax_of_stored_logits_to_the_last_bit(monkeypatch, cap, dtype):
+def test_the_plain_choice_equals_log_softmax_of_stored_logits_to_the_last_bit(monkeypatch, cap, dtype):
     monkeypatch.setattr(processor, "chosen", processor.PLAIN)
     hidden, weight, labels, bias, coefficients = random_case(11, 61, 8, True, dtype)
     results = []
@@ -367,7 +367,7 @@ def test_extreme_logits_leave_no_nan():
 @pytest.mark.parametrize(
     ("N", "sizes"), [(0, (500, 2000)), (7, (71, 272)), (60, (8, 32)), (150, (3, 13)), (5000, (1, 1))]
 )
-def test_a_block_of_ids_has_a_multiple_of_sixteen_on_a_gpu_where_it_has_more(way, N, sizes):
+def test_gpu_blocks_above_sixteen_ids_are_multiples_of_sixteen(way, N, sizes):
     size = sizes[WAYS.index(way)]
     expected = [slice(start, min(start + size, 1000)) for start in range(0, 1000, size)]
     assert vocabulary_blocks(torch.empty(N, 3), 1000) == expected

@@ -17,7 +17,7 @@ EPYC_ZEN_3 = {"cpu_name": "AMD EPYC 7763", "avx512_vnni": False, "avx_vnni": Fal
 
 
 @pytest.mark.parametrize(
-    ("found", "dtype", "has_int8"),
+    ("capabilities", "dtype", "has_int8"),
     [
         (EPYC_ZEN_5, "float32", True),
         (XEON_CASCADE_LAKE, "float32", True),
@@ -28,15 +28,15 @@ EPYC_ZEN_3 = {"cpu_name": "AMD EPYC 7763", "avx512_vnni": False, "avx_vnni": Fal
         ({}, "float32", False),  # ARM, or a PyTorch version that doesn't report it
     ],
 )
-def test_what_instructions_tell_without_a_measurement(monkeypatch, found, dtype, has_int8):
-    monkeypatch.setattr(processor, "capabilities", lambda: found)
+def test_without_a_measurement_the_instruction_sets_decide(monkeypatch, capabilities, dtype, has_int8):
+    monkeypatch.setattr(processor, "capabilities", lambda: capabilities)
     chosen, reason = processor.faster_dtype("cpu")
-    assert chosen == dtype and str(found.get("cpu_name", "unknown")) in reason
+    assert chosen == dtype and str(capabilities.get("cpu_name", "unknown")) in reason
     assert processor.has_int8_products() == has_int8
 
 
 @pytest.mark.parametrize(("measured", "dtype"), [(0.3, "bfloat16"), (0.95, "float32"), (1.6, "float32")])
-def test_a_measurement_decides_over_instructions(monkeypatch, measured, dtype):
+def test_a_measurement_overrides_the_instruction_sets(monkeypatch, measured, dtype):
     monkeypatch.setattr(processor, "capabilities", lambda: XEON_SAPPHIRE_RAPIDS)
     monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, bfloat16=measured))
     chosen, reason = processor.faster_dtype("cpu")
@@ -44,7 +44,7 @@ def test_a_measurement_decides_over_instructions(monkeypatch, measured, dtype):
 
 
 @pytest.mark.parametrize(("supported", "dtype"), [(True, "bfloat16"), (False, "float32")])
-def test_a_gpu_takes_bfloat16_where_it_has_it(monkeypatch, supported, dtype):
+def test_a_gpu_uses_bfloat16_if_it_supports_it(monkeypatch, supported, dtype):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
     assert processor.faster_dtype("cuda")[0] == dtype
 
@@ -60,12 +60,12 @@ CHOICE = processor.Choice("tuned", ("weight 512+ small",), False, False, 2**20, 
 
 
 @pytest.mark.parametrize("choice", [CHOICE, processor.DEFAULT, processor.PLAIN])
-def test_a_choice_is_the_same_when_it_is_read_again(choice):
+def test_a_choice_survives_a_json_round_trip(choice):
     assert processor.Choice.from_json(json.loads(json.dumps(asdict(choice)))) == choice
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"onednn": "all"}, "onednn has the wrong type: 'all'"),
         ({"block": 0}, "block must be at least 1, got 0"),
@@ -74,8 +74,8 @@ def test_a_choice_is_the_same_when_it_is_read_again(choice):
         ({"colour": 1}, "expected the fields"),
     ],
 )
-def test_what_is_no_choice_is_refused(change, words):
-    with pytest.raises(ValueError, match=words):
+def test_a_malformed_choice_is_rejected(change, message):
+    with pytest.raises(ValueError, match=message):
         processor.Choice.from_json(json.loads(json.dumps(asdict(CHOICE) | change)))
     with pytest.raises(ValueError, match="expected the fields"):
         processor.Choice.from_json([])
@@ -86,5 +86,5 @@ def test_what_is_no_choice_is_refused(change, words):
     [(0, 0, "1-7 small"), (7, 2**18 - 1, "1-7 small"), (8, 2**18, "8-63 medium"), (63, 2**20 - 1, "8-63 medium"),
      (64, 2**20, "64-511 large"), (511, 2**30, "64-511 large"), (512, 1, "512+ small"), (10**6, 1, "512+ small")],
 )  # fmt: skip
-def test_classes_end_where_they_say(rows, weights, name):
+def test_class_boundaries_match_their_names(rows, weights, name):
     assert processor.product_class("input", rows, weights) == f"input {name}"

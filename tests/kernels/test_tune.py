@@ -24,7 +24,7 @@ FOUND = replace(DEFAULT, name="tuned", onednn=("weight 512+ small",), rollouts={
 
 
 # --------------------------------------------------------------------------------------------------------- 1. measure
-def test_every_class_of_products_is_measured_and_every_way_computes_the_same(monkeypatch):
+def test_every_class_of_matmuls_is_measured_and_all_candidates_agree(monkeypatch):
     monkeypatch.setattr(processor, "chosen", DEFAULT)
     monkeypatch.setattr(tune, "WEIGHTS", TINY)
     monkeypatch.setattr(tune, "HEAD", (4, 3, 20))
@@ -59,22 +59,22 @@ def takes(clock, seconds):
     return function
 
 
-def test_ways_take_turns_and_stop_when_the_time_is_over(clock):
+def test_candidates_alternate_until_the_time_is_up(clock):
     order = []
     ways = {name: lambda name=name: order.append(name) or takes(clock, 0.01)() for name in ("a", "b")}
     times = tune.alternate({"one": ways, "two": {"c": takes(clock, 0.02)}}, 0.085)
     assert order == ["a", "b", "a", "b", "a"]  # at 0, 0.01, 0.04, 0.05 and 0.08
     share = 1 / 2 if torch.get_num_threads() == 1 else 1  # another process used the other half
-    for found, expected in (
+    for seconds_taken, expected in (
         (times["one"]["a"], [0.01, 0.01]), (times["one"]["b"], [0.01]), (times["two"]["c"], [0.02]),
     ):  # fmt: skip
-        assert found == pytest.approx([share * seconds for seconds in expected])
+        assert seconds_taken == pytest.approx([share * seconds for seconds in expected])
 
 
-def test_what_takes_microseconds_is_repeated_for_a_millisecond(clock):
+def test_fast_calls_are_repeated_for_a_millisecond(clock):
     calls = []
-    own = 1 if torch.get_num_threads() == 2 else 2
-    times = tune.alternate({"one": {"a": lambda: calls.append(1) or takes(clock, own * 1e-4)()}}, 1e9)
+    clock_rate = 1 if torch.get_num_threads() == 2 else 2
+    times = tune.alternate({"one": {"a": lambda: calls.append(1) or takes(clock, clock_rate * 1e-4)()}}, 1e9)
     assert len(calls) == pytest.approx(1 + 10 * tune.ROUNDS, abs=tune.ROUNDS)  # 1e-3 / 1e-4 may round to 11
     assert times["one"]["a"] == pytest.approx([1e-4] * tune.ROUNDS)
 
@@ -101,7 +101,7 @@ def test_without_a_clear_difference_the_default_stays():
     assert set(tune.choose(almost).onednn) == set(DEFAULT.onednn)
 
 
-def test_what_is_clearly_faster_is_chosen():
+def test_a_clearly_faster_candidate_is_chosen():
     times = measured(
         **{
             "weight 512+ small onednn": [0.8] * 5,
@@ -132,7 +132,7 @@ def test_what_is_clearly_faster_is_chosen():
         [0.95, 0.95, 0.95, 0.95, 0.95],  # a difference that isn't clear
     ],
 )
-def test_noise_chooses_nothing(taken):
+def test_noise_does_not_change_the_choice(taken):
     assert "weight 512+ small" not in tune.choose(measured(**{"weight 512+ small onednn": taken})).onednn
     slowed = measured(**{"weight 512+ small mkl": [1.0, 9.0, 9.0, 9.0, 1.0]})  # by another process
     assert "weight 512+ small" not in tune.choose(slowed).onednn
@@ -167,16 +167,16 @@ def measurements(cache, monkeypatch) -> list[list[str]]:
     return commands
 
 
-def test_a_machine_is_measured_once_and_said_so(cache, measurements, capsys):
+def test_a_machine_is_measured_once_with_a_message(cache, measurements, capsys):
     assert tune.tuned(2) == tune.tuned(2) == FOUND
     assert measurements == [["-m", "kernels.tune", "--threads", "2", "--seconds", "8.0"]]
-    said = capsys.readouterr()
-    assert said.err == f"measuring this machine's kernels once, 8 s: {tune.cache_file(2)}\n" and said.out == ""
+    captured = capsys.readouterr()
+    assert captured.err == f"measuring this machine's kernels once, 8 s: {tune.cache_file(2)}\n" and captured.out == ""
     assert {path.name for path in cache.iterdir()} == {"lock", tune.cache_file(2).name}
     assert json.loads(tune.cache_file(2).read_text())["milliseconds"] == {"case": {"mkl": 1.0}}
 
 
-def test_other_threads_processors_versions_and_paths_are_measured_for_themselves(measurements, monkeypatch):
+def test_each_thread_count_processor_version_and_isa_is_measured_separately(measurements, monkeypatch):
     files = {tune.cache_file(2), tune.cache_file(1)}
     with monkeypatch.context() as patch:
         patch.setattr(processor, "capabilities", lambda: {"cpu_name": "another", "avx2": True})
@@ -206,25 +206,25 @@ def test_other_threads_processors_versions_and_paths_are_measured_for_themselves
         lambda text: "\udcff",
     ],
 )
-def test_a_file_that_is_damaged_or_another_machines_is_measured_again(measurements, damage):
+def test_a_damaged_file_or_one_from_another_machine_is_measured_again(measurements, damage):
     tune.tuned(2)
     path = tune.cache_file(2)
-    whole = path.read_text()
-    path.write_text(damage(whole), errors="surrogateescape")
-    assert tune.tuned(2) == FOUND and len(measurements) == 2 and path.read_text() == whole
+    original = path.read_text()
+    path.write_text(damage(original), errors="surrogateescape")
+    assert tune.tuned(2) == FOUND and len(measurements) == 2 and path.read_text() == original
 
 
 def test_a_busy_machine_is_measured_again_after_an_hour(measurements):
     path = tune.cache_file(2)
-    for rounds, again in ((tune.FEWEST - 1, 1), (tune.FEWEST, 0)):
+    for rounds, num_new in ((tune.FEWEST - 1, 1), (tune.FEWEST, 0)):
         tune.write(path, 2, FOUND, {"case": {"mkl": [0.001] * rounds}})
         before = len(measurements)
         assert tune.tuned(2) == FOUND and len(measurements) == before
         os.utime(path, (0, 0))
-        assert tune.tuned(2) == FOUND and len(measurements) == before + again
+        assert tune.tuned(2) == FOUND and len(measurements) == before + num_new
 
 
-def test_where_nothing_can_be_kept_the_default_is_taken_and_said(tmp_path, monkeypatch, measurements, capsys):
+def test_without_a_writable_cache_the_default_is_used_with_a_message(tmp_path, monkeypatch, measurements, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert tune.tuned(2) == DEFAULT and not measurements
@@ -232,7 +232,7 @@ def test_where_nothing_can_be_kept_the_default_is_taken_and_said(tmp_path, monke
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_permission_is_as_none(cache, measurements):
+def test_an_unwritable_cache_directory_gives_the_default(cache, measurements):
     cache.mkdir(parents=True)
     cache.chmod(0o500)
     assert tune.tuned(2) == DEFAULT and not measurements
@@ -279,7 +279,7 @@ def test_the_cache_is_the_users(tmp_path, monkeypatch, system, xdg, expected):
         (["--threads", "1", "--seconds", "0.01"], "file", 1, "error: can't write .*json .Not a directory.."),
     ],
 )
-def test_what_the_command_cannot_do_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, cache, code, sentence):
+def test_the_command_fails_with_one_sentence(tmp_path, monkeypatch, capsys, arguments, cache, code, sentence):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
     monkeypatch.setattr(tune, "WEIGHTS", TINY)
@@ -295,10 +295,10 @@ def test_the_command_measures_writes_and_prints(cache, monkeypatch, capsys):
     monkeypatch.setattr(tune, "HEAD", (4, 3, 20))
     monkeypatch.setattr(sys, "argv", ["tune", "--threads", "1", "--seconds", "0.5"])
     tune.main()
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     path = tune.cache_file(1)
-    assert str(path) in said and all(case in said for case in CLASSES) and "'threads': 1" in said
+    assert str(path) in printed and all(case in printed for case in CLASSES) and "'threads': 1" in printed
     choice = tune.read(path, 1)
-    assert choice is not None and repr(choice) in said
+    assert choice is not None and repr(choice) in printed
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("measured a second time"))
     assert tune.tuned(1) == choice
