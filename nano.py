@@ -332,10 +332,10 @@ def train_ppo(policy, ref_policy, reward_model, value_model, queries, s, generat
 
 
 # ------------------------------------------------------------------ 6. Evaluation with gold scores
-def evaluate(name: str, policy: GPT, others: tuple, notes: list, s: Settings) -> dict[str, Tensor]:
+def evaluate(name: str, policy: GPT, frozen: tuple, notes: list, s: Settings) -> dict[str, Tensor]:
     """Print a row of the table, averaged over one response per note, and return the rollout."""
     uniforms = torch.rand((len(notes), T), dtype=torch.float64)
-    batch = rollout(policy, *others, encode_queries(notes), uniforms, s)
+    batch = rollout(policy, *frozen, encode_queries(notes), uniforms, s)
     texts = [decode(ids) for ids in batch["response"]]
     gold = sum(map(gold_score, notes, texts)) / len(notes)
     kl, words = batch["kl"].sum(1).mean(), sum(map(len, texts)) / len(notes)
@@ -388,9 +388,9 @@ def main(num_examples: int = 16_000, num_pairs: int = 10_000, num_updates: int =
     notes = [make_note(rng) for _ in range(512)]
     print(f"{time.time() - start:3.0f} s  Gold scores (3 at best) on 512 new notes")
     print(f"    policy     gold  RM score  KL, nats  words   EOS   {' '.join(notes[0])}")
-    others = ref_policy, reward_model, value_model
+    frozen = ref_policy, reward_model, value_model
     for name, model in (("start", untrained), ("SFT", ref_policy), ("PPO", policy)):
-        batch = evaluate(name, model, others, notes, s)
+        batch = evaluate(name, model, frozen, notes, s)
     print(f"{time.time() - start:3.0f} s  PPO's response to that note, token by token:")
     take_apart(batch, 0)
 

@@ -175,8 +175,8 @@ def main(args: Args) -> dict[str, float]:
         if ref_policy is None or args.loss not in KTO:
             return torch.zeros(())
         sums = partial(log_ratio_sum, ref_policy=ref_policy, pad_id=pad_id)
-        found = evaluate(policy, mismatched(rows), sums, 2, args.read_size, args.dtype)
-        return (found[0] / found[1]).clamp(min=0)
+        total, count = evaluate(policy, mismatched(rows), sums, 2, args.read_size, args.dtype)
+        return (total / count).clamp(min=0)
 
     # ------------------------------------------------------------- 4. the optimizer, the validation
     parameters = list(policy.parameters())
@@ -190,8 +190,8 @@ def main(args: Args) -> dict[str, float]:
     def validate(rows: Rows) -> dict[str, float]:
         """Return the means over the rows."""
         sums = partial(row_sums, z0=reference_point(watched))
-        found = evaluate(policy, rows, sums, 6, args.read_size, args.dtype) / len(rows)
-        return {f"validation_{name}": mean for name, mean in pair_means(found).items()}
+        means = evaluate(policy, rows, sums, 6, args.read_size, args.dtype) / len(rows)
+        return {f"validation_{name}": mean for name, mean in pair_means(means).items()}
 
     run = Run(args, "DPO", lambda: write(args.out), (train.path, validation.path))
     run.track(policy=policy, steps=steps, best=best)

@@ -124,11 +124,11 @@ def main(args: Args) -> dict[str, float]:
         trace = Trace(args, run, num_updates, policy, tokenizer, k)
 
     def rollout(
-        asked: list[Demonstration], uniforms: Tensor, update: int
+        examples: list[Demonstration], uniforms: Tensor, update: int
     ) -> tuple[Batch, Tensor, Tensor]:
         """Sample with temperature only; each model reads the whole batch once."""
         with autocast:
-            batch = sampler.sample(asked, uniforms, update)
+            batch = sampler.sample(examples, uniforms, update)
             batch.logprobs, batch.ref_logprobs, exact_kl = read_logprobs(
                 policy, ref_policy, batch, args.temperature, args.read_size
             )  # (B, T)
@@ -145,18 +145,18 @@ def main(args: Args) -> dict[str, float]:
     for update in run.steps(num_updates):
         # 2.1 k responses to each query, and their scores
         indices = batch_indices(len(rows), B // k, update, args.seed)
-        asked = [rows[i] for i in indices for _ in range(k)]
+        examples = [rows[i] for i in indices for _ in range(k)]
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
-        batch, scores, exact_kl = rollout(asked, uniforms, update)
+        batch, scores, exact_kl = rollout(examples, uniforms, update)
         gold_scores = None if gold is None else gold.score(batch)
         metrics = update_metrics.rollout_metrics(
             batch, scores, exact_kl, gold_scores, args.kl_coef, samples_per_query=k
         )
         metrics |= reward.metrics()
 
-        # 2.2 [DAPO section 3.2] resample queries with k equal scores, drop the rest; others: {}
+        # 2.2 [DAPO section 3.2] resample queries with k equal scores, then drop them; else no-op
         metrics |= refill(
-            batch, scores, asked, k, algorithm.num_refills, rollout, update, generator
+            batch, scores, examples, k, algorithm.num_refills, rollout, update, generator
         )
 
         # 2.3 advantages: how much better a response is than the others

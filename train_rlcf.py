@@ -130,7 +130,7 @@ def main(args: Args) -> dict[str, float]:
     run.print(f"RLCF: {num_updates} updates of {B} responses; {len(rows):,} queries")
 
     # -------------------------------------------------------------------------------- 2. the loop
-    own = distributed.rank_slice(B)  # rows that this rank compiles
+    rank_rows = distributed.rank_slice(B)  # rows that this rank compiles
     for update in run.steps(num_updates):
         # 2.1 sample a program for each prompt, with temperature only
         indices = batch_indices(len(rows), B, update, args.seed)
@@ -143,7 +143,7 @@ def main(args: Args) -> dict[str, float]:
             batch = sample(write_program, prompts, uniforms, device, args.temperature, size, *ends)
 
         # 2.2 compile prefix + program + suffix
-        records, response = batch.records[own], batch.response[own]
+        records, response = batch.records[rank_rows], batch.response[rank_rows]
         checked = check_responses(records, response, compiler, pieces, eos_id)
         passes = checked.passes if args.compiler else torch.ones_like(checked.passes)
 

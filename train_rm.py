@@ -92,9 +92,9 @@ def normalise(
     device = model.score.weight.device
     full = distributed.unshard(model)
     scores = [torch.zeros(0, device=device)]  # a rank may have no rows
-    for some in micro_batches(rows[distributed.rank() :: distributed.world_size()], size):
+    for batch in micro_batches(rows[distributed.rank() :: distributed.world_size()], size):
         with autocast(dtype, device):
-            scores.append(response_scores(full, list(some), pad_id, "left"))
+            scores.append(response_scores(full, list(batch), pad_id, "left"))
     local = torch.cat(scores)  # (b,)
     sums = distributed.all_sum(torch.stack((local.sum(), (local**2).sum())))
     total, total_square = sums.tolist()

@@ -88,16 +88,16 @@ def main(args: Args) -> None:
     if args.quick:
         measured.append(("generate", replace(SHAPES["small"], response_length=16)))
     dtype = getattr(torch, args.dtype)
-    alone, padded = (attention_backend(SHAPES[args.shape], device, dtype, biased) for biased in (False, True))
-    print(f"attention: {alone} on a GPU if padding is only on the right; {padded} otherwise")
+    unpadded, padded = (attention_backend(SHAPES[args.shape], device, dtype, biased) for biased in (False, True))
+    print(f"attention: {unpadded} on a GPU if padding is only on the right; {padded} otherwise")
     rows = []
     for part, shape in measured:
         torch.manual_seed(0)
         rows += parts[part](args, shape, device)
     print_table(rows)
     if args.json is not None:
-        found = {"torch": torch.__version__, "where": where, "attention": [alone, padded], "rows": rows}
-        args.json.write_text(to_json(found, indent=2) + "\n")
+        report = {"torch": torch.__version__, "where": where, "attention": [unpadded, padded], "rows": rows}
+        args.json.write_text(to_json(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def bench_compile(args: Args, shape: Shape, device: torch.device) -> list[dict]:
                 compiler.check(programs[:1])
                 start_seconds = time.perf_counter() - start
                 assert not any(compiler.check(programs))  # also the warm-up
-                peaks[way] = peak_of_command([*command, files[0]])
+                peaks[way] = command_peak_memory([*command, files[0]])
                 for _ in Progress(range(args.rounds), desc=what):
                     start = time.perf_counter()
                     compiler.check(programs)
@@ -52,7 +52,7 @@ def bench_compile(args: Args, shape: Shape, device: torch.device) -> list[dict]:
                     for file in files:
                         subprocess.run([*command, file], check=True)
                     times[way].append((time.perf_counter() - start) / len(files))
-                peaks["ours"] = peak_of(compiler.server.process)
+                peaks["ours"] = peak_memory(compiler.server.process)
             size = f"{NUM_PROGRAMS} programs, start of {start_seconds:.1f} s not counted"
             rows += table_rows(what, size, {name: (statistics.median(times[name]), peaks[name]) for name in times})
     for row in rows:
@@ -60,17 +60,17 @@ def bench_compile(args: Args, shape: Shape, device: torch.device) -> list[dict]:
     return rows
 
 
-def peak_of(process: subprocess.Popen) -> int:
+def peak_memory(process: subprocess.Popen) -> int:
     """Return the process's peak resident size in bytes; wait4 would report the parent's if that is larger."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     peak = re.search(r"VmHWM:\s+(\d+) kB", status)
     return 1024 * int(peak[1]) if peak else 0  # the process has ended
 
 
-def peak_of_command(command: list) -> int:
+def command_peak_memory(command: list) -> int:
     process, peak = subprocess.Popen(command), 0
     while process.poll() is None:
-        peak = peak_of(process) or peak
+        peak = peak_memory(process) or peak
         time.sleep(0.002)
     return peak
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bench import limit
-from bench.settings import Args, Shape, random_queries, tokenizer_of
-from bench.stopwatch import compare, plain_products, table_rows, with_limit
+from bench.settings import Args, Shape, make_tokenizer, random_queries
+from bench.stopwatch import compare, plain_matmuls, table_rows, with_limit
 from kernels.processor import has_int8_products
 from nanorlhf.cache import KVCache
 from nanorlhf.checkpoint import save
@@ -43,7 +43,7 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
     @torch.no_grad()
     def plain() -> None:
         """Sample with a cache that grows by concatenation, softmax and torch.multinomial."""
-        with plain_products(), autocast:
+        with plain_matmuls(), autocast:
             cache = GrowingCache(shape.config, query_mask, T, dtype)
             hidden = model(query, query_mask, cache=cache)[:, -1]
             for t in range(T):
@@ -56,7 +56,7 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
     ways["plain PyTorch"] = plain
     with tempfile.TemporaryDirectory() as directory:
         if args.peers:
-            save(model, directory, tokenizer_of(shape, Path(directory)))
+            save(model, directory, make_tokenizer(shape, Path(directory)))
             from transformers import AutoModelForCausalLM, GenerationConfig
 
             peer_dtype = dtype if device.type == "cuda" else torch.float32
@@ -68,11 +68,11 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
             ids = query.masked_fill(~query_mask, 0)
 
             @torch.no_grad()
-            def generate_of_transformers() -> None:
+            def generate_with_transformers() -> None:
                 out = peer.generate(input_ids=ids, attention_mask=query_mask.long(), generation_config=settings)
                 assert out.shape == (len(ids), ids.size(1) + T)
 
-            ways["transformers generate"] = generate_of_transformers
+            ways["transformers generate"] = generate_with_transformers
         rows = table_rows(
             "generate", f"{shape.episodes} x ({shape.query_length} + {T}) {args.dtype}",
             compare(ways, args.rounds, device),
@@ -89,8 +89,8 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
 
 def rollout_dtypes(args: Args, device: torch.device) -> list[str]:
     """Return the values of `--sampler.dtype` that run on this machine and differ from args.dtype."""
-    found = ["bfloat16"] if args.dtype != "bfloat16" else []
-    return found + ["int8"] * (device.type == "cpu" and has_int8_products())
+    dtypes = ["bfloat16"] if args.dtype != "bfloat16" else []
+    return dtypes + ["int8"] * (device.type == "cpu" and has_int8_products())
 
 
 class GrowingCache(KVCache):

@@ -40,7 +40,7 @@ def median_seconds(way: Callable[[], object], device: torch.device) -> float:
 
 
 @cache
-def product_rate(device: torch.device, dtype: torch.dtype) -> float:
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Measure the FLOP/s of a large matmul with the fastest library in PyTorch."""
     n = MULTIPLIED[device.type]
     a = torch.randn(n, n, device=device, dtype=dtype)
@@ -71,8 +71,8 @@ def text(length: int, last: int | None = None) -> Read:
     return Read(last, sum(range(length - last + 1, length + 1)))
 
 
-def total(parts: Sequence[Read]) -> Read:
-    return Read(sum(part.tokens for part in parts), sum(part.pairs for part in parts))
+def total(reads: Sequence[Read]) -> Read:
+    return Read(sum(read.tokens for read in reads), sum(read.pairs for read in reads))
 
 
 def block_weights(config: GPTConfig) -> tuple[int, int]:
@@ -89,10 +89,10 @@ def forward_flops(config: GPTConfig, read: Read, used: Read, num_logits: int = 0
     `used` are the positions whose output is needed; for other positions, the last block only computes keys and values.
     `num_logits` positions go through the LM head.
     """
-    keys, others = block_weights(config)
+    key_weights, other_weights = block_weights(config)
     pair = 2 * config.n_head * config.head_width  # query times key, and weight times value
-    first = (config.n_layer - 1) * (read.tokens * (keys + others) + read.pairs * pair)
-    last = read.tokens * keys + used.tokens * others + used.pairs * pair
+    first = (config.n_layer - 1) * (read.tokens * (key_weights + other_weights) + read.pairs * pair)
+    last = read.tokens * key_weights + used.tokens * other_weights + used.pairs * pair
     return 2 * (first + last + num_logits * config.d_model * config.vocab_size)
 
 
@@ -109,7 +109,7 @@ class Work:
         return Work(self.flops + other.flops, self.moved + other.moved, self.steps + other.steps)
 
     def seconds(self, device: torch.device, dtype: torch.dtype) -> float:
-        rate = product_rate(device, dtype)
+        rate = matmul_rate(device, dtype)
         # round bytes up to a power of two, so that few sizes are measured
         decoding = (max(flops / rate, size / read_rate(device, 1 << size.bit_length())) for flops, size in self.steps)
         return self.flops / rate + self.moved / read_rate(device, MOST_READ[device.type]) + sum(decoding)
@@ -152,12 +152,12 @@ def ppo_iteration(config: GPTConfig, queries: Sequence[int], num_tokens: int, nu
     """
     read = total([text(length + num_tokens - 1) for length in queries])  # the last token predicts nothing
     used = total([text(length + num_tokens - 1, num_tokens) for length in queries])
-    whole = total([text(length + num_tokens) for length in queries])
+    full = total([text(length + num_tokens) for length in queries])
     ends = total([text(length + num_tokens, 1) for length in queries])
     num_logits = len(queries) * num_tokens
     work = generation(config, queries, num_tokens, itemsize)
     work += Work(2 * forward_flops(config, read, used, num_logits))  # policy and reference
-    work += Work(forward_flops(config, read, used) + forward_flops(config, whole, ends))  # values, scores
+    work += Work(forward_flops(config, read, used) + forward_flops(config, full, ends))  # values, scores
     for _ in range(num_epochs):
         work += training(config, read, used, num_logits) + training(config, read, used)
     return work
@@ -171,21 +171,21 @@ def sft_step(config: GPTConfig, rows: Sequence[tuple[int, int]]) -> Work:
 
 def comparison(query: int, response: int, last: int) -> tuple[Read, Read]:
     """Work for a query with two responses of equal length: all tokens, and the last positions of each response."""
-    alone = text(query)
+    query_read = text(query)
     both = text(query + response, response)
     end = text(query + response, last)
-    return Read(query + 2 * both.tokens, alone.pairs + 2 * both.pairs), Read(2 * end.tokens, 2 * end.pairs)
+    return Read(query + 2 * both.tokens, query_read.pairs + 2 * both.pairs), Read(2 * end.tokens, 2 * end.pairs)
 
 
 def rm_step(config: GPTConfig, rows: Sequence[tuple[int, int]]) -> Work:
     """One step on comparisons with (query, response) of these lengths; each response's score is at its end."""
-    parts = [comparison(query, response, last=1) for query, response in rows]
-    return training(config, total([read for read, _ in parts]), total([used for _, used in parts]))
+    comparisons = [comparison(query, response, last=1) for query, response in rows]
+    return training(config, total([read for read, _ in comparisons]), total([used for _, used in comparisons]))
 
 
 def dpo_step(config: GPTConfig, rows: Sequence[tuple[int, int]]) -> Work:
     """The same for policy and reference; the query's last token predicts the first token of both responses."""
-    parts = [comparison(query, response - 1, last=response - 1) for query, response in rows]
-    read = total([read for read, _ in parts])
-    used = total([used for _, used in parts] + [text(query, 1) for query, _ in rows])
+    comparisons = [comparison(query, response - 1, last=response - 1) for query, response in rows]
+    read = total([read for read, _ in comparisons])
+    used = total([used for _, used in comparisons] + [text(query, 1) for query, _ in rows])
     return training(config, read, used, used.tokens) + Work(forward_flops(config, read, used, used.tokens))

@@ -91,7 +91,7 @@ def random_queries(shape: Shape) -> list[list[int]]:
     return random_texts(shape, shape.query_lengths)
 
 
-def tokenizer_of(shape: Shape, directory: Path):
+def make_tokenizer(shape: Shape, directory: Path):
     """Build a tokenizer of words `w1 w2 ...`, with EOS first and [PAD] last: a query of n words has n ids."""
     import tokenizers
 
@@ -106,7 +106,7 @@ def tokenizer_of(shape: Shape, directory: Path):
 def make_run(shape: Shape, directory: Path, device: torch.device) -> None:
     """Write queries, full-length responses, and a policy and a reward model with random weights."""
     torch.manual_seed(0)
-    tokenizer = tokenizer_of(shape, directory)
+    tokenizer = make_tokenizer(shape, directory)
     queries, (chosen, rejected) = random_queries(shape), random_texts(shape, [shape.response_length - 1] * 2)
 
     def words(ids: list[int]) -> str:

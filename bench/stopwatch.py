@@ -83,7 +83,7 @@ def peak_of_process(device: str) -> int:
     return 1024 * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
-def plain_products():
+def plain_matmuls():
     """Use the matmuls of `torch.nn.functional.linear`."""
     return mock.patch("kernels.linear.onednn_matmul", lambda: None)
 

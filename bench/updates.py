@@ -23,7 +23,7 @@ import train_sft
 from bench import limit
 from bench.generation import rollout_dtypes
 from bench.settings import MICRO_BATCH_SIZE, NUM_EPOCHS, SHAPES, Args, Shape, make_run, random_queries
-from bench.stopwatch import in_processes, peak_of_process, plain_products, synchronise, table_rows, with_limit
+from bench.stopwatch import in_processes, peak_of_process, plain_matmuls, synchronise, table_rows, with_limit
 from kernels.gae import gae_loop
 from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import load_gpt, load_scalar
@@ -43,14 +43,14 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
     Each implementation runs in its own process, and memory is its peak resident size. On a CPU, each also runs in two
     processes with one thread each. The second of two updates is timed; the first also allocates the optimizer's state.
     """
-    ways = {"ours": ppo_of_ours}
+    ways = {"ours": our_ppo}
     for name in rollout_dtypes(args, device):
-        ways[f"ours, rollouts in {name}"] = partial(ppo_of_ours, rollout_dtype=name)
+        ways[f"ours, rollouts in {name}"] = partial(our_ppo, rollout_dtype=name)
     if args.peers:
-        ways["TRL 1.12.0"] = ppo_of_trl
+        ways["TRL 1.12.0"] = trl_ppo
     if device.type == "cpu" and sys.platform == "linux":
         ways |= {f"{name}, 2 processes": partial(way, processes=2) for name, way in ways.items()}
-    ways["plain PyTorch"] = ppo_of_plain_pytorch
+    ways["plain PyTorch"] = plain_pytorch_ppo
     with tempfile.TemporaryDirectory() as directory:
         make_run(shape, Path(directory), device)
         result = in_processes(ways, args, Path(directory), "ppo")
@@ -68,8 +68,8 @@ def bench_supervised(args: Args, shape: Shape, device: torch.device) -> list[dic
         make_run(shape, Path(directory), device)
         for stage, work in (("sft", limit.sft_step), ("rm", limit.rm_step), ("dpo", limit.dpo_step)):
             ways = {
-                "ours": partial(stage_of_ours, stage=stage),
-                "plain PyTorch": partial(stage_of_plain_pytorch, stage=stage),
+                "ours": partial(our_stage, stage=stage),
+                "plain PyTorch": partial(plain_pytorch_stage, stage=stage),
             }
             result = in_processes(ways, args, Path(directory), stage)
             size = f"{shape.episodes} x ({shape.query_length} + {shape.response_length}) {args.dtype}"
@@ -78,7 +78,7 @@ def bench_supervised(args: Args, shape: Shape, device: torch.device) -> list[dic
     return rows
 
 
-def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", processes: int = 1) -> tuple[float, int]:
+def our_ppo(args: Args, directory: Path, rollout_dtype: str = "same", processes: int = 1) -> tuple[float, int]:
     """Run train_ppo.py with TL;DR's settings and return (seconds per update, peak bytes)."""
     shape = SHAPES[args.shape]
     settings = replace(
@@ -94,7 +94,7 @@ def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", proces
     return shape.episodes / last["episodes_per_second"], peak_of_process(args.device)
 
 
-def stage_of_ours(args: Args, directory: Path, stage: str) -> tuple[float, int]:
+def our_stage(args: Args, directory: Path, stage: str) -> tuple[float, int]:
     """Run three steps of a script on the same rows and return (seconds of the second step, peak bytes)."""
     shape, times, log = SHAPES[args.shape], [], Run.log
 
@@ -116,7 +116,7 @@ def stage_of_ours(args: Args, directory: Path, stage: str) -> tuple[float, int]:
     return times[1] - times[0], peak_of_process(args.device)  # the third step ends with a validation
 
 
-def stage_of_plain_pytorch(args: Args, directory: Path, stage: str) -> tuple[float, int]:
+def plain_pytorch_stage(args: Args, directory: Path, stage: str) -> tuple[float, int]:
     """Run a straightforward implementation: stores all logits, computes padding, a comparison is two rows."""
     shape, device = SHAPES[args.shape], torch.device(args.device)
     tokenizer = load_tokenizer(directory / "sft")
@@ -153,7 +153,7 @@ def stage_of_plain_pytorch(args: Args, directory: Path, stage: str) -> tuple[flo
         chosen, rejected = ((new_logprobs - ref_logprobs) * in_response).sum(1).chunk(2)
         return -F.logsigmoid(0.05 * (chosen - rejected)).mean()
 
-    with plain_products():
+    with plain_matmuls():
         for _ in range(2):
             start = time.perf_counter()
             optimizer.zero_grad()
@@ -166,7 +166,7 @@ def stage_of_plain_pytorch(args: Args, directory: Path, stage: str) -> tuple[flo
     return seconds, peak_of_process(args.device)
 
 
-def ppo_of_trl(args: Args, directory: Path, processes: int = 1) -> tuple[float, int]:
+def trl_ppo(args: Args, directory: Path, processes: int = 1) -> tuple[float, int]:
     times: list[float] = []
     launch.run(partial(trl_updates, args, directory, times, processes), args.device, processes)
     return times[-1] - times[-2], peak_of_process(args.device)
@@ -215,7 +215,7 @@ def trl_updates(args: Args, directory: Path, times: list[float], processes: int)
     trainer.train()
 
 
-def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
+def plain_pytorch_ppo(args: Args, directory: Path) -> tuple[float, int]:
     """Run a straightforward implementation: stores all logits, computes padding, loops over T, default AdamW."""
     shape, device = SHAPES[args.shape], torch.device(args.device)
     T, Q = shape.response_length, shape.query_length
@@ -233,17 +233,19 @@ def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
             log_p = (model.logits(model(ids, real)).float() / 0.7)[:, Q - 1 : -1].log_softmax(-1)
         return log_p.gather(-1, ids[:, Q:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
 
-    @plain_products()
+    @plain_matmuls()
     def iteration() -> None:
         with torch.no_grad(), autocast:
             response, _ = generate(policy, query, query != tokenizer.pad_id, T, 0.7, 0, 1.0, 0, None, tokenizer.pad_id)
             eos_index, actions, states = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
             ids = torch.cat((query, response.masked_fill(~actions, tokenizer.pad_id)), dim=1)
             real = ids != tokenizer.pad_id
-            parts = list(zip(ids.split(at_a_time), real.split(at_a_time), strict=True))
-            logprobs, ref_logprobs = (torch.cat([forward(m, *part)[0] for part in parts]) for m in (policy, reference))
-            values = torch.cat([value(*part) for part in parts])[:, Q - 1 : -1].masked_fill(~states, 0.0)
-            scores = torch.cat([reward(*part) for part in parts]).gather(1, Q + eos_index[:, None]).squeeze(1)
+            chunks = list(zip(ids.split(at_a_time), real.split(at_a_time), strict=True))
+            logprobs, ref_logprobs = (
+                torch.cat([forward(model, *chunk)[0] for chunk in chunks]) for model in (policy, reference)
+            )
+            values = torch.cat([value(*chunk) for chunk in chunks])[:, Q - 1 : -1].masked_fill(~states, 0.0)
+            scores = torch.cat([reward(*chunk) for chunk in chunks]).gather(1, Q + eos_index[:, None]).squeeze(1)
         rewards = -0.05 * (logprobs - ref_logprobs).masked_fill(~actions, 0.0)
         rewards[torch.arange(len(scores)), (eos_index + 1).clamp(max=T - 1)] += scores
         advantages, returns = gae_loop(rewards, values, 1.0, 0.95)

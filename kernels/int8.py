@@ -54,7 +54,7 @@ def rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return q, scale
 
 
-def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def reference_matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Reference in float64: x (..., K), weight (N, K), bias (N,) or None -> (..., N)."""
     rows = x.flatten(0, -2).float()
     s = row_scale(rows)

@@ -81,7 +81,7 @@ def linear(
         return matmul(x, weight, bias, activation)
     num_rows = x.numel() // max(x.size(-1), 1)
     if fits_onednn(x, weight) and any(
-        is_faster_by_onednn(product, num_rows, weight.numel()) for product in processor.PRODUCTS
+        is_faster_by_onednn(kind, num_rows, weight.numel()) for kind in processor.MATMULS
     ):
         # flatten outside the Function, so that its output isn't a view
         y = OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
@@ -184,12 +184,12 @@ def is_for_onednn(a: Tensor, b: Tensor) -> bool:
         return False
     if a.stride(-1) != 1:  # g^T x, a sum over rows
         return is_faster_by_onednn("weight", a.size(-1), a.size(0) * b.size(0))
-    product = "forward" if b.stride(-1) == 1 else "input"
-    return is_faster_by_onednn(product, a.numel() // a.size(-1), b.numel())
+    kind = "forward" if b.stride(-1) == 1 else "input"
+    return is_faster_by_onednn(kind, a.numel() // a.size(-1), b.numel())
 
 
-def is_faster_by_onednn(product: str, num_rows: int, num_weights: int) -> bool:
-    return processor.product_class(product, num_rows, num_weights) in processor.chosen.onednn
+def is_faster_by_onednn(kind: str, num_rows: int, num_weights: int) -> bool:
+    return processor.matmul_class(kind, num_rows, num_weights) in processor.chosen.onednn
 
 
 def fits_onednn(a: Tensor, b: Tensor) -> bool:

@@ -166,13 +166,13 @@ def block_logits(
     return scaled(wide_linear(hidden, weight[ids], cap=cap), bias, temperature, ids)
 
 
-def scaled(products: Tensor, bias: Tensor | None, temperature: float, ids: slice) -> Tensor:
+def scaled(logits: Tensor, bias: Tensor | None, temperature: float, ids: slice) -> Tensor:
     """Turn a block's capped matmul (N, v) into logits in place: add bias, divide by temperature."""
     if bias is not None:
-        products = products.add_(bias[ids])
+        logits = logits.add_(bias[ids])
     if temperature != 1:
-        products = products.div_(temperature)
-    return products if bias is None else products.clamp_(min=LOWEST)
+        logits = logits.div_(temperature)
+    return logits if bias is None else logits.clamp_(min=LOWEST)
 
 
 def linear_forward_blas(
@@ -206,10 +206,10 @@ def linear_forward_blas(
             kept[ids.start] = p if is_kept else None, block_largest + block_total
         new_largest = torch.maximum(largest, block_largest)
         before = log_total + (largest - new_largest)
-        of_block = block_total + (block_largest - new_largest)
-        largest, log_total = new_largest, torch.logaddexp(before, of_block)
+        block_log_total = block_total + (block_largest - new_largest)
+        largest, log_total = new_largest, torch.logaddexp(before, block_log_total)
         entropy = entropy_share(entropy, before - log_total)
-        entropy = entropy + entropy_share(block_entropy, of_block - log_total)
+        entropy = entropy + entropy_share(block_entropy, block_log_total - log_total)
     return largest + log_total, entropy, chosen
 
 
@@ -227,14 +227,17 @@ def linear_backward_blas(
 
     g_l * (onehot - p) - g_e * p * (log p + entropy), times the cap's slope
     """
-    p, of_block = kept[ids.start]
-    kept[ids.start] = None, of_block  # p is overwritten: a second backward pass recomputes it
+    p, block_normaliser = kept[ids.start]
+    kept[ids.start] = (
+        None,
+        block_normaliser,
+    )  # p is overwritten: a second backward pass recomputes it
     slope = None
     if p is None:
-        products = wide_linear(hidden, weight[ids], cap=cap)
-        slope = None if cap is None else 1 - (products / cap).square()
-        p = scaled(products, bias, temperature, ids).softmax(1)
-    to_probability = (of_block - normaliser).exp()[:, None]
+        logits = wide_linear(hidden, weight[ids], cap=cap)
+        slope = None if cap is None else 1 - (logits / cap).square()
+        p = scaled(logits, bias, temperature, ids).softmax(1)
+    to_probability = (block_normaliser - normaliser).exp()[:, None]
     grad_logprobs, grad_entropy = grads[0][:, None], grads[1]
     here, index = labels_in(ids, labels)
     at_label = torch.where(here, grad_logprobs, 0.0)
@@ -243,8 +246,8 @@ def linear_backward_blas(
     else:
         p.mul_(to_probability)
         log_p = p.log().clamp_(min=LOWEST)  # 0 * -inf is NaN
-        of_entropy = (log_p + entropy[:, None]).mul_(grad_entropy[:, None])
-        grad = p.mul_(-of_entropy.add_(grad_logprobs))
+        entropy_grad = (log_p + entropy[:, None]).mul_(grad_entropy[:, None])
+        grad = p.mul_(-entropy_grad.add_(grad_logprobs))
     grad = grad.scatter_add_(1, index, at_label)
     return grad if slope is None else grad.mul_(slope)
 
@@ -272,9 +275,9 @@ def linear_forward_triton(
     if N:
         linear_forward_kernel[lambda meta: (triton.cdiv(N, meta["BLOCK_N"]), num_splits)](
             hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias,
-            normalisers, entropies, chosen, N, V, C, group_of(hidden), 1 / temperature, cap or 0.0,
-            HAS_BIAS=bias is not None, HAS_CAP=cap is not None, EVEN_C=C % BLOCK_C == 0,
-            SPLIT=SPLIT,
+            normalisers, entropies, chosen, N, V, C, rows_per_group(hidden), 1 / temperature,
+            cap or 0.0, HAS_BIAS=bias is not None, HAS_CAP=cap is not None,
+            EVEN_C=C % BLOCK_C == 0, SPLIT=SPLIT,
         )  # fmt: skip
     normaliser = normalisers.logsumexp(0)
     entropy = entropy_share(entropies, normalisers - normaliser).sum(0)
@@ -297,14 +300,14 @@ def linear_backward_triton(
     if N:
         linear_backward_kernel[grid](
             hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias,
-            normaliser, entropy, g_l, g_e, grad, ids.start, N, v, C, group_of(hidden),
+            normaliser, entropy, g_l, g_e, grad, ids.start, N, v, C, rows_per_group(hidden),
             1 / temperature, cap or 0.0,
             HAS_BIAS=bias is not None, HAS_CAP=cap is not None, EVEN_C=C % BLOCK_C == 0,
         )  # fmt: skip
     return grad
 
 
-def group_of(hidden: Tensor) -> int:
+def rows_per_group(hidden: Tensor) -> int:
     return max(1, GROUP // (hidden.size(1) * hidden.element_size()))
 
 
@@ -444,9 +447,9 @@ if triton is not None:
             maximum = new_maximum
         # a split without a possible id has total 0: normaliser -1e30, entropy 0
         out = split.to(tl.int64) * N + rows
-        some = tl.where(total > 0, total, 1.0)
-        tl.store(normalisers + out, maximum + tl.log(some), mask=rows < N)
-        tl.store(entropies + out, tl.log(some) - moment / some, mask=rows < N)
+        safe_total = tl.where(total > 0, total, 1.0)
+        tl.store(normalisers + out, maximum + tl.log(safe_total), mask=rows < N)
+        tl.store(entropies + out, tl.log(safe_total) - moment / safe_total, mask=rows < N)
         tl.store(chosen + out, label_logit, mask=rows < N)
 
     # not tuned by V, which is the block size here and changes with N

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-PRODUCTS = ("forward", "input", "weight")  # x W^T, and the gradients of x and W
+MATMULS = ("forward", "input", "weight")  # x W^T, and the gradients of x and W
 ROWS = {"1-7": 0, "8-63": 8, "64-511": 64, "512+": 512}  # lower bounds of rows of x
 SIZES = {"small": 0, "medium": 2**18, "large": 2**20}  # lower bounds of weights in W
 CLEAR = 0.9  # a candidate is clearly faster below this fraction of the other's time
@@ -24,7 +24,7 @@ class Choice:
     name: str = "default"
     """default, tuned, or plain"""
     onednn: tuple[str, ...] = ("forward 8-63 large", "forward 64-511 large")
-    """classes of float32 matmuls that use oneDNN instead of MKL, see `product_class`"""
+    """classes of float32 matmuls that use oneDNN instead of MKL, see `matmul_class`"""
     pack: bool = True
     """whether a sampler packs its large weights once, for oneDNN"""
     stored_logits: bool = False
@@ -75,10 +75,10 @@ def size_class(num_weights: int) -> str:
 
 
 @cache
-def product_class(product: str, num_rows: int, num_weights: int) -> str:
+def matmul_class(kind: str, num_rows: int, num_weights: int) -> str:
     """Return the class of a matmul, such as "forward 8-63 large"; a class uses one library."""
     rows = list(ROWS)[bisect(list(ROWS.values()), num_rows) - 1]
-    return f"{product} {rows} {size_class(num_weights)}"
+    return f"{kind} {rows} {size_class(num_weights)}"
 
 
 @cache

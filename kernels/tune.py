@@ -52,7 +52,7 @@ Times = dict[str, dict[str, list[float]]]  # seconds, by case and candidate
 
 
 # --------------------------------------------------------------------------------------- 1. measure
-def products() -> dict[str, Case]:
+def matmul_cases() -> dict[str, Case]:
     """Float32 matmuls of each class with both libraries; decode steps also packed and rounded."""
     cases: dict[str, Case] = {}
     for size, shape in WEIGHTS.items():
@@ -95,7 +95,7 @@ def in_bfloat16(x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
     return lambda: [F.linear(x.bfloat16(), weight) for weight in weights]
 
 
-def logprobs() -> dict[str, Case]:
+def logprob_cases() -> dict[str, Case]:
     """`linear_logprobs`, forward and backward: two block sizes, and with all logits kept."""
     num_rows, width, num_ids = HEAD
     hidden, weight = torch.randn(num_rows, width), torch.randn(num_ids, width) / width**0.5
@@ -105,8 +105,8 @@ def logprobs() -> dict[str, Case]:
 
     def run(block: int, kept: int) -> None:
         processor.use(replace(DEFAULT, block=block, kept=kept))
-        found, _ = linear_logprobs(hidden, weight, labels)
-        torch.autograd.grad(found.sum(), (hidden, weight))
+        values, _ = linear_logprobs(hidden, weight, labels)
+        torch.autograd.grad(values.sum(), (hidden, weight))
         processor.use(DEFAULT)
 
     block = DEFAULT.block
@@ -140,10 +140,10 @@ def alternate(cases: dict[str, Case], seconds: float) -> Times:
 # ---------------------------------------------------------------------------------------- 2. choose
 def is_faster(times: dict[str, list[float]], name: str, than: str) -> bool:
     """Return whether `name` is clearly faster than `than`, in both the median and the minimum."""
-    ours, theirs = times.get(name, []), times.get(than, [])
-    if min(len(ours), len(theirs)) < FEWEST:
+    candidate, baseline = times.get(name, []), times.get(than, [])
+    if min(len(candidate), len(baseline)) < FEWEST:
         return False
-    return all(of(ours) < CLEAR * of(theirs) for of in (median, min))
+    return all(statistic(candidate) < CLEAR * statistic(baseline) for statistic in (median, min))
 
 
 def choose(times: Times) -> Choice:
@@ -198,9 +198,9 @@ def machine(threads: int) -> dict[str, object]:
 
 def cache_file(threads: int) -> Path:
     """Path of this machine's measurement. Raises RuntimeError if there is no home directory."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):  # the XDG specification ignores relative paths
-        directory = Path(named)
+    xdg_cache = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(xdg_cache):  # the XDG specification ignores relative paths
+        directory = Path(xdg_cache)
     else:
         directory = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     key = hashlib.sha256(json.dumps(machine(threads)).encode()).hexdigest()[:16]
@@ -210,11 +210,11 @@ def cache_file(threads: int) -> Path:
 def read(path: Path, threads: int) -> Choice | None:
     """Read a choice; None if the file is missing, damaged, stale or from another machine."""
     try:
-        found = json.loads(path.read_text())
-        is_stale = found["rounds"] < FEWEST and time.time() - path.stat().st_mtime > RETRY
-        if is_stale or found["machine"] != machine(threads):
+        content = json.loads(path.read_text())
+        is_stale = content["rounds"] < FEWEST and time.time() - path.stat().st_mtime > RETRY
+        if is_stale or content["machine"] != machine(threads):
             return None
-        return Choice.from_json(found["choice"])
+        return Choice.from_json(content["choice"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -222,15 +222,15 @@ def read(path: Path, threads: int) -> Choice | None:
 def write(path: Path, threads: int, choice: Choice, times: Times) -> None:
     """Write atomically, so that readers never find half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    shown = {
-        case: {name: round(1e3 * median(taken), 4) for name, taken in ways.items() if taken}
+    milliseconds = {
+        case: {name: round(1e3 * median(samples), 4) for name, samples in ways.items() if samples}
         for case, ways in times.items()
     }
     content = {
         "machine": machine(threads),
         "choice": asdict(choice),
         "rounds": num_rounds(times),
-        "milliseconds": shown,
+        "milliseconds": milliseconds,
     }
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
         try:
@@ -244,7 +244,7 @@ def write(path: Path, threads: int, choice: Choice, times: Times) -> None:
 
 def num_rounds(times: Times) -> int:
     """Return the number of complete rounds."""
-    return min((len(taken) for ways in times.values() for taken in ways.values()), default=0)
+    return min((len(samples) for ways in times.values() for samples in ways.values()), default=0)
 
 
 def tuned(threads: int) -> Choice:
@@ -261,8 +261,8 @@ def tuned(threads: int) -> Choice:
         with (path.parent / "lock").open("w") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)  # only one process measures
             if (choice := read(path, threads)) is None:
-                said = f"measuring this machine's kernels once, {SECONDS:g} s: {path}"
-                print(said, file=sys.stderr)
+                message = f"measuring this machine's kernels once, {SECONDS:g} s: {path}"
+                print(message, file=sys.stderr)
                 command = [sys.executable, "-m", f"{PACKAGE}.tune"]
                 command += ["--threads", str(threads), "--seconds", str(SECONDS)]
                 subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
@@ -283,16 +283,18 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     start = time.perf_counter()
-    times = alternate(products() | logprobs(), args.seconds)
+    times = alternate(matmul_cases() | logprob_cases(), args.seconds)
     choice = choose(times)
     rounds = num_rounds(times)
     if rounds < FEWEST:
-        said = f"keeping the default after only {rounds} rounds; will retry in an hour"
-        print(f"this machine is busy: {said}, or run python -m kernels.tune", file=sys.stderr)
+        message = f"keeping the default after only {rounds} rounds; will retry in an hour"
+        print(f"this machine is busy: {message}, or run python -m kernels.tune", file=sys.stderr)
     print(f"median milliseconds of {rounds} rounds; {machine(args.threads)}")
     for case, ways in times.items():
-        shown = "  ".join(f"{name} {1e3 * median(t):.3f}" for name, t in ways.items() if t)
-        print(f"{case:22} {shown}{'  -> onednn' if case in choice.onednn else ''}")
+        medians = "  ".join(
+            f"{name} {1e3 * median(samples):.3f}" for name, samples in ways.items() if samples
+        )
+        print(f"{case:22} {medians}{'  -> onednn' if case in choice.onednn else ''}")
     path = cache_file(args.threads)
     print(f"{choice}\n{path}, {time.perf_counter() - start:.1f} s")
     try:

@@ -447,26 +447,26 @@ def grpo_args(ppo: train_ppo.Args, **changes) -> train_grpo.Args:
 
 
 @pytest.fixture(scope="module")
-def one_update(miniature) -> train_grpo.Args:
+def single_update(miniature) -> train_grpo.Args:
     """One update of eight responses, from a policy that sometimes samples EOS."""
     args = grpo_args(miniature.ppo, num_epochs=2, out=miniature.root / "grpo", overwrite=True, **KINDS["rloo"])
     return replace(args, sft=str(policy_that_stops(miniature.root)), total_episodes=8)
 
 
 @pytest.fixture(scope="module")
-def coarse(one_update, tmp_path_factory) -> train_grpo.Args:
+def coarse(single_update, tmp_path_factory) -> train_grpo.Args:
     """DAPO with a rule that has two scores, so that some queries' responses have equal scores."""
     rule = tmp_path_factory.mktemp("coarse") / "rule.py"
     rule.write_text("def score(queries, responses): return [float(len(r) > 12) for r in responses]\n")
-    args = replace(one_update, reward_model=None, reward=f"{rule}:score", missing_eos_score=None, **KINDS["dapo"])
+    args = replace(single_update, reward_model=None, reward=f"{rule}:score", missing_eos_score=None, **KINDS["dapo"])
     return replace(args, clip_range=UNCLIPPED["clip_range"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_first_step_of_a_run_uses_the_papers_gradient(one_update, kind, monkeypatch, gradients):  # noqa: F811
+def test_the_first_step_of_a_run_uses_the_papers_gradient(single_update, kind, monkeypatch, gradients):  # noqa: F811
     """Expected from single unpadded responses in float64, at ratio 1 and with the policy far from the reference."""
-    reference = str(one_update.out.parent / "sft")
-    args = replace(one_update, sampler=SamplerSettings(correction="sampler_logprobs"), **KINDS[kind])
+    reference = str(single_update.out.parent / "sft")
+    args = replace(single_update, sampler=SamplerSettings(correction="sampler_logprobs"), **KINDS[kind])
     monkeypatch.setattr(loading, "reference", lambda policy: load_gpt(reference).requires_grad_(False))
     rollouts = spy_on(monkeypatch, "rollout_metrics")
     train_grpo.main(args)
@@ -537,22 +537,22 @@ def written_out(args, batch, scores, reference):
     return objective, policy
 
 
-def test_the_responses_to_a_query_are_consecutive_rows(one_update, monkeypatch):
+def test_the_responses_to_a_query_are_consecutive_rows(single_update, monkeypatch):
     indices, rollouts = spy_on(monkeypatch, "batch_indices"), spy_on(monkeypatch, "rollout_metrics")
-    train_grpo.main(replace(one_update, total_episodes=16))
+    train_grpo.main(replace(single_update, total_episodes=16))
     for (_, chosen), ((batch, *_), _) in zip(indices.calls, rollouts.calls, strict=True):
         assert len(chosen) == 2 and len(batch.query) == 8
         for g in range(2):
             assert (batch.query[4 * g : 4 * g + 4] == batch.query[4 * g]).all()
             assert len({tuple(row) for row in batch.response[4 * g : 4 * g + 4].tolist()}) > 1
-    samples = [json.loads(line) for line in (one_update.out / "samples.jsonl").open()]
+    samples = [json.loads(line) for line in (single_update.out / "samples.jsonl").open()]
     assert len({sample["query"] for sample in samples}) == len(samples) == 4  # one per group
 
 
 @pytest.mark.parametrize("kind", ["rloo", "grpo", "gspo", "dapo", "cispo"])
-def test_the_micro_batch_size_does_not_change_the_gradient(one_update, coarse, kind, gradients):  # noqa: F811
+def test_the_micro_batch_size_does_not_change_the_gradient(single_update, coarse, kind, gradients):  # noqa: F811
     """Micro-batches and minibatches split groups; DAPO drops some responses. Equal up to rounding."""
-    args = replace(one_update, num_minibatches=2, **KINDS[kind] | {"clip_range": UNCLIPPED["clip_range"]})
+    args = replace(single_update, num_minibatches=2, **KINDS[kind] | {"clip_range": UNCLIPPED["clip_range"]})
     if kind == "dapo":
         args = replace(coarse, num_minibatches=2, batch_size=24, total_episodes=24)
     runs = []
@@ -568,9 +568,9 @@ def test_the_micro_batch_size_does_not_change_the_gradient(one_update, coarse, k
         assert metrics["groups/alike"] > metrics["groups/dropped"] > 0 and metrics["groups/refilled"] >= 3
 
 
-def test_the_second_minibatch_of_rloo_uses_the_gradient_of_the_clipped_loss(one_update, monkeypatch, gradients):  # noqa: F811
+def test_the_second_minibatch_of_rloo_uses_the_gradient_of_the_clipped_loss(single_update, monkeypatch, gradients):  # noqa: F811
     """The paper takes one step; after it, we clip each token's ratio to the rollout's policy like PPO."""
-    args = replace(one_update, num_epochs=1, num_minibatches=2, micro_batch_size=8, lr=3e-3, clip_range=0.02)
+    args = replace(single_update, num_epochs=1, num_minibatches=2, micro_batch_size=8, lr=3e-3, clip_range=0.02)
     rollouts, seen = spy_on(monkeypatch, "rollout_metrics"), []
     plain = train_grpo.response_logprobs
 
@@ -617,17 +617,17 @@ def test_a_rollout_with_equal_scores_takes_no_step_and_logs_no_nan(coarse, tmp_p
     assert all(math.isfinite(x) for row in rows for x in row.values()) and "policy/loss" not in rows[0]
 
 
-def test_the_glossary_explains_every_metric(one_update, coarse):
+def test_the_glossary_explains_every_metric(single_update, coarse):
     glossary = (ROOT / "docs" / "metrics.md").read_text()
-    for args in (one_update, coarse):
+    for args in (single_update, coarse):
         train_grpo.main(args)
         logged = {name for name in read_metrics(args.out)[0] if name != "step" and not name.startswith("reward/")}
         assert "groups/alike" in logged and logged <= set(re.findall(r"`([\w/]+)`", glossary))
 
 
-def test_the_statistics_of_gspo_describe_responses(one_update, monkeypatch):
+def test_the_statistics_of_gspo_describe_responses(single_update, monkeypatch):
     """Means over responses of exp(mean log-ratio), its clipping and half its squared log, in the last step."""
-    args = replace(one_update, num_epochs=1, num_minibatches=2, micro_batch_size=3, lr=3e-3, **KINDS["gspo"])
+    args = replace(single_update, num_epochs=1, num_minibatches=2, micro_batch_size=3, lr=3e-3, **KINDS["gspo"])
     counted = []
     plain = update_metrics.UpdateStatistics.count
     monkeypatch.setattr(
@@ -649,11 +649,11 @@ def test_the_statistics_of_gspo_describe_responses(one_update, monkeypatch):
     assert counted[0]["policy/ratio"] == pytest.approx(1, abs=1e-6) and counted[0]["policy/clip_fraction"] == 0
 
 
-def test_the_mean_over_a_responses_own_length_is_exact_in_each_minibatch(one_update, monkeypatch, gradients):  # noqa: F811
+def test_the_mean_over_a_responses_own_length_is_exact_in_each_minibatch(single_update, monkeypatch, gradients):  # noqa: F811
     """The first of two minibatches, in micro-batches of one; its mean length differs from the rollout's."""
-    reference = str(one_update.out.parent / "sft")
+    reference = str(single_update.out.parent / "sft")
     args = replace(
-        one_update,
+        single_update,
         num_minibatches=2,
         micro_batch_size=1,
         sampler=SamplerSettings(correction="sampler_logprobs"),
@@ -691,7 +691,7 @@ def test_the_mean_over_a_responses_own_length_is_exact_in_each_minibatch(one_upd
     assert torch.allclose(gradients[0].double(), expected, atol=2e-4 * expected.abs().max().item())
 
 
-def test_a_dropped_response_does_not_count_in_the_loss(one_update, monkeypatch, gradients):  # noqa: F811
+def test_a_dropped_response_does_not_count_in_the_loss(single_update, monkeypatch, gradients):  # noqa: F811
     """With `in_loss` False, only the other rows have a gradient; an empty minibatch takes no step."""
     plain, dropped = train_grpo.Sampler.correct, []
 
@@ -701,7 +701,7 @@ def test_a_dropped_response_does_not_count_in_the_loss(one_update, monkeypatch, 
 
     monkeypatch.setattr(train_grpo.Sampler, "correct", correct)
     losses, readings = spy_on_loss(monkeypatch, "grpo"), spy_on(monkeypatch, "response_logprobs")
-    args = replace(one_update, num_epochs=1, micro_batch_size=8, **KINDS["grpo"])
+    args = replace(single_update, num_epochs=1, micro_batch_size=8, **KINDS["grpo"])
     dropped += [0, 2, 5]
     train_grpo.main(args)
     ((_, _, _, actions, *_), (lost, _)), *_ = losses
@@ -720,18 +720,18 @@ def test_a_dropped_response_does_not_count_in_the_loss(one_update, monkeypatch, 
     assert gradients == [] and torch.equal(weights(load_gpt(args.sft)), weights(load_gpt(args.out)))
 
 
-def test_with_kl_coefficient_zero_an_infinite_kl_does_not_reach_loss_or_gradient(one_update, monkeypatch):
+def test_with_kl_coefficient_zero_an_infinite_kl_does_not_reach_loss_or_gradient(single_update, monkeypatch):
     """For a token that only the reference can emit, exp(ref - new) is infinite, and 0 * inf is NaN."""
     monkeypatch.setattr(train_grpo, "k3", lambda new, ref: torch.full_like(new, torch.inf))
-    train_grpo.main(replace(one_update, **KINDS["grpo"] | {"kl_coef": 0.0}))
-    (metrics,) = read_metrics(one_update.out)
+    train_grpo.main(replace(single_update, **KINDS["grpo"] | {"kl_coef": 0.0}))
+    (metrics,) = read_metrics(single_update.out)
     assert metrics["skipped_steps"] == 0 and math.isfinite(metrics["policy/loss"])
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dapo"])
-def test_resuming_equals_the_uninterrupted_run(one_update, coarse, kind, tmp_path, monkeypatch):
+def test_resuming_equals_the_uninterrupted_run(single_update, coarse, kind, tmp_path, monkeypatch):
     """Equal to the last bit, including DAPO's resampling; the state has no value model."""
-    args = replace(one_update, **KINDS["grpo"]) if kind == "grpo" else coarse
+    args = replace(single_update, **KINDS["grpo"]) if kind == "grpo" else coarse
     args = replace(args, total_episodes=32, save_every=2)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     train_grpo.main(whole)
@@ -752,12 +752,12 @@ def test_resuming_equals_the_uninterrupted_run(one_update, coarse, kind, tmp_pat
         assert all(sum(row["groups/refilled"] for row in rows) > 0 for rows in (kept[:2], kept[2:]))
 
 
-def test_a_run_learns_a_rule(one_update, tmp_path):
+def test_a_run_learns_a_rule(single_update, tmp_path):
     """All signs are right end to end: rewarding short responses makes them shorter."""
     rule = tmp_path / "rule.py"
     rule.write_text("def score(queries, responses): return [-len(r) / 4 for r in responses]\n")
     args = replace(
-        one_update, reward=f"{rule}:score", total_episodes=8 * 32, batch_size=32, micro_batch_size=32, lr=3e-3,
+        single_update, reward=f"{rule}:score", total_episodes=8 * 32, batch_size=32, micro_batch_size=32, lr=3e-3,
         missing_eos_score=-20.0, num_epochs=4,
     )  # fmt: skip
     for kind in ("rloo", "gspo", "online_dpo"):
@@ -784,9 +784,9 @@ def test_a_run_learns_a_rule(one_update, tmp_path):
         ({"reward_model": None}, "--reward-model None leaves nothing to score with"),
     ],
 )
-def test_conflicting_settings_are_rejected_before_anything_is_written(one_update, tmp_path, change, sentence):
+def test_conflicting_settings_are_rejected_before_anything_is_written(single_update, tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence):
-        train_grpo.main(replace(one_update, out=tmp_path / "grpo", **change))
+        train_grpo.main(replace(single_update, out=tmp_path / "grpo", **change))
     assert not (tmp_path / "grpo").exists()
 
 
@@ -799,18 +799,18 @@ def test_the_clip_range_is_one_number_or_two_on_the_command_line(monkeypatch, wo
     assert seen[0].clip_range == clip_range
 
 
-def test_args_json_records_the_clip_range(one_update):
+def test_args_json_records_the_clip_range(single_update):
     for kind, expected in (("gspo", [3e-4, 4e-4]), ("rloo", 0.3)):
-        train_grpo.main(replace(one_update, **KINDS[kind] | {"clip_range": None if kind == "gspo" else 0.3}))
-        assert json.loads((one_update.out / "args.json").read_text())["clip_range"] == expected
+        train_grpo.main(replace(single_update, **KINDS[kind] | {"clip_range": None if kind == "gspo" else 0.3}))
+        assert json.loads((single_update.out / "args.json").read_text())["clip_range"] == expected
 
 
-def test_an_unknown_algorithm_is_rejected(one_update, tmp_path, monkeypatch, capsys):
+def test_an_unknown_algorithm_is_rejected(single_update, tmp_path, monkeypatch, capsys):
     """The command line prints an error; from Python, no other algorithm runs instead."""
     monkeypatch.setattr("sys.argv", ["train_grpo.py", "tiny", "--algorithm", "reinforce"])
     with pytest.raises(SystemExit) as stopped:
         command_line(train_grpo.main, train_grpo.RECIPES)
     assert stopped.value.code == 2 and "reinforce" in capsys.readouterr().err
     with pytest.raises(KeyError, match="reinforce"):
-        train_grpo.main(replace(one_update, out=tmp_path / "grpo", algorithm="reinforce"))
+        train_grpo.main(replace(single_update, out=tmp_path / "grpo", algorithm="reinforce"))
     assert not (tmp_path / "grpo").exists()

@@ -24,7 +24,7 @@ def as_markdown(text: str) -> str:
     <BLANKLINE>
     Over &lt;all> rows.
     """
-    parts = []
+    blocks = []
     for paragraph in re.split(r"\n\s*\n", text):
         lines = paragraph.splitlines()
         is_list = any(line.startswith("    - ") for line in lines)
@@ -33,14 +33,14 @@ def as_markdown(text: str) -> str:
         for is_indented, group in groupby(lines, lambda line: line.startswith("    ")):
             run = list(group)
             if is_list and is_indented:
-                parts.append("\n".join(escaped(line[4:]) for line in run))
+                blocks.append("\n".join(escaped(line[4:]) for line in run))
             elif is_indented:
-                parts.append("\n".join(run))
+                blocks.append("\n".join(run))
             elif is_doctest or has_columns:
-                parts.append("\n".join("    " + line for line in run))
+                blocks.append("\n".join("    " + line for line in run))
             else:
-                parts.append("\n".join(map(escaped, run)))
-    return "\n\n".join(parts)
+                blocks.append("\n".join(map(escaped, run)))
+    return "\n\n".join(blocks)
 
 
 def escaped(line: str) -> str:

@@ -15,19 +15,19 @@ FOLDER = "course/exercises"
 
 def pages() -> Iterator[tuple[str, str]]:
     """Yield each page's path from the root and Markdown, starting with the list."""
-    yield f"{FOLDER}/README.md", list_of_all()
+    yield f"{FOLDER}/README.md", exercise_list()
     for exercise in EXERCISES:
-        yield f"{FOLDER}/{exercise.name}.md", page_of(exercise)
+        yield f"{FOLDER}/{exercise.name}.md", exercise_page(exercise)
 
 
-def list_of_all() -> str:
+def exercise_list() -> str:
     """Return the page that lists all exercises."""
     points = sum(exercise.points for exercise in EXERCISES)
     rows = [
-        f"| [{e.name}]({e.name}.md) | {e.points} | {e.level} | {', '.join(f'`{name}`' for name in names_of(e))} |"
+        f"| [{e.name}]({e.name}.md) | {e.points} | {e.level} | {', '.join(f'`{name}`' for name in function_names(e))} |"
         for e in EXERCISES
     ]
-    levels = ", ".join(f"{level} {said}" for level, said in LEVELS.items())
+    levels = ", ".join(f"{level} {description}" for level, description in LEVELS.items())
     return "\n".join(
         (
             "# The exercises",
@@ -43,7 +43,7 @@ def list_of_all() -> str:
     )
 
 
-def page_of(exercise: Exercise) -> str:
+def exercise_page(exercise: Exercise) -> str:
     """Return the page of one exercise."""
     needs = ", ".join(f"[{name}]({name}.md)" for name in exercise.needs)
     about = f"{exercise.points} point{'s' * (exercise.points > 1)}, level {exercise.level}: {LEVELS[exercise.level]}."
@@ -62,7 +62,7 @@ def page_of(exercise: Exercise) -> str:
             "",
             "## Code to write",
             "",
-            *(part for function in exercise.functions for part in statement(function)),
+            *(block for function in exercise.functions for block in statement(function)),
             '<details markdown="1">',
             "<summary>A hint</summary>",
             "",
@@ -80,7 +80,7 @@ def page_of(exercise: Exercise) -> str:
     )
 
 
-def names_of(exercise: Exercise) -> list[str]:
+def function_names(exercise: Exercise) -> list[str]:
     return [function.partition(":")[2] for function in exercise.functions]
 
 

@@ -49,7 +49,7 @@ SCRIPTS += ("eval.py",)
 PACKAGES = ("nanorlhf", "kernels", "data", "bench", "experiments", "course", "tools")
 HIDDEN = ROOT / "course" / "bugs.py"  # the answers that `course reveal` prints
 HOME = "docs/site/home.md"
-OF_SITE = {
+SITE_FILES = {
     "look.css": ROOT / "nanorlhf" / "report" / "look.css",  # the reports' colours
     "style.css": HERE / "style.css",
     "access.js": HERE / "access.js",
@@ -90,7 +90,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(file)
     demo = microscope.page_of(microscope.page_data(ROOT / MICROSCOPE))  # with current line numbers
     files.append(File.generated(config, MICROSCOPE, content=demo))
-    for name, path in OF_SITE.items():
+    for name, path in SITE_FILES.items():
         files.append(File.generated(config, name, abs_src_path=str(path)))
     home, readme = File.generated(config, HOME, content=home_page()), files.get_file_from_path("README.md")
     assert readme is not None
@@ -102,7 +102,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         exercises.append(path)
     folders: dict[str, list[dict[str, str]]] = {}
     for source in sources():
-        files.append(File.generated(config, source + ".md", content=page_of(source)))
+        files.append(File.generated(config, source + ".md", content=source_page(source)))
         folder, _, name = source.rpartition("/")
         folders.setdefault(folder, []).append({name: source + ".md"})
     assert config.nav is not None
@@ -112,7 +112,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def page_of(source: str) -> str:
+def source_page(source: str) -> str:
     """Return the Markdown of a source file's page; `on_page_content` appends the source."""
     text = f"# {source}\n\n"
     if source.endswith(".py"):

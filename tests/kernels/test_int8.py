@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.int8 import Int8Weight, plain_product
+from kernels.int8 import Int8Weight, reference_matmul
 from kernels.linear import linear, wide_linear
 from kernels.processor import has_int8_products
 
@@ -38,7 +38,7 @@ def test_int8_matmul_equals_the_reference(shape, num_out, dtype):
     torch.manual_seed(0)
     x, weight, bias = 3 * torch.randn(*shape).to(dtype), torch.randn(num_out, shape[-1]), torch.randn(num_out)
     for maybe_bias in (None, bias):
-        y, exact = Int8Weight(weight).matmul(x, maybe_bias), plain_product(x, weight, maybe_bias)
+        y, exact = Int8Weight(weight).matmul(x, maybe_bias), reference_matmul(x, weight, maybe_bias)
         assert y.dtype == torch.float32 and y.shape == exact.shape == (*shape[:-1], num_out)
         assert torch.allclose(y.double(), exact, atol=1e-5, rtol=1e-6)
 

@@ -20,7 +20,7 @@ from kernels.linear import (
 )
 
 ALL = tuple(
-    f"{product} {rows} {size}" for product in processor.PRODUCTS for rows in processor.ROWS for size in processor.SIZES
+    f"{kind} {rows} {size}" for kind in processor.MATMULS for rows in processor.ROWS for size in processor.SIZES
 )
 has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 needs_onednn = pytest.mark.skipif(not has_onednn, reason="this build of PyTorch has no oneDNN linear")
@@ -101,23 +101,23 @@ def test_a_matmul_and_its_two_gradients_use_the_library_of_their_class(monkeypat
     row_class = {1: "1-7", 7: "1-7", 8: "8-63", 63: "8-63", 64: "64-511", 511: "64-511", 512: "512+"}[rows]
     size = {256: "small", 512: "medium", 768: "large"}[width]
     factors = {"forward": (x, weight), "input": (grad, weight.T), "weight": (grad.T, x.T)}
-    for product in factors:
-        chosen = replace(processor.DEFAULT, onednn=(f"{product} {row_class} {size}",))
+    for kind in factors:
+        chosen = replace(processor.DEFAULT, onednn=(f"{kind} {row_class} {size}",))
         monkeypatch.setattr(processor, "chosen", chosen)
-        assert {name for name, pair in factors.items() if is_for_onednn(*pair)} == {product}
+        assert {name for name, pair in factors.items() if is_for_onednn(*pair)} == {kind}
     monkeypatch.setattr(processor, "chosen", processor.PLAIN)
     assert not any(is_for_onednn(*pair) for pair in factors.values())
 
 
 @needs_onednn
-@pytest.mark.parametrize("product", processor.PRODUCTS)
-def test_a_single_matmul_of_a_layer_can_use_onednn(monkeypatch, product):
+@pytest.mark.parametrize("kind", processor.MATMULS)
+def test_a_single_matmul_of_a_layer_can_use_onednn(monkeypatch, kind):
     torch.manual_seed(0)
     tensors = torch.randn(70, 6), torch.randn(9, 6), torch.randn(9)
     operator, seen = torch.ops.mkldnn._linear_pointwise.default, []
     monkeypatch.setattr(kernels.linear, "onednn_matmul", lambda: lambda *all: seen.append(1) or operator(*all))
     results = []
-    for onednn in ((f"{product} 64-511 small",), ()):
+    for onednn in ((f"{kind} 64-511 small",), ()):
         monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, onednn=onednn))
         inputs = [tensor.clone().requires_grad_() for tensor in tensors]
         y = linear(*inputs)

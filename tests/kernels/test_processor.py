@@ -87,4 +87,4 @@ def test_a_malformed_choice_is_rejected(change, message):
      (64, 2**20, "64-511 large"), (511, 2**30, "64-511 large"), (512, 1, "512+ small"), (10**6, 1, "512+ small")],
 )  # fmt: skip
 def test_class_boundaries_match_their_names(rows, weights, name):
-    assert processor.product_class("input", rows, weights) == f"input {name}"
+    assert processor.matmul_class("input", rows, weights) == f"input {name}"

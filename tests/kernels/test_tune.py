@@ -16,9 +16,7 @@ from kernels import processor, tune
 from kernels.linear import onednn_matmul
 from kernels.processor import DEFAULT, Choice
 
-CLASSES = {
-    f"{product} {rows} {size}" for product in processor.PRODUCTS for rows in processor.ROWS for size in processor.SIZES
-}
+CLASSES = {f"{kind} {rows} {size}" for kind in processor.MATMULS for rows in processor.ROWS for size in processor.SIZES}
 TINY = {"small": (8, 4), "medium": (9, 5), "large": (12, 6)}  # weight shapes that replace tune.WEIGHTS
 FOUND = replace(DEFAULT, name="tuned", onednn=("weight 512+ small",), rollouts={"int8 large": 1.5})
 
@@ -28,7 +26,7 @@ def test_every_class_of_matmuls_is_measured_and_all_candidates_agree(monkeypatch
     monkeypatch.setattr(processor, "chosen", DEFAULT)
     monkeypatch.setattr(tune, "WEIGHTS", TINY)
     monkeypatch.setattr(tune, "HEAD", (4, 3, 20))
-    cases = tune.products()
+    cases = tune.matmul_cases()
     assert cases.keys() == CLASSES
     for case, ways in cases.items():
         exact = ways["mkl"]()
@@ -36,7 +34,7 @@ def test_every_class_of_matmuls_is_measured_and_all_candidates_agree(monkeypatch
         for way in ways.values():
             for one, other in zip(way(), exact, strict=True):
                 assert one.shape == other.shape and (one - other).abs().max() < 0.05 * other.abs().max(), case
-    times = tune.alternate(cases | tune.logprobs(), 0.5)
+    times = tune.alternate(cases | tune.logprob_cases(), 0.5)
     choice = tune.choose(times)
     assert choice.name == "tuned" and set(choice.onednn) <= CLASSES and processor.chosen == DEFAULT
     assert Choice.from_json(json.loads(json.dumps(choice.__dict__))) == choice

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 def moment(monkeypatch):
     monkeypatch.setitem(settings.SHAPES, "tiny", settings.Shape(1, 16, 2, 40, 8, 5, 4))
     monkeypatch.setattr(launch, "keep_freed_memory", lambda: None)
-    monkeypatch.setattr(limit, "product_rate", lambda device, dtype: 1e12)
+    monkeypatch.setattr(limit, "matmul_rate", lambda device, dtype: 1e12)
     monkeypatch.setattr(limit, "read_rate", lambda device, num_bytes: 1e10)
     return settings.Args(device="cpu", rounds=1, parts=("generate", "logprobs", "gae"))
 
@@ -66,7 +66,7 @@ import torch
 from bench import settings, updates
 from tests.tools.test_bench import hangs
 if __name__ == "__main__":
-    settings.SHAPES["tiny"], updates.ppo_of_ours = settings.Shape(1, 16, 2, 40, 8, 5, 4), hangs
+    settings.SHAPES["tiny"], updates.our_ppo = settings.Shape(1, 16, 2, 40, 8, 5, 4), hangs
     updates.bench_ppo(settings.Args(device="cpu", rounds=1), settings.SHAPES["tiny"], torch.device("cpu"))
 """
 
@@ -90,8 +90,8 @@ def test_no_process_outlives_a_benchmark_that_is_killed(tmp_path):
 
 def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
     settings.make_run(settings.SHAPES["tiny"], tmp_path, torch.device("cpu"))
-    rounded = functools.partial(updates.ppo_of_ours, rollout_dtype="bfloat16")
-    for way in (updates.ppo_of_ours, updates.ppo_of_plain_pytorch, rounded):
+    rounded = functools.partial(updates.our_ppo, rollout_dtype="bfloat16")
+    for way in (updates.our_ppo, updates.plain_pytorch_ppo, rounded):
         seconds, peak = way(moment, tmp_path)
         assert seconds > 0 and peak > 0
     lengths = [len(query) for query in settings.random_queries(settings.SHAPES["tiny"])]
@@ -100,7 +100,7 @@ def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
 
 def test_an_iteration_in_bfloat16_is_held_to_the_bytes_of_bfloat16(moment, monkeypatch):
     monkeypatch.setattr(updates, "in_processes", lambda ways, *arguments: dict.fromkeys(ways, (2.0, 10)))
-    monkeypatch.setattr(limit, "product_rate", lambda device, dtype: float("inf"))
+    monkeypatch.setattr(limit, "matmul_rate", lambda device, dtype: float("inf"))
     shape, seconds = settings.SHAPES["tiny"], {}
     for dtype in ("float32", "bfloat16"):
         rows = updates.bench_ppo(replace(moment, dtype=dtype), shape, torch.device("cpu"))
@@ -141,7 +141,7 @@ def test_trl_multiplies_in_the_dtype_of_ours_on_a_gpu(moment, tmp_path, monkeypa
 @pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
 def test_both_ways_of_a_supervised_step_run_on_the_same_rows(moment, tmp_path, stage):
     settings.make_run(settings.SHAPES["tiny"], tmp_path, torch.device("cpu"))
-    for way in (updates.stage_of_ours, updates.stage_of_plain_pytorch):
+    for way in (updates.our_stage, updates.plain_pytorch_stage):
         seconds, peak = way(moment, tmp_path, stage)
         assert seconds > 0 and peak > 0
 

@@ -20,7 +20,7 @@ GATED = dict(n_kv_head=1, gated_mlp=True, d_mlp=24, architecture="llama", rotary
 def products(way) -> int:
     """The operations of the products in a call, as PyTorch counts them: attention to later tokens included."""
     # PyTorch does not count what is within the CPU's fused attention
-    with stopwatch.plain_products(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with stopwatch.plain_matmuls(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         way()
     return counter.get_total_flops()
 
@@ -92,10 +92,10 @@ def test_a_decode_step_reads_weights_and_cache_in_the_dtype_of_the_run(changes, 
 @pytest.mark.parametrize(
     ("way", "work"),
     [
-        (partial(updates.stage_of_plain_pytorch, stage="sft"), limit.sft_step),
-        (partial(updates.stage_of_plain_pytorch, stage="rm"), limit.rm_step),
-        (partial(updates.stage_of_plain_pytorch, stage="dpo"), limit.dpo_step),
-        (updates.ppo_of_plain_pytorch, lambda config, rows: limit.ppo_iteration(config, [q for q, _ in rows], 5, 4, 4)),
+        (partial(updates.plain_pytorch_stage, stage="sft"), limit.sft_step),
+        (partial(updates.plain_pytorch_stage, stage="rm"), limit.rm_step),
+        (partial(updates.plain_pytorch_stage, stage="dpo"), limit.dpo_step),
+        (updates.plain_pytorch_ppo, lambda config, rows: limit.ppo_iteration(config, [q for q, _ in rows], 5, 4, 4)),
     ],
     ids=["sft", "rm", "dpo", "ppo"],
 )
@@ -109,7 +109,7 @@ def test_a_straightforward_program_multiplies_more_than_the_limit(way, work, tmp
 
 
 def test_seconds_are_work_over_rates(monkeypatch):
-    monkeypatch.setattr(limit, "product_rate", lambda device, dtype: 100.0)
+    monkeypatch.setattr(limit, "matmul_rate", lambda device, dtype: 100.0)
     monkeypatch.setattr(limit, "read_rate", lambda device, size: 10.0)
     work = Work(200, 30, ((50, 20), (300, 1))) + Work(100)
     assert work.seconds(torch.device("cpu"), torch.float32) == pytest.approx(3 + 3 + 2 + 3)
@@ -118,10 +118,10 @@ def test_seconds_are_work_over_rates(monkeypatch):
 def test_rates_are_measured(monkeypatch):
     monkeypatch.setitem(limit.MULTIPLIED, "cpu", 16)
     monkeypatch.setattr(limit, "REPEATS", 1)
-    limit.product_rate.cache_clear()
+    limit.matmul_rate.cache_clear()
     limit.read_rate.cache_clear()
     for dtype in (torch.float32, torch.bfloat16):
-        assert limit.product_rate(torch.device("cpu"), dtype) > 0
+        assert limit.matmul_rate(torch.device("cpu"), dtype) > 0
     assert limit.read_rate(torch.device("cpu"), 4096) > 0
-    limit.product_rate.cache_clear()
+    limit.matmul_rate.cache_clear()
     limit.read_rate.cache_clear()

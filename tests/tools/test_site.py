@@ -192,7 +192,7 @@ def test_reports_and_site_have_one_look(site) -> None:
 # ----------------------------------------------------------------------------------------------------- 2. the exercises
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_the_page_of_an_exercise_says_what_to_write_and_tells_no_solution(exercise: Exercise) -> None:
-    text = exercise_pages.page_of(exercise)
+    text = exercise_pages.exercise_page(exercise)
     assert exercise.hint in text
     for function in exercise.functions:
         module, _, name = function.partition(":")
