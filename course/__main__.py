@@ -1,16 +1,16 @@
-"""The course: exercises that the project's own tests grade, and a bug hunt.
+"""The course: exercises graded by the project's own tests, and a bug hunt.
 
 python -m course start DIR          a copy of the repository without the exercises' functions
-python -m course next [DIR]         what to do now, and what to read
-python -m course grade [DIR]        points; the first claim that fails, exercise by exercise; --format csv: of a class
-python -m course similar DIR        pairs of submissions that are alike in what few have written
-python -m course handout --out DIR  a page per exercise and per week, without the answers; --key: the answers
-python -m course nbgrader --out DIR a notebook per exercise, which nbgrader releases and grades
-python -m course slides --out DIR   the four decks of the lecture as pages for a browser
+python -m course next [DIR]         the next exercise, and what to read for it
+python -m course grade [DIR]        points and the first failing test of each exercise; --format csv: a whole class
+python -m course similar DIR        pairs of suspiciously similar submissions
+python -m course handout --out DIR  a page per exercise and per week, without answers; --key: the answers
+python -m course nbgrader --out DIR a notebook per exercise, for nbgrader to release and grade
+python -m course slides --out DIR   the four slide decks of the lecture as HTML pages
 python -m course plant DIR --seed 7 a copy with a real bug in it
-python -m course check DIR          is its behaviour right again?
-python -m course reveal DIR         the page of the bug
-python -m course verify             every exercise and every bug, in minutes: for those who change this course
+python -m course check DIR          is the bug fixed?
+python -m course reveal DIR         the description of the bug
+python -m course verify             check every exercise and every bug after changing the course; takes minutes
 """
 
 from collections.abc import Callable
@@ -38,29 +38,29 @@ Directory = tyro.conf.Positional[Path]
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Write a copy of the repository in which the exercises' functions are empty."""
+    """Write a copy of the repository with the exercises' functions emptied."""
 
     directory: Directory
     """new directory"""
     exercises: tuple[str, ...] = ()
-    """names; none: all"""
+    """exercise names; default: all"""
     student: str | None = None
-    """name of whom it is for: adds QUESTIONS.md, with numbers of the student's own"""
+    """the student's name: adds QUESTIONS.md, with numbers drawn for this student"""
 
     def run(self) -> None:
         exercises = chosen(self.exercises)
         start(self.directory, exercises, self.student)
         print(f"{self.directory}: {len(exercises)} exercises, {points_of(exercises)} points.")
-        print(f"What to do first: cd {self.directory} && python -m course next")
+        print(f"Start with: cd {self.directory} && python -m course next")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Next:
-    """Say which exercise comes now, what to read, and which claim does not hold yet."""
+    """Print the next exercise, what to read, and the first failing test."""
 
     directory: Directory = Path(".")
     limit: Seconds = 60.0
-    """seconds for the tests of an exercise"""
+    """time limit for the tests of an exercise, seconds"""
 
     def run(self) -> None:
         check_copy(self.directory)
@@ -84,32 +84,32 @@ class Grade:
     """Run the tests of each exercise and add up the points."""
 
     directory: Directory = Path(".")
-    """a student's copy; for csv a directory of such copies"""
+    """a student's copy; with --format csv, a directory of such copies"""
     exercises: tuple[str, ...] = ()
-    """names; none: those that `start` has emptied, as the copy itself says"""
+    """exercise names; default: the list that `start` stored in the copy"""
     format: Literal["table", "json", "gradescope", "github-classroom", "csv"] = "table"
-    """gradescope: results.json; github-classroom: a line for $GITHUB_OUTPUT; csv: a row for each of many submissions"""
+    """gradescope: results.json; github-classroom: a line for $GITHUB_OUTPUT; csv: a row per submission"""
     out: Path | None = None
-    """file for the result; a csv that is there already is gone on with; none: print it"""
+    """output file; an existing csv is continued; default: print"""
     limit: Seconds = 60.0
-    """seconds for the tests of an exercise: more, and it has not passed"""
+    """time limit for the tests of an exercise, seconds; beyond it the exercise fails"""
     workers: Workers = 2
-    """processes at once"""
+    """parallel processes"""
 
     def run(self) -> None:
         if self.format not in ("table", "json") and not self.exercises:
-            raise InputError(f"--format {self.format} needs --exercises: a copy's own list is the student's.")
+            raise InputError(f"--format {self.format} needs --exercises: the student could edit the list in the copy.")
         if self.format == "csv" and self.out is None:
-            raise InputError("--format csv needs --out: the file is what an interrupted run goes on from.")
+            raise InputError("--format csv needs --out: an interrupted run continues from that file.")
         exercises = chosen(self.exercises) if self.exercises else given(self.directory)
         num = min(self.workers, len(exercises))
         if self.format == "csv":
             assert self.out is not None
             submissions = whole_class.submissions_in(self.directory)
-            whole_class.read_class(self.out, exercises)  # refused before anything runs
+            whole_class.read_class(self.out, exercises)  # raises before anything runs
             with Progress(total=len(submissions), unit="submission", leave=False) as bar, desks(num) as found:
                 rows = whole_class.grade_class(self.directory, exercises, self.limit, found, self.out, bar.update)
-            print(f"{self.out}: {len(rows)} submissions, {points_of(exercises)} points each at most.")
+            print(f"{self.out}: {len(rows)} submissions, at most {points_of(exercises)} points each.")
             return
         check_copy(self.directory)
         with Progress(total=len(exercises), unit="exercise", leave=False) as bar, desks(num) as found:
@@ -117,13 +117,13 @@ class Grade:
         if self.format == "table" or self.out is not None:
             print(table(exercises, outcomes))
             if (asked := right_answers(self.directory)) is not None:
-                print(f"questions of {asked[0]}: {asked[1]} of {len(questions.MAKERS)}")
+                print(f"{asked[0]}'s questions: {asked[1]} of {len(questions.MAKERS)} right")
         if self.format != "table":
             text = FORMATS[self.format](exercises, outcomes)
             if self.out is None:
                 print(text, end="")
             else:
-                with self.out.open("a" if self.format == "github-classroom" else "w") as file:  # others' lines stay
+                with self.out.open("a" if self.format == "github-classroom" else "w") as file:  # other steps write too
                     file.write(text)
 
 
@@ -134,26 +134,26 @@ class Plant:
     directory: Directory
     """new directory"""
     seed: Seed = 1
-    """which bug"""
+    """selects the bug"""
     student: str | None = None
-    """draw the bug by this name, not by the seed"""
+    """student's name: selects the bug instead of the seed"""
     level: Literal[1, 2, 3] | None = None
-    """1: it shows in a metric at once; 2: in a metric, to those who know what to expect; 3: in a test alone, or with
-    other settings; none given: any"""
+    """1: obvious in a metric; 2: visible in a metric if you know what to expect; 3: visible only in a test, or with
+    other settings; default: any level"""
 
     def run(self) -> None:
         seed = self.seed if self.student is None else questions.seed_of(self.student)
         level = hunt.plant(self.directory, seed, self.level)
-        print(f"{self.directory}: one bug of level {level}. When you have fixed it: {CHECK} {self.directory}")
+        print(f"{self.directory}: one bug of level {level}. After fixing it, run: {CHECK} {self.directory}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Say whether the behaviour of a copy is right again."""
+    """Check whether the bug in a copy is fixed."""
 
     directory: Directory
     limit: Seconds = 120.0
-    """seconds for the tests"""
+    """time limit for the tests, seconds"""
 
     def run(self) -> None:
         hunt.planted_in(self.directory)
@@ -163,7 +163,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Reveal:
-    """Print the page of the bug that was planted."""
+    """Print the description of the planted bug."""
 
     directory: Directory
 
@@ -173,14 +173,14 @@ class Reveal:
 
 @dataclass(frozen=True, kw_only=True)
 class Similar:
-    """List the pairs of submissions that are alike in what few have written, exercise by exercise."""
+    """List pairs of similar submissions for each exercise, ignoring code that many students share."""
 
     directory: Directory
-    """holds a student's copy in each of its directories"""
+    """directory with one student's copy per subdirectory"""
     exercises: tuple[str, ...] = ()
-    """names; none: all"""
+    """exercise names; default: all"""
     threshold: Fraction = 0.8
-    """shared shingles per shingle of the shorter one"""
+    """minimum number of shared shingles, as a fraction of the shorter submission's shingles"""
 
     def run(self) -> None:
         submissions = whole_class.submissions_in(self.directory)
@@ -194,16 +194,16 @@ class Similar:
 
 @dataclass(frozen=True, kw_only=True)
 class Handout:
-    """Write a page for each exercise and each week, without the answers, or the key to them."""
+    """Write a page for each exercise and each week: handouts without answers, or the key."""
 
     out: Path
     """new directory"""
     exercises: tuple[str, ...] = ()
-    """names; none: all"""
+    """exercise names; default: all"""
     key: bool = False
-    """the solutions and how to mark them, instead of the hand-outs"""
+    """write solutions and marking guide instead of handouts"""
     pdf: bool = False
-    """print each page into a PDF too, by Chromium"""
+    """also write each page as a PDF, with Chromium"""
 
     def run(self) -> None:
         exercises = chosen(self.exercises)
@@ -214,12 +214,12 @@ class Handout:
 
 @dataclass(frozen=True, kw_only=True)
 class Nbgrader:
-    """Write a course directory of nbgrader: a source notebook per exercise, with the solution and the hidden test."""
+    """Write an nbgrader course directory: a source notebook per exercise, with solution and hidden test."""
 
     out: Path
     """new directory"""
     exercises: tuple[str, ...] = ()
-    """names; none: all"""
+    """exercise names; default: all"""
 
     def run(self) -> None:
         exercises = chosen(self.exercises)
@@ -229,12 +229,12 @@ class Nbgrader:
 
 @dataclass(frozen=True, kw_only=True)
 class Slides:
-    """Write the four decks of docs/slides as pages for a browser: right arrow: next step, n: the speaker's notes."""
+    """Write the four decks in docs/slides as HTML pages. Keys: right arrow: next step; n: speaker's notes."""
 
     out: Path
-    """directory"""
+    """output directory"""
     pdf: bool = False
-    """print each deck into a PDF too, by Chromium"""
+    """also write each deck as a PDF, with Chromium"""
 
     def run(self) -> None:
         with Progress(unit="deck", leave=False) as bar:
@@ -244,16 +244,16 @@ class Slides:
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """Check the course itself: each exercise fails when empty and passes when restored, each bug is caught."""
+    """Check the course itself: each exercise fails when empty and passes when solved, and each bug is caught."""
 
     parts: tuple[Literal["exercises", "bugs", "runs"], ...] = ("exercises", "bugs", "runs")
-    """runs: all stages in miniature with each bug, and the metrics that change"""
+    """runs: all stages in miniature with each bug, to see which metrics change"""
     names: tuple[str, ...] = ()
-    """of exercises and bugs; none: all"""
+    """names of exercises and bugs; default: all"""
     limit: Seconds = 300.0
-    """seconds for the tests of an exercise or a bug"""
+    """time limit for the tests of an exercise or a bug, seconds"""
     json: Path | None = None
-    """file for the result"""
+    """output file for the results"""
 
     def run(self) -> None:
         verify.verify(self.parts, self.names, self.limit, self.json)

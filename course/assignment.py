@@ -1,9 +1,9 @@
-"""Exercises as assignments for nbgrader: a notebook each, with the solution between its marks and a hidden test.
+"""nbgrader assignments: one notebook per exercise, with the solution between nbgrader's markers and a hidden test.
 
-nbgrader takes the solutions and the tests out of what students get, and puts the tests back before it grades. The test
-runs the course's grader, in a process of its own, on the functions of the cells (`grader/`).
-The cell that calls it shares its kernel with the student's code, as every test of nbgrader does: that code could make
-the call say anything. Grade in a container, and where that matters use `python -m course grade`.
+nbgrader removes the solutions and the tests from the students' version, and restores the tests before it grades. The
+test runs the course's grader (`grader/`) in a separate process on the functions in the cells. As with every nbgrader
+test, the cell that calls it shares its kernel with the student's code, which could fake the result of the call. Grade
+in a container, and use `python -m course grade` if cheating matters.
 """
 
 import ast
@@ -20,7 +20,7 @@ from course.grader.submission import lines_of, names_of, top_level, with_stateme
 from course.handout import exercise_page, functions_of
 from course.sessions import SESSIONS
 
-LIMIT = 60.0  # seconds for the tests of an exercise
+LIMIT = 60.0  # seconds, for the tests of one exercise
 CONFIG = """c = get_config()
 c.CourseDirectory.course_id = "rlhf"
 c.ExecutePreprocessor.timeout = 300  # seconds per cell: the graders import PyTorch
@@ -29,16 +29,16 @@ c.ExecutePreprocessor.timeout = 300  # seconds per cell: the graders import PyTo
 
 # ---------------------------------------------------------------------------------------------------- 1. the notebooks
 def assignment(exercise: Exercise) -> dict:
-    """The source notebook: what to write, a cell for each function with its solution, and one with the hidden test."""
+    """Return the source notebook: the task, a cell per function with its solution, and a cell with the hidden test."""
     modules = dict.fromkeys(where.partition(":")[0] for where in exercise.functions)
     names = [
         "import importlib",
         "",
-        "# what the functions may use: the names of their files",
+        "# the names that the functions may use: those of their modules",
         *(f"given = vars(importlib.import_module({module!r}))" + f"\n{UPDATE}" for module in modules),
     ]
     test = [
-        f"# {exercise.points} point(s), all or none: the tests of the course decide",
+        f"# {exercise.points} point(s), all or nothing: graded by the tests of the course",
         "### BEGIN HIDDEN TESTS",
         "from course.assignment import check",
         "",
@@ -62,7 +62,7 @@ UPDATE = 'globals().update({name: value for name, value in given.items() if not 
 
 
 def code_cell(name: str, text: str, locked: bool = False, solution: bool = False, points: int | None = None) -> dict:
-    """A cell with nbgrader's metadata; points: it is graded."""
+    """Return a code cell with nbgrader's metadata; a cell with points is graded."""
     about = {"schema_version": 3, "grade_id": name, "grade": points is not None, "solution": solution}
     about |= {"locked": locked, "task": False} | ({} if points is None else {"points": points})
     return {
@@ -72,7 +72,7 @@ def code_cell(name: str, text: str, locked: bool = False, solution: bool = False
 
 
 def solution(where: str, function: Function) -> str:
-    """A function as it stands in its file, its body between the marks that nbgrader empties."""
+    """Return a function's source with its body between nbgrader's solution markers."""
     path, name = place_of(where)
     source = (ROOT / path).read_text(encoding="utf-8").splitlines()
     first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
@@ -87,7 +87,7 @@ def solution(where: str, function: Function) -> str:
 
 
 def write_assignments(out: Path, exercises: Sequence[Exercise]) -> list[Path]:
-    """A course directory of nbgrader: source/week-N/EXERCISE.ipynb and nbgrader_config.py."""
+    """Write an nbgrader course directory: source/week-N/EXERCISE.ipynb and nbgrader_config.py."""
     check_new(out, "--out ")
     weeks = {name: i // 2 + 1 for i, session in enumerate(SESSIONS) for name in session.exercises}
     written = []
@@ -101,9 +101,9 @@ def write_assignments(out: Path, exercises: Sequence[Exercise]) -> list[Path]:
 
 # ----------------------------------------------------------------------------------------------------- 2. the grading
 def check(name: str, cells: Iterable[str]) -> None:
-    """Grade an exercise by the functions in a notebook's cells. Raises AssertionError with the first claim that fails.
+    """Grade the functions in a notebook's cells. Raises AssertionError with the first failing test.
 
-    cells: their sources in the order in which they ran, IPython's `In`.
+    cells: the cells' sources in the order in which they ran (IPython's `In`).
     """
     [exercise] = chosen([name])
     with tempfile.TemporaryDirectory(prefix="course-") as directory:
@@ -115,21 +115,21 @@ def check(name: str, cells: Iterable[str]) -> None:
 
 
 def hand_in(cells: Iterable[str], exercise: Exercise, directory: Path) -> None:
-    """Write the exercise's files as a student's copy would have them: the cells' bodies, and what they define beside.
+    """Write the exercise's files as in a student's copy: the functions in the cells, and other definitions there.
 
-    A function that no cell holds is empty. Raises AssertionError where one has other arguments.
+    A function that no cell defines is empty. Raises AssertionError if a function's arguments were changed.
     """
-    defined: dict[str, ast.stmt] = {}  # by name, the last one
+    defined: dict[str, ast.stmt] = {}  # the last definition of each name
     for cell in cells:
         try:
             defined |= top_level(cell)
-        except SyntaxError:  # the cell has raised when it ran
+        except SyntaxError:  # the cell raised an error when it ran
             continue
     bodies: dict[Path, dict[str, list[str]]] = {}
     for where in exercise.functions:
         path, name = place_of(where)
         theirs = defined.get(name.rpartition(".")[2])
-        lines = [f"raise NotImplementedError({f'no cell that runs defines {name}'!r})"]
+        lines = [f"raise NotImplementedError({f'no cell defines {name}'!r})"]
         if isinstance(theirs, Function):
             ours = find_function((ROOT / path).read_text(encoding="utf-8"), name)
             if names_of(theirs.args) != names_of(ours.args):

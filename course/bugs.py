@@ -1,7 +1,7 @@
-"""Bugs that public PPO code has had, as edits of this repository's syntax tree, each with its page.
+"""Bugs that public PPO code has had, as edits of this repository's syntax trees, each with a description.
 
-An edit names one node by its text and replaces it (`edit.replaced`): no file is stored. The tests of `guard` are those
-of the repository that fail with the bug and pass without it.
+An edit names one node by its text and replaces it (`edit.replaced`), so no file is stored. `guard` lists the
+repository's tests that fail with the bug and pass without it.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from nanorlhf.errors import InputError
 class Bug:
     name: str
     level: int
-    """1: shows in a metric of a usual run at once; 2: in one, to those who know what to expect; 3: in a test alone, or
-    with other settings"""
+    """1: obvious in a metric of a default run; 2: visible in a metric if you know what to expect; 3: visible only in a
+    test, or with other settings"""
     where: str
     """module:function"""
     old: str
-    """the expression or statement that is replaced, compared as a syntax tree"""
+    """the expression or statement to replace, compared as a syntax tree"""
     new: str
-    """empty: the statement goes"""
+    """empty: the statement is deleted"""
     number: int = 0
-    """which of several that read like `old`"""
+    """which match, if several nodes read like `old`"""
     symptom: str
     cause: str
     who: str
@@ -35,7 +35,7 @@ MODEL, GENERATE, REWARD = "tests/test_model.py::test_", "tests/test_generate.py:
 GAE, KL, DPO = "tests/kernels/test_gae.py::test_", "tests/kernels/test_kl.py::test_", "tests/test_dpo.py::test_"
 REWARDS = TRAIN + "rewards_are_the_kl_penalty_at_each_token_and_the_score_once[False-after_eos]"
 RECOUNT = TRAIN + "the_logged_statistics_equal_a_recount_of_the_unpadded_rows"
-NOBODY = "no public issue that we know of; a common slip"
+NOBODY = "no public issue that we know of; a common mistake"
 
 BUGS: tuple[Bug, ...] = (
     # ------------------------------------------------------------------------------------------ positions and attention
@@ -43,19 +43,19 @@ BUGS: tuple[Bug, ...] = (
         name="positions-count-padding", level=3, where="nanorlhf.masks:position_ids",
         old="(mask.long().cumsum(1) - 1).masked_fill(~mask, 0)",
         new="torch.arange(mask.size(1), device=mask.device).expand_as(mask)",
-        symptom="None with rotary positions, which forgive a shift. With learned ones (GPT-2) the same text has "
-        "another log-probability in each batch: tens of nats on a sequence.",
-        cause="Position ids are column numbers, so a left-padded row starts at the number of its pads.",
+        symptom="None with rotary positions, which don't depend on a shift. With learned positions (GPT-2), the "
+        "log-probability of the same text changes from batch to batch, by tens of nats per sequence.",
+        cause="Position ids are column numbers, so the first real token of a left-padded row doesn't get position 0.",
         who="trlx#508, OpenRLHF#217, trl#469, trl#6800, transformers#18388",
         guard=(MODEL + "positions_equal_the_drawing", MODEL + "left_padding_does_not_change_a_row[gpt2]"),
     ),
     Bug(
         name="stale-position-in-decoding", level=3, where="nanorlhf.cache:KVCache.next_token",
         old="self.positions.index_select(1, self.at)", new="self.positions.index_select(1, self.at - 1)",
-        symptom="None with rotary positions. With learned ones policy/sampler_gap is far above rounding: sampler and "
-        "training disagree about the same tokens.",
-        cause="The decode step gives the new token the position of the one before it.",
-        who="trlx#508, OpenRLHF#217 (positions of cached decoding must be those of training)",
+        symptom="None with rotary positions. With learned positions, policy/sampler_gap is far above rounding: sampler "
+        "and training disagree about the same tokens.",
+        cause="The decode step gives the new token the position of the previous token.",
+        who="trlx#508, OpenRLHF#217 (cached decoding and training must use the same positions)",
         guard=(MODEL + "decoding_with_a_cache_equals_the_full_forward_pass[gpt2-False]",),
     ),
     Bug(
@@ -63,16 +63,16 @@ BUGS: tuple[Bug, ...] = (
         old="cos.index_select(1, self.at), sin.index_select(1, self.at)",
         new="cos.index_select(1, self.at - 1), sin.index_select(1, self.at - 1)",
         symptom="policy/sampler_gap is far above rounding from the first update on, and samples are worse than the "
-        "policy's loss promises.",
-        cause="The decode step rotates the new query and key by the angles of the token before.",
-        who="trlx#508, OpenRLHF#217 (positions of cached decoding must be those of training)",
+        "policy's loss suggests.",
+        cause="The decode step rotates the new query and key by the angles of the previous token.",
+        who="trlx#508, OpenRLHF#217 (cached decoding and training must use the same positions)",
         guard=(GENERATE + "logprobs_of_the_cache_equal_those_of_a_full_forward_pass",),
     ),
     Bug(
         name="padding-is-attended-to", level=3, where="nanorlhf.masks:attention_mask",
         old="(visible & mask[:, None, None, :]) | (key == query)", new="visible.expand(len(mask), 1, -1, -1)",
-        symptom="Scores and log-probabilities of a text depend on the other rows of its batch; every curve still "
-        "rises.",
+        symptom="The scores and log-probabilities of a text depend on the other rows of its batch, yet all curves "
+        "still rise.",
         cause="The attention mask is causal but ignores the padding.",
         who="reward-bench#137, trlx#474 (scores that depend on padding)",
         guard=(MODEL + "the_attention_mask_equals_a_triple_loop", MODEL + "left_padding_does_not_change_a_row[gpt2]"),
@@ -81,9 +81,9 @@ BUGS: tuple[Bug, ...] = (
         name="dropout-on", level=1, where="nanorlhf.model:MLP.forward",
         old="self.down(self.up(x) if self.gate is None else self.gate(x) * self.up(x))",
         new="F.dropout(self.down(self.up(x) if self.gate is None else self.gate(x) * self.up(x)), 0.1)",
-        symptom="policy/first_ratio_error is not 0 and policy/clip_fraction is high in the first epoch; the KL is "
+        symptom="policy/first_ratio_error is not 0, policy/clip_fraction is high in the first epoch, and the KL is "
         "noise.",
-        cause="Dropout: the policy that sampled and the policy that is trained are two different networks.",
+        cause="Dropout is on, so the policy that samples and the policy that is trained are different networks.",
         who="trl (value head with p = 0.1), reef#536",
         guard=(MODEL + "training_mode_changes_no_number[gpt_neox]",),
     ),
@@ -92,34 +92,34 @@ BUGS: tuple[Bug, ...] = (
         name="sampler-forgets-the-temperature", level=1, where="nanorlhf.generate:sample",
         old="logits.div_(how.temperature or 1.0)", new="",
         symptom="policy/sampler_gap is large, the entropy of the samples is too high, and the KL starts below 0.",
-        cause="The rollout samples at temperature 1; log-probabilities are taken at --temperature.",
+        cause="The rollout samples at temperature 1, but log-probabilities are computed at --temperature.",
         who="trlx#107, blog#2110 (ratio not 1 in the first epoch)",
         guard=(GENERATE + "logprobs_of_the_cache_equal_those_of_a_full_forward_pass",),
     ),
     Bug(
         name="filtered-rollouts", level=2, where="nanorlhf.training.sampler:Sampler.writer",
         old="self.settings.top_p", new="0.9",
-        symptom="objective/entropy, of the sampled tokens, lies below policy/entropy, of the distribution; "
-        "policy/sampler_gap is not 0 and policy/tis_weight below 1; in time the KL goes below 0.",
-        cause="Rollouts are filtered by top-p while the ratio is taken against the whole distribution.",
+        symptom="objective/entropy (of the sampled tokens) is below policy/entropy (of the distribution). "
+        "policy/sampler_gap is not 0 and policy/tis_weight is below 1. Later in the run the KL becomes negative.",
+        cause="Rollouts are filtered by top-p, but the ratio is computed with the full distribution.",
         who="trl#1017, trl#1005",
         guard=(TRAIN + "the_ratio_of_the_first_minibatch_is_one",),
     ),
     Bug(
         name="pad-can-be-sampled", level=3, where="nanorlhf.model:GPT.forbid",
         old="(ids >= num_ids) | (ids == pad_id)", new="ids >= num_ids",
-        symptom="None while [PAD] lies outside the LM head. With Pythia's padded head a response may hold [PAD], which "
-        "cuts it there.",
-        cause="The LM head may emit [PAD].",
+        symptom="None as long as [PAD] is outside the LM head. With Pythia's padded head, a response may contain "
+        "[PAD], which ends it there.",
+        cause="The LM head can emit [PAD].",
         who="N+ code with Pythia (50277 < 50304)",
         guard=(MODEL + "pad_and_unused_rows_of_the_head_have_probability_zero",),
     ),
     Bug(
         name="eos-goes-unnoticed", level=1, where="nanorlhf.generate:sample",
         old="live.ended |= (live.token == how.ends).any(1, keepdim=True)", new="live.ended |= live.token == how.pad_id",
-        symptom="Text goes on after EOS; updates take longer. response_length and eos_rate are right, as masks cut at "
-        "EOS, but the reward model reads what follows.",
-        cause="The sampler stops at [PAD], which is never sampled, and not at EOS.",
+        symptom="Text continues after EOS, and updates take longer. response_length and eos_rate are right because the "
+        "masks end at EOS, but the reward model reads the text after it.",
+        cause="The sampler stops at [PAD], which is never sampled, instead of at EOS.",
         who="trl#1623, trl#3091 (the model never stops)",
         guard=(GENERATE + "after_eos_there_is_only_pad_and_logprob_zero",),
     ),
@@ -127,24 +127,24 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="eos-is-masked", level=1, where="nanorlhf.ppo:eos_masks",
         old="index <= eos_index[:, None]", new="index < eos_index[:, None]",
-        symptom="The policy never learns when to stop: eos_rate drifts, and the KL leaves out the last token.",
-        cause="The mask of actions ends before EOS instead of at it, as it does where pad = eos.",
+        symptom="The policy never learns when to stop: eos_rate drifts, and the KL misses the last token.",
+        cause="The action mask ends before EOS instead of at it, as happens in code with pad = eos.",
         who="trl#5303, transformers#25790, trlx (masks by comparing with pad = eos)",
         guard=(PPO + "masks_of_the_example_in_the_docstring",),
     ),
     Bug(
         name="state-mask-off-by-one", level=3, where="nanorlhf.ppo:eos_masks",
         old="index <= eos_index[:, None] + 1", new="index <= eos_index[:, None] + 2",
-        symptom="value/loss includes a state that does not exist, whose return is 0.",
-        cause="The mask of states ends two after EOS: the value model learns from a pad.",
+        symptom="value/loss includes a state that doesn't exist, with a return of 0.",
+        cause="The state mask ends two positions after EOS, so the value model learns from padding.",
         who="DeepSpeedExamples#672; torchtune#1005 on why the index is hard to see",
         guard=(PPO + "masks_of_the_example_in_the_docstring", PPO + "masks_equal_a_loop_over_each_row"),
     ),
     Bug(
         name="mask-from-eos-only", level=3, where="nanorlhf.ppo:eos_masks",
         old="torch.minimum(first_eos, first_pad - 1)", new="first_eos",
-        symptom="Rows that end without EOS, such as programs cut at an error, count their pads as tokens.",
-        cause="The end of a response is looked for by EOS alone.",
+        symptom="In rows that end without EOS, such as programs cut at an error, padding counts as tokens.",
+        cause="The end of a response is found only by EOS.",
         who="verl#3805",
         guard=(PPO + "a_row_without_eos_ends_at_its_last_token_and_early_padding_is_masked",),
     ),
@@ -153,7 +153,7 @@ BUGS: tuple[Bug, ...] = (
         name="pad-searched-in-the-query", level=1, where="nanorlhf.reward:end_scores",
         old="end_index(query_response, query_length, pad_id) - first",
         new="(first_true_index(query_response == pad_id) - 1 - first).clamp(min=0)",
-        symptom="Scores do not depend on the response: objective/score is noise and does not rise.",
+        symptom="Scores don't depend on the response: objective/score is noise and doesn't rise.",
         cause="The first [PAD] of a left-padded row is in the query, so the score is read before the response begins.",
         who="trl#2778, minimind#541, LlamaFactory#2382, transformers#35352, gpt-neox#1285",
         guard=(REWARD + "a_score_depends_neither_on_padding_nor_on_the_batch",),
@@ -162,25 +162,26 @@ BUGS: tuple[Bug, ...] = (
         name="score-before-eos", level=2, where="nanorlhf.reward:end_index",
         old="first_true_index((query_response == pad_id) & (index >= query_length)) - 1",
         new="first_true_index((query_response == pad_id) & (index >= query_length)) - 2",
-        symptom="The reward model's accuracy is a little lower, and its scores do not tell whether a response ends.",
-        cause="The score is read one token before the end: without the EOS that the model was to learn.",
+        symptom="The reward model's accuracy is slightly lower, and its scores don't depend on whether a response "
+        "ends.",
+        cause="The score is read one token before the end, so the model never sees the EOS that it should learn from.",
         who="trl#2778; review of trl#5813",
         guard=(REWARD + "end_of_the_example_in_the_docstring",),
     ),
     Bug(
         name="reward-of-all-tokens", level=2, where="nanorlhf.reward:end_scores",
         old="scores.gather(1, end[:, None]).squeeze(1)", new="scores.mean(1)",
-        symptom="The reward model learns, but less; its scores depend on how long the other rows of the batch are.",
-        cause="The score is the mean over all tokens, padding included, where only the one at the end has a meaning.",
+        symptom="The reward model learns less, and its scores depend on the length of the other rows in the batch.",
+        cause="The score is the mean over all tokens, padding included, but only the score at the end is meaningful.",
         who="DeepSpeed-Chat's reward_model.py",
         guard=(REWARD + "the_gradient_of_a_score_is_zero_at_padding_and_the_loss_comes_from_one_number",),
     ),
     Bug(
         name="normalisation-is-lost", level=1, where="nanorlhf.model:ScalarModel.forward",
         old="self.score(hidden.float()).squeeze(-1) - self.reward_bias", new="self.score(hidden.float()).squeeze(-1)",
-        symptom="Demonstrations do not score 0 on average after the normalisation; objective/score is shifted by a "
+        symptom="Demonstrations don't score 0 on average after the normalisation. objective/score is shifted by a "
         "constant, so the EOS trick's -1 means something else.",
-        cause="The bias that makes demonstrations score 0 is saved and loaded, and never subtracted.",
+        cause="The bias that makes demonstrations score 0 is saved and loaded but never subtracted.",
         who="trl#1783",
         guard=(MODEL + "the_normalisation_is_subtracted_from_every_score",),
     ),
@@ -188,7 +189,7 @@ BUGS: tuple[Bug, ...] = (
         name="tie-is-right", level=3, where="train_rm:contrastive_loss",
         old="margin > 0", new="margin >= 0",
         symptom="A reward model that gives every response the same score has an accuracy of 1.",
-        cause="A tie counts as ranked like the labeller.",
+        cause="A tie counts as agreement with the labeller.",
         who=NOBODY,
         guard=("tests/test_train_rm.py::test_the_loss_of_five_pairs_typed_by_hand",),
     ),
@@ -196,8 +197,8 @@ BUGS: tuple[Bug, ...] = (
         name="rule-reads-the-query", level=3, where="nanorlhf.rewards.rule:Rule._score",
         old="[self.tokenizer.decode(ids) for ids in batch.response.tolist()]",
         new="[self.tokenizer.decode(ids) for ids in batch.query_response.tolist()]",
-        symptom="With --reward, scores of a rule that counts words are far from what the samples show.",
-        cause="The response is handed over with its query inside.",
+        symptom="With --reward, the scores of a rule that counts words don't match the samples at all.",
+        cause="The rule gets the query and the response as one text instead of only the response.",
         who="Myashka/CQA_RLHF, train_ppo.py",
         guard=("tests/rewards/test_function.py::test_a_users_rule_gets_texts",),
     ),
@@ -205,8 +206,8 @@ BUGS: tuple[Bug, ...] = (
         name="penalty-is-added", level=1, where="train_ppo:main",
         old="scores = torch.where(batch.has_eos, scores, args.missing_eos_score)",
         new="scores = torch.where(batch.has_eos, scores, scores + args.missing_eos_score)",
-        symptom="eos_rate hardly rises: a text without end that the reward model likes keeps most of its score.",
-        cause="The EOS trick subtracts from a score that means nothing, instead of replacing it.",
+        symptom="eos_rate hardly rises: an unfinished text that the reward model likes keeps most of its score.",
+        cause="The EOS trick subtracts from a meaningless score instead of replacing it.",
         who="trl#2012, trl#2033, trl#6805, trl#5338",
         guard=(TRAIN + "a_missing_eos_replaces_the_score_and_does_not_subtract_from_it",),
     ),
@@ -214,8 +215,8 @@ BUGS: tuple[Bug, ...] = (
         name="trick-is-logged-only", level=2, where="train_ppo:main",
         old="rewards[torch.arange(B), batch.score_index] += scores",
         new="rewards[torch.arange(B), batch.score_index] += scores.masked_fill(~batch.has_eos, 0.0)",
-        symptom="objective/score shows the penalty for a missing EOS, but eos_rate does not rise.",
-        cause="The advantages leave out the penalty of the EOS trick.",
+        symptom="objective/score shows the penalty for a missing EOS, but eos_rate doesn't rise.",
+        cause="The penalty of the EOS trick doesn't reach the advantages.",
         who="AReaL#1351 (rows without EOS in the statistics of rewards)",
         guard=(REWARDS,),
     ),
@@ -223,25 +224,25 @@ BUGS: tuple[Bug, ...] = (
         name="cut-is-ignored", level=3, where="train_rlcf:main",
         old="response = truncate_at_error(response, checked.error_index, pad_id)",
         new="truncate_at_error(response, checked.error_index, pad_id)",
-        symptom="Only with a compiler: tokens after the first error keep their reward and are trained on.",
-        cause="The response that the reward scheme has cut is dropped, and the whole one is used.",
-        who="miles#1827, verl#2337 (GAE over tokens that are none of the policy's steps)",
+        symptom="With a compiler only: tokens after the first error keep their reward and are trained on.",
+        cause="The truncated response is thrown away and the full one is used.",
+        who="miles#1827, verl#2337 (GAE over tokens that aren't steps of the policy)",
         guard=("tests/test_train_rlcf.py::test_a_response_ends_with_the_token_to_blame_and_its_score_lies_there",),
     ),
     # --------------------------------------------------------------------------------------------------------------- KL
     Bug(
         name="kl-of-the-wrong-sign", level=1, where="train_ppo:main",
         old="batch.logprobs - batch.ref_logprobs", new="batch.ref_logprobs - batch.logprobs",
-        symptom="objective/kl rises quickly, whatever --kl-coef is, and objective/score does not.",
-        cause="The penalty is log reference - log policy: leaving the reference is rewarded.",
+        symptom="objective/kl rises quickly, whatever --kl-coef is, and objective/score doesn't.",
+        cause="The penalty is log reference - log policy, so moving away from the reference is rewarded.",
         who="negative KL: trl#925, trl#1005, trl#235, LlamaFactory#664",
         guard=(REWARDS,),
     ),
     Bug(
         name="k3-of-the-wrong-direction", level=1, where="kernels.kl:k3",
         old="torch.expm1(-x) + x", new="torch.expm1(x) - x",
-        symptom="objective/kl_k3 lies above objective/kl and objective/kl_exact, the more so the larger the KL.",
-        cause="The estimator's sign is swapped: over samples of the policy it is not KL(policy || reference).",
+        symptom="objective/kl_k3 is above objective/kl and objective/kl_exact, and the gap grows with the KL.",
+        cause="The sign of x is flipped: over samples of the policy, the mean of k3 isn't KL(policy || reference).",
         who=NOBODY,
         guard=(KL + "estimators_have_the_stated_expectation",),
     ),
@@ -251,7 +252,8 @@ BUGS: tuple[Bug, ...] = (
         new="torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0).mean(1)",
         symptom="objective/kl is about T times smaller than objective/kl_k3 and objective/kl_exact, and depends on "
         "--response-length.",
-        cause="The KL of a response is the mean over all columns, padding included, and not the sum over its tokens.",
+        cause="The KL of a response is the mean over all columns, padding included, instead of the sum over its "
+        "tokens.",
         who="rlhf-book#216",
         guard=(TRAIN + "the_logged_kl_is_the_sum_over_a_responses_tokens",),
     ),
@@ -259,7 +261,7 @@ BUGS: tuple[Bug, ...] = (
         name="adaptive-kl-runs-away", level=3, where="nanorlhf.ppo:KLCoefficient.update",
         old="min(max(kl / self.target - 1, -0.2), 0.2)", new="min(max(1 - kl / self.target, -0.2), 0.2)",
         symptom="With --kl-target, objective/kl_coef falls while objective/kl is above the target.",
-        cause="The error has the wrong sign: the controller drives the KL away from its target.",
+        cause="The error has the wrong sign, so the controller drives the KL away from its target.",
         who=NOBODY,
         guard=(PPO + "adaptive_kl_follows_the_formula_and_clips_the_error",),
     ),
@@ -268,35 +270,35 @@ BUGS: tuple[Bug, ...] = (
         old="beta.update(metrics[\"objective/kl\"], B)",
         new="beta.update(metrics[\"objective/kl\"] / metrics[\"response_length\"], B)",
         symptom="With --kl-target, objective/kl settles at a multiple of the target.",
-        cause="The controller is fed a KL per token, not that of a response.",
-        who="trlx, accelerate_ppo_trainer.py (fed with the KL over prompt tokens)",
+        cause="The controller gets the KL per token instead of the KL per response.",
+        who="trlx, accelerate_ppo_trainer.py (its controller gets the KL over prompt tokens)",
         guard=(TRAIN + "the_logged_kl_is_the_sum_over_a_responses_tokens",),
     ),
     Bug(
         name="reference-is-trained", level=1, where="nanorlhf.peft:reference",
         old="copy.deepcopy(policy).requires_grad_(False)", new="policy",
-        symptom="objective/kl stays at 0 for ever, whatever --kl-coef is; the samples change all the same.",
-        cause="The reference is not a copy: it is the policy itself and moves along.",
-        who="causes of a KL that makes no sense: trl#925, trl#1857",
+        symptom="objective/kl stays at 0, whatever --kl-coef is, although the samples change.",
+        cause="The reference isn't a copy: it is the policy itself and changes with it.",
+        who="trl#925, trl#1857 (causes of a KL that makes no sense)",
         guard=("tests/test_peft.py::test_the_reference_of_a_fully_trained_policy_is_a_frozen_copy",),
     ),
     Bug(
         name="reference-keeps-the-updates", level=3, where="nanorlhf.peft:reference",
         old="replace_updated(policy, LoRALinear.without_updates)", new="replace_updated(policy, lambda layer: "
         "layer)",
-        symptom="With --tune lora objective/kl stays at 0.",
-        cause="The reference runs with the low-rank updates that it should be without.",
-        who="negative or wrong KL with LoRA: trl#1005, trl#1017",
+        symptom="With --tune lora, objective/kl stays at 0.",
+        cause="The reference runs with the low-rank updates instead of without them.",
+        who="trl#1005, trl#1017 (negative or wrong KL with LoRA)",
         guard=("tests/test_peft.py::test_the_reference_is_the_policy_without_its_updates_on_the_same_weights",),
     ),
     Bug(
         name="reference-at-temperature-1", level=1, where="nanorlhf.logprobs:compared_logprobs",
         old="linear_logprobs(ref_hidden, ref_head, labels, ref_bias, temperature, ref_cap)",
         new="linear_logprobs(ref_hidden, ref_head, labels, ref_bias, 1.0, ref_cap)",
-        symptom="objective/kl is not 0 in the first update, where policy and reference are equal; objective/kl_exact "
-        "is.",
-        cause="The reference's log-probabilities are taken at another temperature than the policy's.",
-        who="trl#1017, trl#1005 (log-probabilities of another distribution than the sampled one)",
+        symptom="objective/kl isn't 0 in the first update, when policy and reference are equal; objective/kl_exact is "
+        "0.",
+        cause="The reference's log-probabilities are computed at a different temperature from the policy's.",
+        who="trl#1017, trl#1005 (log-probabilities of a distribution that wasn't the sampled one)",
         guard=(BATCH + "policy_and_reference_are_read_at_the_same_temperature",),
     ),
     # ---------------------------------------------------------------------------------------------- advantages, returns
@@ -304,8 +306,8 @@ BUGS: tuple[Bug, ...] = (
         name="score-one-too-late", level=2, where="nanorlhf.batch:Batch.of",
         old="(eos_index + 1).clamp(max=response.size(1) - 1)",
         new="(eos_index + 2).clamp(max=response.size(1) - 1)",
-        symptom="The policy learns from the KL alone: objective/score hardly rises where responses end early.",
-        cause="The score stands in a slot that has no state, where it is masked away.",
+        symptom="The policy learns only from the KL penalty: objective/score hardly rises if responses end early.",
+        cause="The score is added at a position without a state, where it is masked out.",
         who="DeepSpeedExamples#672, llm_related#37",
         guard=(BATCH + "the_masks_and_the_scores_position_of_a_batch_by_hand", REWARDS,),
     ),
@@ -313,10 +315,10 @@ BUGS: tuple[Bug, ...] = (
         name="score-at-every-slot-from-the-end", level=3, where="train_ppo:main",
         old="rewards[torch.arange(B), batch.score_index] += scores",
         new="rewards += torch.where(torch.arange(rewards.size(1)) >= batch.score_index[:, None], scores[:, None], 0.0)",
-        symptom="None as long as GAE masks what comes after the end: it takes the extra scores away again. Without "
-        "that mask a short response is worth its score several times.",
-        cause="The score is added at each slot from the end of the response on, not once.",
-        who="llm_related#37, DeepSpeedExamples#672 (what stands after EOS enters the return)",
+        symptom="None as long as GAE masks everything after the end, because the mask removes the extra scores. "
+        "Without it, a short response gets its score several times.",
+        cause="The score is added at every position from the end of the response on, instead of once.",
+        who="llm_related#37, DeepSpeedExamples#672 (rewards after EOS enter the return)",
         guard=(REWARDS,),
     ),
     Bug(
@@ -324,26 +326,26 @@ BUGS: tuple[Bug, ...] = (
         old="if states is not None:\n    rewards = torch.where(states, rewards, 0.0)\n"
         "    values = torch.where(states, values, 0.0)",
         new="if states is not None:\n    rewards = torch.where(states, rewards, 0.0)",
-        symptom="None while values after the end happen to be 0. Where the value model's numbers there are kept, they "
-        "bootstrap into real tokens.",
-        cause="GAE masks the rewards after the end, and not the values.",
+        symptom="None as long as values after the end happen to be 0. If the value model's outputs are kept there, "
+        "they bootstrap into real tokens.",
+        cause="GAE masks the rewards after the end but not the values.",
         who="verl#50, ROLL#447, verl#1850",
         guard=(GAE + "positions_without_a_state_do_not_change_advantages",),
     ),
     Bug(
         name="bootstrap-after-the-end", level=2, where="kernels.gae:gae_doubling",
         old="torch.zeros_like(values[:, :1])", new="values[:, -1:]",
-        symptom="Responses without EOS have advantages that are too high: eos_rate falls.",
-        cause="After the last column the return goes on with its own value, as if the episode went on, where V_T is 0.",
+        symptom="Advantages of responses without EOS are too high, so eos_rate falls.",
+        cause="After the last column, GAE bootstraps from the last value as if the episode continued; V_T should be 0.",
         who="verl#50 (the value after the end bootstraps into real tokens)",
         guard=(GAE + "every_way_equals_a_double_loop_in_float64[doubling]",),
     ),
     Bug(
         name="discount-is-lambda-alone", level=3, where="kernels.gae:gae_doubling",
         old="step, decay = 1, gamma * lam", new="step, decay = 1, lam",
-        symptom="None while --gamma is 1.",
+        symptom="None as long as --gamma is 1.",
         cause="The sum over deltas is discounted by lambda instead of gamma * lambda.",
-        who="rlhf-book#216 is of this kind; the guard is the same double loop",
+        who="rlhf-book#216 is similar; the same double loop catches it",
         guard=(GAE + "every_way_equals_a_double_loop_in_float64[doubling]",),
     ),
     Bug(
@@ -351,34 +353,35 @@ BUGS: tuple[Bug, ...] = (
         old="advantages, batch.returns = gae(rewards, batch.values, args.gamma, args.lam, batch.states)",
         new="advantages = gae(rewards, batch.values, args.gamma, args.lam, batch.states)[0]\n"
         "batch.returns = rewards",
-        symptom="value/loss falls quickly to almost nothing: all but one of its targets are near 0. objective/score "
+        symptom="value/loss quickly falls to almost 0 because all but one of its targets are near 0. objective/score "
         "rises more slowly.",
-        cause="The value model learns the reward of a token instead of the return from it on.",
+        cause="The value model learns a token's reward instead of the return from that token on.",
         who="rlhf-book#216",
         guard=(TRAIN + "the_value_model_learns_the_returns",),
     ),
     Bug(
         name="value-of-the-next-state", level=2, where="nanorlhf.logprobs:response_values",
         old="values[:, :-1]", new="values[:, 1:]",
-        symptom="value/loss starts lower than it should: each value already knows its token. Advantages are too small.",
-        cause="The value of a token is read after it, not before: an index off by one.",
+        symptom="value/loss starts lower than it should because each value already knows its token. Advantages are too "
+        "small.",
+        cause="Off by one: the value of a token is read after the token instead of before it.",
         who="lm-human-preference-details#6, DeepSpeedExamples#703, torchtune#1005 (the index that confuses everyone)",
         guard=(BATCH + "a_value_is_that_of_the_state_before_its_token",),
     ),
     Bug(
         name="whitening-over-padding", level=2, where="train_ppo:main",
         old="whiten(advantages, batch.actions)", new="whiten(advantages, torch.ones_like(batch.actions))",
-        symptom="The step size depends on --response-length: with many pads the advantages are whitened by a variance "
-        "that is too small.",
-        cause="Mean and variance of the advantages count the zeros after the end.",
+        symptom="The step size depends on --response-length: with a lot of padding, the variance used for whitening "
+        "is too small.",
+        cause="The mean and variance of the advantages include the zeros after the end.",
         who="SkyRL#1305, slime#2235, miles#3229, trlx modeling_ppo.py",
         guard=(REWARDS,),
     ),
     Bug(
         name="unmasked-mean-in-whitening", level=3, where="nanorlhf.ppo:whiten",
         old="counted.mean()", new="x.mean()",
-        symptom="With --whiten-rewards alone: rewards are shifted by an amount that depends on the padding.",
-        cause="The variance is masked, the mean is not.",
+        symptom="With --whiten-rewards only: rewards are shifted by an amount that depends on the padding.",
+        cause="The variance is masked but the mean isn't.",
         who="SkyRL#1305, slime#2235, trlx modeling_ppo.py",
         guard=(PPO + "whitening_equals_float64_statistics_of_what_counts",),
     ),
@@ -388,31 +391,32 @@ BUGS: tuple[Bug, ...] = (
         old="response_logprobs(policy, mb.query_response, mb.real, mb.actions, args.temperature)",
         new="response_logprobs(policy, mb.query_response, mb.real, mb.actions, 1.0)",
         symptom="policy/first_ratio_error is far from 0 and policy/clip_fraction is high before the first step.",
-        cause="The update's log-probabilities are at temperature 1, those of the rollout at --temperature.",
+        cause="The update computes log-probabilities at temperature 1, the rollout at --temperature.",
         who="trlx#107, trl#454, blog#2110",
         guard=(TRAIN + "the_ratio_of_the_first_minibatch_is_one",),
     ),
     Bug(
         name="logprob-of-the-next-token", level=2, where="nanorlhf.logprobs:response_hidden",
         old="model(query_response, real, last=T + 1)[:, :-1]", new="model(query_response, real, last=T + 1)[:, 1:]",
-        symptom="policy/sampler_gap is several nats, yet the first ratio is 1; objective/entropy is far too high.",
-        cause="Hidden state and label are shifted by one: the token is predicted from a state that has read it.",
+        symptom="policy/sampler_gap is several nats although the first ratio is 1. objective/entropy is far too high.",
+        cause="Hidden states are off by one against the labels: each token is predicted from a state that has read it.",
         who="trlx#107, trl#4 (a mask shift), trlx accelerate_ppo_trainer.py (mask not shifted by one)",
         guard=(TRAIN + "left_padding_does_not_change_the_logprobs_of_a_response[rotary_half]",),
     ),
     Bug(
         name="clipped-the-wrong-way", level=2, where="nanorlhf.ppo:policy_loss",
         old="torch.maximum(unclipped, clipped)", new="torch.minimum(unclipped, clipped)",
-        symptom="policy/approx_kl and policy/ratio grow with --num-ppo-epochs: nothing holds the policy near the "
-        "rollout.",
-        cause="Of the two losses the smaller one counts, so clipping never stops a step.",
+        symptom="policy/approx_kl and policy/ratio grow with --num-ppo-epochs: nothing keeps the policy close to the "
+        "one that wrote the rollout.",
+        cause="The loss is the smaller of the two terms, so clipping never stops a step.",
         who=NOBODY,
         guard=(PPO + "policy_loss_of_three_tokens_by_hand",),
     ),
     Bug(
         name="nan-times-zero", level=3, where="nanorlhf.ppo:policy_loss",
         old="torch.where(actions, advantages, 0.0)", new="advantages * actions",
-        symptom="None while what is masked is finite; one NaN after the end of a response makes the whole step NaN.",
+        symptom="None as long as masked positions are finite. One NaN after the end of a response makes the whole step "
+        "NaN.",
         cause="Masked positions are multiplied by 0, and NaN * 0 is NaN.",
         who="OpenRLHF#1240",
         guard=(PPO + "nan_after_the_end_reaches_neither_loss_nor_gradient",),
@@ -420,17 +424,16 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="mean-of-means", level=2, where="train_ppo:main",
         old="pg_losses.sum() / num_actions", new="pg_losses[pg_losses != 0].mean()",
-        symptom="policy/loss and the size of a step depend on --micro-batch-size, and short rows weigh more.",
-        cause="Each micro-batch is divided by its own number of tokens, not by that of the minibatch.",
+        symptom="policy/loss and the step size depend on --micro-batch-size, and short rows weigh more.",
+        cause="Each micro-batch is divided by its own number of tokens instead of the minibatch's.",
         who="OpenRLHF#1249, open-instruct#1161, SkyRL#925, NeMo-RL#212, twinkle#292, N+ ppo.py",
         guard=(TRAIN + "the_micro_batch_size_does_not_change_the_gradient[1-clips0]",),
     ),
     Bug(
         name="mean-of-means-in-sft", level=3, where="nanorlhf.training.supervised:backward",
         old="loss, *others = sums(model, rows)", new="loss, *others = sums(model, rows)\nloss = loss / len(rows)",
-        symptom="The gradient of SFT and of the reward model depends on --micro-batch-size, and the logged "
-        "loss with it.",
-        cause="Each micro-batch is taken as a mean over its rows, and the means are added up: a mean of "
+        symptom="In SFT and reward modelling, the gradient and the logged loss depend on --micro-batch-size.",
+        cause="Each micro-batch's loss is a mean over its rows, and the means are added up: a mean of "
         "means.",
         who="OpenRLHF#1249, open-instruct#1161, trl#2596",
         guard=("tests/training/test_supervised.py::test_micro_batches_change_neither_the_gradient_nor_the_means",),
@@ -439,8 +442,8 @@ BUGS: tuple[Bug, ...] = (
         name="large-ratios-are-dropped", level=3, where="nanorlhf.ppo:policy_loss",
         old="torch.maximum(unclipped, clipped)",
         new="torch.maximum(unclipped, clipped) * (unclipped.abs().mean() < 10)",
-        symptom="policy/loss is exactly 0 in some micro-batches, and nothing says so.",
-        cause="A micro-batch whose ratios times advantages are above 10 on average is silently left out.",
+        symptom="policy/loss is exactly 0 in some micro-batches, without any warning.",
+        cause="A micro-batch is silently dropped if its mean |ratio * advantage| is 10 or more.",
         who="trl 0.11, ppo_trainer.py (ratio_threshold), trl#1857",
         guard=(PPO + "a_ratio_far_from_one_is_clipped_and_never_dropped",),
     ),
@@ -450,7 +453,7 @@ BUGS: tuple[Bug, ...] = (
         new="policy_loss(new_logprobs, new_logprobs.detach(), mb.advantages, mb.loss_actions, args.clip_range)",
         symptom="policy/clip_fraction is exactly 0 in every epoch, while the KL per update grows with "
         "--num-ppo-epochs.",
-        cause="The ratio is taken to the policy of now, not to the one that wrote the rollout.",
+        cause="The ratio compares the policy with itself instead of with the policy that wrote the rollout.",
         who="DeepSpeedExamples#528, ppo_trainer.py",
         guard=(TRAIN + "the_rollout_stays_frozen_over_the_epochs",),
     ),
@@ -458,8 +461,8 @@ BUGS: tuple[Bug, ...] = (
         name="ratio-over-padding", level=1, where="nanorlhf.training.update_metrics:UpdateStatistics.add_tokens",
         old='self.add("policy/ratio", ratio[counted].sum() / count)',
         new='self.add("policy/ratio", ratio.sum() / count)',
-        symptom="policy/ratio is well above 1 before anything has changed, the more so the more padding there is.",
-        cause="The logged ratio sums over padding, where it is 1, and divides by the number of tokens.",
+        symptom="policy/ratio is well above 1 before the first step, and grows with the amount of padding.",
+        cause="The logged ratio also sums over padding, where it is 1, but divides by the number of tokens.",
         who="N+ ppo.py, and still TRL 1.x",
         guard=(RECOUNT,),
     ),
@@ -468,40 +471,41 @@ BUGS: tuple[Bug, ...] = (
         name="eos-has-no-loss", level=1, where="train_sft:demonstration_loss",
         old="index < length[:, None]", new="index < length[:, None] - 1",
         symptom="After SFT the EOS rate of samples is 0, whatever the loss is.",
-        cause="The label of the last token, EOS, is masked: nobody teaches the policy to stop.",
+        cause="The label of the last token, EOS, is masked, so the policy never learns to stop.",
         who="trl#1623, trl#3091, llm-course#33, alignment-handbook#127, unsloth#416",
         guard=("tests/test_train_sft.py::test_eos_has_a_gradient_and_padding_has_none",),
     ),
     Bug(
         name="no-leading-blank", level=3, where="nanorlhf.dataset:with_blank",
         old='" " + response', new="response",
-        symptom="Losses are slightly higher than they were: the ids of a response are not those it has in a text.",
-        cause="Query and response are tokenised apart without the blank between them, so tokens that span the seam "
-        "differ.",
+        symptom="Losses are slightly higher: a response's token ids differ from the ids it has in running text.",
+        cause="Query and response are tokenised separately, without the space between them, so the first token of the "
+        "response differs.",
         who="trl#1702",
         guard=("tests/test_dataset.py::test_a_response_gets_a_leading_blank_only_where_none_is",),
     ),
     Bug(
         name="seed-is-ignored", level=3, where="nanorlhf.dataset:batch_indices",
         old="np.random.default_rng((seed, epoch))", new="np.random.default_rng(epoch)",
-        symptom="Runs with different seeds see the same data in the same order: their band is too narrow.",
-        cause="The permutation of an epoch does not depend on the seed.",
+        symptom="Runs with different seeds see the same data in the same order, so the spread over seeds is too "
+        "narrow.",
+        cause="The permutation of an epoch doesn't depend on the seed.",
         who="OpenRLHF#1355",
         guard=("tests/test_dataset.py::test_batches_depend_only_on_the_seed",),
     ),
     Bug(
         name="ranks-overlap", level=3, where="nanorlhf.distributed:rank_slice",
         old="rank() * share", new="rank()",
-        symptom="With several processes some rows of a batch are used twice and others never; with one, nothing.",
-        cause="A rank's slice begins at its number, not at its share.",
+        symptom="None with one process. With several, some rows of a batch are used twice and others never.",
+        cause="A rank's slice starts at its rank instead of at rank * share.",
         who="N+ reward.py and dpo.py; OpenRLHF#1355, ColossalAI#3894, llm.c#792",
         guard=("tests/test_distributed.py::test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch",),
     ),
     Bug(
         name="fresh-optimizer-on-resume", level=3, where="nanorlhf.training.optimizer:FiniteSteps.load_state_dict",
         old='distributed.load_optimizer(self.optimizer, state["optimizer"])', new="",
-        symptom="A small jump of the loss after --resume: Adam's moments start from zero.",
-        cause="The optimizer's state is saved and never loaded.",
+        symptom="A small jump in the loss after --resume: Adam's moments start from zero.",
+        cause="The optimizer's state is saved but never loaded.",
         who="NeMo-RL#3171, pytorch/rl#4188, nanoGPT#236",
         guard=("tests/training/test_optimizer.py::test_its_state_is_restored",),
     ),
@@ -509,8 +513,8 @@ BUGS: tuple[Bug, ...] = (
         name="logits-in-bfloat16", level=3, where="nanorlhf.model:GPT.logits",
         old="wide_linear(hidden, head, self.head_bias, self.config.logit_cap)",
         new="wide_linear(hidden, head, self.head_bias, self.config.logit_cap).bfloat16().float()",
-        symptom="policy/sampler_gap is about 0.01 and policy/clip_fraction is not 0; at a low temperature samples "
-        "change.",
+        symptom="policy/sampler_gap is about 0.01, policy/clip_fraction is not 0, and samples change at a low "
+        "temperature.",
         cause="The sampler's logits are rounded to bfloat16.",
         who="xtuner#1108, prime-rl#568, transformers#31267",
         guard=(GENERATE + "logprobs_of_the_cache_equal_those_of_a_full_forward_pass",
@@ -519,16 +523,16 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="dpo-by-mean", level=3, where="nanorlhf.dpo:pair_logprobs",
         old="unpack(logprobs, actions).sum(1)", new="unpack(logprobs, actions).sum(1) / actions.sum(1)",
-        symptom="With train_dpo.py the margins are an order of magnitude smaller, and long responses are favoured.",
-        cause="Log-probabilities of a response are averaged over its tokens, where DPO sums them.",
+        symptom="With train_dpo.py, the margins are an order of magnitude smaller, and long responses are favoured.",
+        cause="The log-probabilities of a response are averaged over its tokens; DPO sums them.",
         who=NOBODY,
         guard=(DPO + "logprobs_are_summed_over_the_response_with_its_eos_and_without_the_query",),
     ),
     Bug(
         name="judge-is-always-answered", level=3, where="nanorlhf.evals.judge:parse",
         old="if found is None:\n    return None", new='if found is None:\n    return "A"',
-        symptom="No verdict is ever unparsed, and the win rate moves towards one half.",
-        cause="What the judge says in another form counts as a verdict.",
+        symptom="Every answer of the judge is parsed as a verdict, and the win rate moves towards one half.",
+        cause="An answer that can't be parsed counts as a verdict for A.",
         who="N+ eval/oai.py (draws A or B at random)",
         guard=("tests/evals/test_judge.py::test_anything_else_is_unparsed",),
     ),
@@ -537,8 +541,8 @@ BUGS: tuple[Bug, ...] = (
         old='Verdict(True, reason in ("passed", "wrong_answer"), reason == "passed", reason, output, seconds)',
         new='Verdict(\n    reason != "timeout", reason in ("passed", "wrong_answer"), reason == "passed", reason, '
         "output, seconds\n)",
-        symptom="compile@k is lower than it should be, by the programs that run too long.",
-        cause="A program that is stopped at its time limit is counted as one that does not compile.",
+        symptom="compile@k is too low: programs that run too long count as failures.",
+        cause="A program that is stopped at its time limit is counted as one that doesn't compile.",
         who="amazon-science/mxeval, execution.py",
         guard=("tests/sandbox/test_execution.py::test_a_python_program_gets_its_verdict",),
     ),
@@ -549,4 +553,4 @@ def bug_named(name: str) -> Bug:
     for bug in BUGS:
         if bug.name == name:
             return bug
-    raise InputError(f"there is no bug {name!r}: make the copy again.")
+    raise InputError(f"unknown bug {name!r}: make the copy again.")

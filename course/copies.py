@@ -1,4 +1,4 @@
-"""Copies of the repository: what a student works in, and what a grader runs the tests in."""
+"""Copies of the repository: a student works in one, the grader runs the tests in another."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ from course.edit import find_function, rewritten
 from nanorlhf.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
-# what students write, as against what judges them
+# what students write and is graded
 CODE = (
     *("data", "kernels", "nanorlhf", "eval.py", "nano.py"),
     *("train_dpo.py", "train_grpo.py", "train_ppo.py", "train_rlcf.py", "train_rm.py", "train_sft.py"),
@@ -40,13 +40,13 @@ OTHERS = (
     "pyproject.toml",
     "setup.py",
 )
-# what gives solutions away, as they are or but for a detail
+# files that give solutions away
 ANSWERS = ("course/exam-answers.md", "tools/mutants", "tests/tools/mutants")
-MARK = ".course"  # in a copy: what was done to it
+MARK = ".course"  # file in a copy that records how it was made
 
 
 def files_of(root: Path, names: Iterable[str] = CODE + OTHERS) -> list[Path]:
-    """The files of the repository under these names, relative to its root: those that git tracks, where it does."""
+    """List the repository's files under these names, relative to its root; in a git checkout only tracked files."""
     names = [name for name in names if (root / name).exists()]
     if (root / ".git").exists():
         listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--", *names], capture_output=True, text=True)
@@ -69,33 +69,33 @@ def copy_files(source: Path, target: Path, names: Iterable[str] = CODE + OTHERS,
 
 
 def check_new(directory: Path, flag: str = "") -> None:
-    """InputError if something is in a directory that is to be written."""
+    """Raise InputError if the directory to write to exists and isn't empty."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InputError(f"{flag}{directory} is not empty: name a new directory.")
+        raise InputError(f"{flag}{directory} is not empty: choose a new directory.")
 
 
 def new_directory(directory: Path) -> None:
-    """Make a directory for a copy; InputError if something is in it."""
+    """Make a directory for a copy. Raises InputError if it isn't empty, or if this repository is a student's copy."""
     check_new(directory)
     if (ROOT / MARK).exists():
-        raise InputError(f"{ROOT} is a student's copy already: run the course of the repository that it is a copy of.")
+        raise InputError(f"{ROOT} is a student's copy: run the course from the original repository.")
     directory.mkdir(parents=True, exist_ok=True)
 
 
 def check_copy(directory: Path) -> None:
-    """InputError for a directory that holds no copy of the repository."""
+    """Raise InputError if the directory isn't a copy of the repository."""
     missing = [name for name in CODE if not (directory / name).exists()]
     if missing:
-        raise InputError(f"{directory} has no {missing[0]}: name a directory that `python -m course start` has made.")
+        raise InputError(f"{directory} has no {missing[0]}: expected a directory made by `python -m course start`.")
 
 
 def write_mark(directory: Path, content: dict) -> None:
-    """Encoded, not hidden: a glance at the directory must not give a planted bug away."""
+    """Write the mark in base64, so that a look at the directory doesn't give a planted bug away."""
     (directory / MARK).write_bytes(base64.b64encode(json.dumps(content).encode()) + b"\n")
 
 
 def read_mark(directory: Path) -> dict:
-    """What `write_mark` wrote, {} where there is nothing; InputError where it can't be read."""
+    """Return what `write_mark` wrote, or {} without a mark. Raises InputError if it can't be read."""
     file = directory / MARK
     if not file.exists():
         return {}
@@ -115,12 +115,12 @@ def place_of(function: str) -> tuple[Path, str]:
 
 
 def path_of(function: str) -> Path:
-    """The file of `module:name`, or of a module."""
+    """Return the file of `module:name`, or of a module."""
     return place_of(function)[0]
 
 
 def take_out(directory: Path, function: str, body: list[str]) -> None:
-    """Empty a function, `module:name`, of the copy; InputError if it isn't there."""
+    """Empty the function `module:name` in the copy. Raises InputError if it doesn't exist."""
     file, name = place_of(function)
     path = directory / file
     try:

@@ -1,7 +1,7 @@
-"""Edits of a source file by the positions of its syntax-tree nodes: whatever they don't touch stays as it is.
+"""Edit a source file by the positions of its syntax-tree nodes; the rest of the file stays unchanged.
 
-A table names a node by what it computes. Layout, comments and the names of local variables don't matter: of the nodes
-that read as the table says, the one counts whose local names differ least, and the edit uses its names.
+A table identifies a node by its code. Layout, comments and the names of local variables don't matter: if several nodes
+match, the edit goes to the one whose local names differ least from the table's, and uses its names.
 """
 
 import ast
@@ -11,13 +11,13 @@ from functools import lru_cache
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-parsed = lru_cache(maxsize=128)(ast.parse)  # a grader looks for many functions in few files; nobody changes the trees
+parsed = lru_cache(maxsize=128)(ast.parse)  # a grader looks up many functions in few files; don't modify the trees
 
 
 def find_function(source: str, name: str) -> Function:
-    """The function `name` of a file: `gae_loop`, `KVCache.append`, or `main.normalise` for one within another.
+    """Find a function in a source file: `gae_loop`, `KVCache.append`, or `main.normalise` for a nested one.
 
-    Raises LookupError if there is none.
+    Raises LookupError if it doesn't exist.
     """
     node: ast.AST = parsed(source)
     for part in name.split("."):
@@ -36,10 +36,10 @@ def find_function(source: str, name: str) -> Function:
 
 
 def rewritten(source: str, bodies: Mapping[str, Sequence[str]]) -> str:
-    """`source` with other lines in place of the bodies of functions; signatures, decorators and docstrings stay."""
+    """Replace the bodies of functions by other lines; signatures, decorators and docstrings stay."""
     lines = source.splitlines(keepends=True)
     functions = {name: find_function(source, name) for name in bodies}
-    for name in sorted(functions, key=lambda name: functions[name].lineno, reverse=True):  # from the end of the file on
+    for name in sorted(functions, key=lambda name: functions[name].lineno, reverse=True):  # last in the file first
         function = functions[name]
         first, end = function.body[0], function.end_lineno
         assert end is not None and first.end_lineno is not None
@@ -47,7 +47,7 @@ def rewritten(source: str, bodies: Mapping[str, Sequence[str]]) -> str:
             start = first.end_lineno + 1
         else:
             start = first.lineno
-            while lines[start - 2].strip().startswith("#"):  # comments above the first statement go with it
+            while lines[start - 2].strip().startswith("#"):  # comments above the first statement are part of the body
                 start -= 1
         indent = " " * first.col_offset
         lines[start - 1 : end] = [f"{indent}{line}".rstrip() + "\n" for line in bodies[name]]
@@ -55,16 +55,16 @@ def rewritten(source: str, bodies: Mapping[str, Sequence[str]]) -> str:
 
 
 def replaced(source: str, name: str, old: str, new: str, number: int = 0) -> str:
-    """`source` with one node of the function replaced: the expression or statement that reads as `old` does.
+    """Replace one expression or statement of a function: the node that reads like `old`.
 
-    number: which of several that match, in the order of the file. `new` is put in as it is, but for the names of local
-    variables, further lines indented as the node; an empty one deletes a statement with its lines. Raises LookupError
-    if nothing matches, and if several nodes match as well under other local names.
+    number: which match to replace, in file order. `new` is inserted with the node's local names and indentation; an
+    empty `new` deletes the statement and its lines. Raises LookupError if nothing matches, or if several nodes match
+    equally well under other local names.
     """
     function = find_function(source, name)
     (pattern,) = ast.parse(old).body
     wanted = pattern.value if isinstance(pattern, ast.Expr) else pattern
-    is_call_alone = isinstance(pattern, ast.Expr) and not new  # the statement goes
+    is_call_alone = isinstance(pattern, ast.Expr) and not new  # delete the whole statement
     nodes = [
         node
         for statement in function.body
@@ -79,13 +79,13 @@ def replaced(source: str, name: str, old: str, new: str, number: int = 0) -> str
     others = [sum(ours != theirs for ours, theirs in names.items()) for _, names in found]  # names that differ
     nearest = [match for match, number_of in zip(found, others, strict=True) if number_of == min(others)]
     if number >= len(nearest) or (min(others) > 0 and len(nearest) > 1):
-        raise LookupError(f"{name} holds {old!r} {len(nearest)} times under {min(others, default=0)} other local names")
+        raise LookupError(f"{name}: {len(nearest)} matches of {old!r} with {min(others, default=0)} other local names")
     node, names = nearest[number]
     return spliced(source, node, renamed(new, names))
 
 
 def fixed_names(source: str) -> set[str]:
-    """The names in a file that no function may rename for itself: built-in ones, and those of the module."""
+    """Return the names that are never local variables: built-ins and the module's own names."""
     names = set(dir(builtins))
     for node in ast.parse(source).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -98,7 +98,7 @@ def fixed_names(source: str) -> set[str]:
 
 
 def local_names(ours: ast.AST, theirs: ast.AST, fixed: set[str]) -> dict[str, str] | None:
-    """Our local names -> theirs, under which two nodes read alike; None if there are none.
+    """Return the mapping of our local names to theirs that makes two nodes equal, or None if they can't be.
 
     Attributes, keywords and the names in `fixed` must be the same.
     """
@@ -119,7 +119,7 @@ def local_names(ours: ast.AST, theirs: ast.AST, fixed: set[str]) -> dict[str, st
 
 
 def renamed(text: str, names: dict[str, str]) -> str:
-    """An expression or statements with other local names."""
+    """Rename the local variables of an expression or of statements."""
     found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and node.id in names]
     for node in sorted(found, key=lambda node: (node.lineno, node.col_offset), reverse=True):
         text = spliced(text, node, names[node.id])
@@ -127,9 +127,9 @@ def renamed(text: str, names: dict[str, str]) -> str:
 
 
 def spliced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
-    """`source` with `text` in place of the node; an empty text deletes a statement with its lines."""
+    """Replace a node's source by `text`; an empty text deletes a statement and its lines."""
     data = source.encode()
-    starts = [0]  # of the lines, in bytes, as columns are
+    starts = [0]  # byte offset of each line: columns count bytes too
     for line in data.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     assert node.end_lineno is not None and node.end_col_offset is not None

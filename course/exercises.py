@@ -1,7 +1,7 @@
-"""The exercises: functions of this repository whose bodies `python -m course start` takes out, in order.
+"""The exercises, in order: functions of this repository that `python -m course start` empties.
 
-Nothing of an exercise is stored but this table: its text is the function's docstring, its solution the function's body,
-its grader the tests that judge the function anyway.
+This table is all that is stored. The text of an exercise is the function's docstring, its solution is the function's
+body, and its grader is the function's own tests.
 """
 
 from collections.abc import Iterable
@@ -14,17 +14,17 @@ from nanorlhf.errors import InputError
 class Exercise:
     name: str
     functions: tuple[str, ...]
-    """module:name of each function that is emptied"""
+    """module:name of each function to empty"""
     read: str
     """what to read first"""
     hint: str
     tests: tuple[str, ...]
-    """pytest node ids; all must pass"""
+    """pytest node ids that must all pass"""
     points: int
     level: int
     """1: a formula in code; 2: care with shapes and masks; 3: an algorithm"""
     needs: tuple[str, ...] = ()
-    """exercises that come before, without which the tests can't pass"""
+    """earlier exercises that the tests depend on"""
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -33,8 +33,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="padding",
         functions=("nanorlhf.padding:first_true_index",),
         read="docs/details.md, N+ 5",
-        hint="argmax gives 0 both for a True at 0 and for none at all: take the least index among those that are True. "
-        "A row without columns has no least.",
+        hint="argmax returns 0 both for a True at index 0 and for no True at all, so take the minimum over the indices "
+        "of the True entries instead. A row without columns has no minimum.",
         tests=(
             "tests/test_padding.py::test_first_true_index_equals_list_index",
             "tests/test_padding.py::test_a_row_without_columns_has_its_first_true_at_0",
@@ -46,7 +46,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="positions",
         functions=("nanorlhf.masks:position_ids",),
         read="docs/details.md, N+ 5 and 14, and the drawing in the docstring",
-        hint="A cumulative sum of the mask, less one; padding gets 0.",
+        hint="The cumulative sum of the mask, minus 1; padding gets 0.",
         tests=(
             "tests/test_model.py::test_positions_equal_the_drawing",
             "tests/test_padding.py::test_positions_count_the_real_tokens_before",
@@ -71,8 +71,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="rotary-positions",
         functions=("kernels.attention:apply_rotary_",),
         read="Su et al. 2021 (RoFormer), section 3.4; rotary_tables and rotated_heads in kernels/attention.py",
-        hint="A pair (a, b) turns to (a cos - b sin, b cos + a sin). It happens in place: compute one half before you "
-        "overwrite the other.",
+        hint="A pair (a, b) becomes (a cos - b sin, b cos + a sin). The update is in place: compute one half before "
+        "you overwrite the other.",
         tests=(
             "tests/kernels/test_attention.py::test_a_rotation_is_a_product_of_complex_numbers",
             "tests/test_checkpoint.py::test_hidden_states_and_logits_equal_transformers[gpt_neox-changes6]",
@@ -85,9 +85,9 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="sampling",
         functions=("nanorlhf.generate:draw",),
-        read="where sample in nanorlhf/generate.py calls draw",
-        hint="torch.searchsorted on the cumulative sum. An id of probability 0 must not be found, also where the "
-        "product of number and sum rounds up to the sum.",
+        read="the call to draw in sample, in nanorlhf/generate.py",
+        hint="Use torch.searchsorted on the cumulative sum. Never return an id with probability 0, even if uniform "
+        "number times total rounds up to the total.",
         tests=(
             "tests/test_generate.py::test_an_id_of_probability_zero_is_never_drawn",
             "tests/test_generate.py::test_an_id_of_probability_zero_is_never_drawn_where_a_product_rounds_up",
@@ -102,7 +102,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="top-k-and-top-p",
         functions=("nanorlhf.generate:keep_top_k", "nanorlhf.generate:keep_top_p"),
         read="Holtzman et al. 2020, section 3.1",
-        hint="Sort, sum up the probability of the ids ahead of each one, and scatter the verdict back to their places.",
+        hint="Sort, sum the probabilities of all ids ranked above each id, then scatter the keep mask back to the "
+        "original order.",
         tests=(
             "tests/test_generate.py::test_top_k_keeps_k_and_top_p_keeps_the_id_that_crosses_p",
             "tests/test_generate.py::test_top_k_and_top_p_equal_a_search_through_a_sorted_list",
@@ -115,8 +116,9 @@ EXERCISES: tuple[Exercise, ...] = (
         name="kv-cache",
         functions=("nanorlhf.cache:KVCache.append", "kernels.attention:attend_one"),
         read="the docstring of KVCache in nanorlhf/cache.py; attention is softmax(q k^T scale + bias) v",
-        hint="The first call stores Q columns from column 0 on; a later one stores a single column, and attends to all "
-        "columns before `end`. In attend_one the H / K queries that share keys and values are the rows of one product.",
+        hint="The first call stores Q columns starting at column 0. Each later call stores one column and attends to "
+        "all columns before `end`. In attend_one, the H / K queries that share keys and values are the rows of one "
+        "matmul.",
         tests=("tests/test_model.py::test_decoding_with_a_cache_equals_the_full_forward_pass",),
         points=4,
         level=3,
@@ -125,8 +127,8 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="repeated-ngrams",
         functions=("nanorlhf.generate:ban_repeated_ngrams",),
-        read="the docstring of generate in nanorlhf/generate.py, no_repeat_ngram_size",
-        hint="Tensor.unfold gives all n-grams at once: compare their beginnings with the last n - 1 ids.",
+        read="no_repeat_ngram_size in the docstring of generate, in nanorlhf/generate.py",
+        hint="Tensor.unfold returns all n-grams at once: compare their first n - 1 ids with the last n - 1 ids.",
         tests=(
             "tests/test_generate.py::test_ngram_ban_equals_a_search_through_lists",
             "tests/test_generate.py::test_ngram_ban_that_would_ban_every_id_is_lifted",
@@ -142,7 +144,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="leading-blank",
         functions=("nanorlhf.dataset:with_blank",),
         read="docs/details.md, N+ 3; docs/data.md",
-        hint="Three reasons to leave the response as it is; otherwise one blank.",
+        hint="There are three cases in which the response stays unchanged. Otherwise, prepend one space.",
         tests=(
             "tests/test_dataset.py::test_a_response_gets_a_leading_blank_only_where_none_is",
             "tests/test_tokenizer.py::test_separate_and_joint_tokenisation_agree",
@@ -155,7 +157,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="truncation",
         functions=("data.tldr:truncate",),
         read="docs/details.md, N+ 2",
-        hint="Three lists of places to cut, tried in turn by data.prepare.longest_fit. SENTENCE_END is there too.",
+        hint="Make three lists of cut positions and try them in turn with data.prepare.longest_fit. SENTENCE_END is in "
+        "data.prepare too.",
         tests=(
             "tests/data/test_tldr.py::test_truncation_by_hand",
             "tests/data/test_tldr.py::test_characters_are_dropped_from_the_first_paragraph_alone",
@@ -168,8 +171,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="batches",
         functions=("nanorlhf.dataset:batch_indices",),
         read="docs/details.md, N+ 21",
-        hint="Row `position` of the stream is in epoch position // num_rows, whose order the seed and the epoch give: "
-        "both of them, as (seed, epoch), for with their sum the runs of two seeds would share their epochs.",
+        hint="Row `position` of the stream is in epoch position // num_rows. Seed the permutation of an epoch with the "
+        "pair (seed, epoch): with the sum seed + epoch, runs with different seeds would share epochs.",
         tests=(
             "tests/test_dataset.py::test_every_row_comes_once_per_epoch_and_no_batch_is_short",
             "tests/test_dataset.py::test_a_batch_may_span_two_epochs",
@@ -183,7 +186,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="learning-rate",
         functions=("nanorlhf.training.optimizer:lr_factor",),
         read="docs/details.md, N+ 9, 10 and 20",
-        hint="First the warm-up; then the share of the remaining steps that is done.",
+        hint="First the warm-up, then the decay: it depends on the fraction of the remaining steps that is done.",
         tests=(
             "tests/training/test_schedule.py::test_linear_is_the_papers_fraction",
             "tests/training/test_schedule.py::test_cosine_starts_at_one_is_half_way_in_the_middle_and_falls_to_zero",
@@ -196,11 +199,12 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="sft-loss",
         functions=("train_sft:demonstration_loss",),
-        read="docs/lecture.md, 1; num_labels below it in train_sft.py; GPT.forward in nanorlhf/model.py",
-        hint="right_pad the texts; a text may hold [PAD], so it is their lengths that say what is real. Position i "
-        "predicts token i + 1, and the first token of a text is no label. Choose the hidden states whose label counts "
-        "before the LM head sees them: linear_logprobs of kernels takes (N, C), and the head's bias and cap. `last` "
-        "spares the last block what stands before the labels; an encoder-decoder needs query_length.",
+        read="docs/lecture.md, 1; num_labels, below the function in train_sft.py; GPT.forward in nanorlhf/model.py",
+        hint="right_pad the texts. A text may contain [PAD], so use the lengths to tell which tokens are real. "
+        "Position i predicts token i + 1, and the first token of a text isn't a label. Select the hidden states that "
+        "have a label before you apply the LM head: linear_logprobs in kernels takes (N, C), and the head's bias and "
+        "cap. With `last`, the last block skips the positions before the labels. An encoder-decoder needs "
+        "query_length.",
         tests=(
             "tests/test_train_sft.py::test_loss_is_the_sum_over_the_tokens_that_count_row_by_row",
             "tests/test_train_sft.py::test_the_first_token_of_a_text_is_no_label",
@@ -216,8 +220,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="ranks",
         functions=("nanorlhf.distributed:rank_slice", "nanorlhf.distributed:sum_gradients"),
         read="the docstring of nanorlhf/distributed.py; docs/long_runs.md",
-        hint="One all_reduce of all gradients, flattened into one vector, costs less than one for each. What is "
-        "sharded is not sent, nor a parameter without a gradient.",
+        hint="One all_reduce of all gradients, flattened into one vector, is cheaper than one per gradient. Skip "
+        "sharded parameters and parameters without a gradient.",
         tests=(
             "tests/test_distributed.py::test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch",
             "tests/test_distributed.py::test_gradients_are_summed_over_the_ranks_parameter_by_parameter",
@@ -230,9 +234,9 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="micro-batches",
         functions=("nanorlhf.training.supervised:backward",),
-        read="the docstring of nanorlhf/distributed.py; evaluate, below it in the same file, has the same loop",
-        hint="Divide each sum by the count of the whole batch, not of the micro-batch, and before distributed.all_sum "
-        "adds up the means of the ranks.",
+        read="the docstring of nanorlhf/distributed.py; evaluate, below the function, which has the same loop",
+        hint="Divide each sum by the count of the whole batch, not by the count of the micro-batch, and do it before "
+        "distributed.all_sum adds up the means of the ranks.",
         tests=(
             "tests/training/test_supervised.py::test_micro_batches_change_neither_the_gradient_nor_the_means",
             "tests/training/test_supervised.py::test_ranks_add_up_to_the_gradient_and_the_means_of_the_whole_batch",
@@ -245,9 +249,10 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="scalar-head",
         functions=("nanorlhf.model:ScalarModel.__init__",),
-        read="docs/details.md, N+ 11 and 15; the forward pass below it",
-        hint="The checkpoint knows `transformer`, `score` and `reward_bias` by these names; the last is a buffer, one "
-        "number. N+ 11 gives the weights' standard deviation, not their variance; the bias starts at 0. Keep `config`.",
+        read="docs/details.md, N+ 11 and 15; the forward pass below the function",
+        hint="The checkpoint uses the names `transformer`, `score` and `reward_bias`. reward_bias is a buffer with one "
+        "number. N+ 11 gives the standard deviation of the weights, not their variance; the bias starts at 0. Store "
+        "`config` too.",
         tests=(
             "tests/test_model.py::test_the_scalar_head_starts_at_one_over_the_square_root_of_width_plus_one",
             "tests/test_model.py::test_the_normalisation_is_subtracted_from_every_score",
@@ -261,8 +266,9 @@ EXERCISES: tuple[Exercise, ...] = (
         name="reward-at-eos",
         functions=("nanorlhf.reward:end_index", "nanorlhf.reward:end_scores"),
         read="docs/details.md, N+ 12 and 13",
-        hint="A left-padded query begins with [PAD]: look for it from the response on. The model wants to know what is "
-        "real, and an encoder-decoder the query_length; `last` spares it the columns before the first end.",
+        hint="A left-padded query begins with [PAD], so start looking for [PAD] at the response. Pass the model the "
+        "mask of real tokens and, for an encoder-decoder, query_length. With `last` it skips the columns before the "
+        "first end.",
         tests=(
             "tests/test_reward.py::test_end_of_the_example_in_the_docstring",
             "tests/test_reward.py::test_reward_stands_at_the_last_token_whatever_the_padding",
@@ -278,7 +284,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="pairwise-loss",
         functions=("train_rm:contrastive_loss",),
         read="docs/lecture.md, 2; pair_scores in nanorlhf/reward.py",
-        hint="torch.nn.functional.logsigmoid stays finite where log(sigmoid(x)) does not. Statistics have no gradient.",
+        hint="torch.nn.functional.logsigmoid stays finite when log(sigmoid(x)) doesn't. The statistics need no "
+        "gradient.",
         tests=("tests/test_train_rm.py::test_the_loss_of_five_pairs_typed_by_hand",),
         points=1,
         level=1,
@@ -287,7 +294,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="regression-loss",
         functions=("train_rm:regression_loss",),
         read="docs/stackoverflow.md; response_scores in nanorlhf/reward.py",
-        hint="Two signs agree where both scores are at least 0 or both are below. Statistics have no gradient.",
+        hint="Two signs agree if both scores are at least 0 or both are below 0. The statistics need no gradient.",
         tests=("tests/test_regression.py::test_the_loss_of_three_scores_typed_by_hand",),
         points=1,
         level=1,
@@ -296,8 +303,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="normalisation",
         functions=("train_rm:normalise",),
         read="docs/details.md, N+ 15",
-        hint="Each rank scores every world_size-th demonstration, for their number need be no multiple; sum and sum of "
-        "squares are then summed over the ranks.",
+        hint="Each rank scores every world_size-th demonstration, because their number need not be a multiple of "
+        "world_size. Then sum the scores and their squares over the ranks.",
         tests=(
             "tests/test_train_rm.py::test_demonstrations_score_zero_on_average_after_reloading",
             "tests/test_train_rm.py::test_the_summary_holds_mean_and_deviation_of_the_demonstrations_before",
@@ -314,7 +321,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="eos-masks",
         functions=("nanorlhf.ppo:eos_masks",),
         read="docs/details.md, N+ 23, and the drawing in the docstring",
-        hint="The end is the first EOS or the token before the first [PAD], whichever comes first.",
+        hint="The response ends at the first EOS or at the token before the first [PAD], whichever comes first.",
         tests=(
             "tests/test_ppo.py::test_masks_of_the_example_in_the_docstring",
             "tests/test_ppo.py::test_a_row_without_eos_ends_at_its_last_token_and_early_padding_is_masked",
@@ -329,7 +336,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="response-logprobs",
         functions=("nanorlhf.logprobs:response_hidden", "nanorlhf.logprobs:response_logprobs"),
         read="the module docstring of kernels/logprobs.py; unpack in nanorlhf/logprobs.py",
-        hint="The hidden state of position Q - 1 + t predicts response token t: ask the model for the last T + 1.",
+        hint="The hidden state at position Q - 1 + t predicts response token t, so call the model with last=T + 1.",
         tests=(
             "tests/test_train_ppo.py::test_left_padding_does_not_change_the_logprobs_of_a_response[rotary_half]",
             "tests/test_train_ppo.py::test_left_padding_does_not_change_the_logprobs_of_a_response[learned]",
@@ -342,8 +349,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="dpo-loss",
         functions=("train_dpo:margin_loss",),
         read="Rafailov et al. 2023, section 4; docs/details.md, N+ 19",
-        hint="The formulas of the docstring, by torch.nn.functional.logsigmoid. main calls it with ORPO and SimPO "
-        "too: they take that of sigmoid.",
+        hint="Implement the formulas in the docstring, with torch.nn.functional.logsigmoid. main also calls the "
+        "function for ORPO and SimPO: they use the formula of `sigmoid`.",
         tests=(
             "tests/test_train_dpo.py::test_loss_and_gradient_are_those_of_the_formula",
             "tests/test_train_dpo.py::test_a_flipped_label_costs_the_margin",
@@ -379,9 +386,9 @@ EXERCISES: tuple[Exercise, ...] = (
         name="exact-kl",
         functions=("kernels.kl:stored_kl_divergence", "nanorlhf.logprobs:compared_logprobs"),
         read="the module docstring of kernels/kl.py; kl_divergence and linear_kl_divergence there",
-        hint="An id that the policy can't emit has p = 0 and log p = -inf: their product must be 0 and its gradient "
-        "finite, not NaN: choose the factor before you multiply. A p that is merely too small for float32 is not 0. "
-        "compared_logprobs reads as response_logprobs does; both policies may have a head's bias and a cap.",
+        hint="An id that the policy can't emit has p = 0 and log p = -inf. Their product must be 0 and its gradient "
+        "finite, not NaN, so replace the factor before you multiply. A p that is only too small for float32 isn't 0. "
+        "compared_logprobs follows response_logprobs; both policies may have a head bias and a logit cap.",
         tests=(
             "tests/test_train_ppo.py::test_two_policies_are_compared_by_the_whole_distribution_of_each_token",
             "tests/kernels/test_kl.py::test_the_kl_of_any_shape_equals_a_sum_in_float64[cpu]",
@@ -397,7 +404,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="whitening",
         functions=("nanorlhf.ppo:masked_mean", "nanorlhf.ppo:whiten"),
         read="docs/lecture.md, 3.3",
-        hint="Positions that don't count may hold NaN: choose with torch.where, never multiply by 0.",
+        hint="Positions that don't count may be NaN: select with torch.where, never multiply by 0.",
         tests=(
             "tests/test_ppo.py::test_masked_mean_ignores_nan",
             "tests/test_ppo.py::test_whitening_equals_float64_statistics_of_what_counts",
@@ -409,10 +416,10 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="token-rewards",
         functions=("nanorlhf.training.trace:unwhitened_rewards",),
-        read="docs/lecture.md, 3.2; the line `reward` of the microscope's page, docs/microscope.md",
-        hint="The tensors are fields of Batch in nanorlhf/batch.py, and `scores` (B,). The score is added to what "
-        "is there: at the last token that is minus beta times the KL. Where there is no action the "
-        "log-probabilities may be NaN: choose with torch.where.",
+        read="docs/lecture.md, 3.2; the `reward` line of the microscope's page, docs/microscope.md",
+        hint="The tensors are fields of Batch in nanorlhf/batch.py, plus `scores` (B,). Add the score to the reward "
+        "that is already there: at the last token, that is minus beta times the KL. Log-probabilities may be NaN at "
+        "positions without an action: select with torch.where.",
         tests=("tests/training/test_trace.py::test_rewards_are_a_tokens_own_minus_beta_times_kl_and_the_score_once",),
         points=1,
         level=2,
@@ -421,8 +428,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="gae-loop",
         functions=("kernels.gae:gae_loop",),
         read="Schulman et al. 2016, section 3; the module docstring of kernels/gae.py",
-        hint="From the last step to the first, carrying the advantage and the next value. There may be no step at all. "
-        "On the microscope's page (docs/microscope.md) the lines delta and `from the right` show both.",
+        hint="Loop from the last step to the first and carry the advantage and the next value. T may be 0. On the "
+        "microscope's page (docs/microscope.md), the lines `delta` and `from the right` show both.",
         tests=(
             "tests/kernels/test_gae.py::test_every_way_equals_a_double_loop_in_float64[loop]",
             "tests/kernels/test_gae.py::test_extreme_settings_are_monte_carlo_and_one_step[loop-gamma_lam0]",
@@ -434,9 +441,9 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="gae-terms",
         functions=("nanorlhf.report.microscope:gae_terms",),
-        read="docs/lecture.md, 3.3; delta and `from the right` on the microscope's page, docs/microscope.md",
-        hint="No loop is needed: each advantage is given. At a response's last state nothing comes from the right, and "
-        "what the tensors hold after it may be NaN. Where there is no state any number will do.",
+        read="docs/lecture.md, 3.3; `delta` and `from the right` on the microscope's page, docs/microscope.md",
+        hint="You need no loop, because the advantages are an input. At a response's last state nothing comes from the "
+        "right, and the tensors may be NaN after it. Positions without a state may get any number.",
         tests=("tests/report/test_microscope.py::test_the_terms_of_gae_add_up_to_the_sum_of_all_later_deltas",),
         points=1,
         level=2,
@@ -445,8 +452,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="gae-scan",
         functions=("kernels.gae:gae_doubling",),
         read="the module docstring of kernels/gae.py",
-        hint="One round doubles how many deltas each position holds. How far ahead are those that it lacks, and by how "
-        "much are they discounted?",
+        hint="Each round doubles the number of deltas summed at each position. How far ahead are the deltas that are "
+        "still missing, and by how much are they discounted?",
         tests=(
             "tests/kernels/test_gae.py::test_every_way_equals_a_double_loop_in_float64[doubling]",
             "tests/kernels/test_gae.py::test_extreme_settings_are_monte_carlo_and_one_step[doubling-gamma_lam0]",
@@ -458,8 +465,8 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="policy-loss",
         functions=("nanorlhf.ppo:policy_loss",),
-        read="Schulman et al. 2017, section 3; docs/lecture.md, 3.4; ratio_bounds above it",
-        hint="Of two losses the larger one counts. Where there is no action the loss is 0, whatever the numbers are.",
+        read="Schulman et al. 2017, section 3; docs/lecture.md, 3.4; ratio_bounds, above the function",
+        hint="Take the larger of the two losses. Without an action the loss is 0, whatever the inputs are.",
         tests=(
             "tests/test_ppo.py::test_policy_loss_of_three_tokens_by_hand",
             "tests/test_ppo.py::test_a_ratio_far_from_one_is_clipped_and_never_dropped",
@@ -472,9 +479,9 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="gradient-sign",
         functions=("nanorlhf.report.microscope:policy_push",),
-        read="docs/lecture.md, 3.4; clip and gradient on the microscope's page, docs/microscope.md",
-        hint="d ratio / d log-probability is the ratio itself. Which side of the clip range counts depends on the sign "
-        "of the advantage; a ratio at its edge is not yet outside.",
+        read="docs/lecture.md, 3.4; `clip` and `gradient` on the microscope's page, docs/microscope.md",
+        hint="d ratio / d log-probability is the ratio itself. The sign of the advantage decides which end of the clip "
+        "range matters; a ratio exactly at that end isn't clipped yet.",
         tests=("tests/report/test_microscope.py::test_the_push_is_minus_autograds_slope_of_the_policy_loss",),
         points=1,
         level=2,
@@ -484,7 +491,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="value-loss",
         functions=("nanorlhf.ppo:value_loss",),
         read="docs/lecture.md, 3.4; docs/formulas.md",
-        hint="The same shape as the policy's loss: the larger of two squared errors.",
+        hint="It has the same form as the policy loss: the larger of two squared errors.",
         tests=(
             "tests/test_ppo.py::test_value_loss_by_hand_with_and_without_clipping",
             "tests/test_ppo.py::test_nan_after_the_end_reaches_neither_loss_nor_gradient",
@@ -499,8 +506,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="values",
         functions=("nanorlhf.logprobs:response_values",),
         read="docs/lecture.md, 3.3; response_hidden in the same file",
-        hint="The value of token t is read at the position before it, as the token's own logits are: the same shift as "
-        "in response_hidden. A model that averages over the response has to know where it begins.",
+        hint="Read the value of token t at the position before it, where the token's logits are read too: the same "
+        "shift as in response_hidden. A model that averages over the response must know where the response begins.",
         tests=(
             "tests/test_batch.py::test_a_value_is_that_of_the_state_before_its_token",
             "tests/test_batch.py::test_a_value_of_a_pooled_model_is_the_mean_over_the_response_so_far",
@@ -521,10 +528,11 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="one-page",
         functions=("nano:rollout", "nano:ppo_loss"),
-        read="nano.py, all of it: what is called names the functions, and what reads the batch names its tensors",
-        hint="Sample; read both policies and the values; score; a response without [EOS] gets missing_eos_score "
-        "instead; the KL penalty at each token, and the score once, in the state after [EOS]; values are 0 where there "
-        "is no state; GAE; whitening over the actions. Then each loss is a mean over its own mask.",
+        read="all of nano.py: the calls show the functions' names, and the code that reads the batch shows its tensors",
+        hint="Sample. Compute both policies' log-probabilities and the values. Score; a response without [EOS] gets "
+        "missing_eos_score instead. Add the KL penalty at each token, and the score once, in the state after [EOS]. "
+        "Set the values to 0 at positions without a state. Then GAE, and whitening over the actions. Each loss is a "
+        "mean over its own mask.",
         tests=(
             "tests/test_nano.py::test_the_same_uniforms_give_the_same_tokens",
             "tests/test_nano.py::test_logprobs_values_and_scores_are_those_of_the_product",
@@ -545,9 +553,9 @@ EXERCISES: tuple[Exercise, ...] = (
         name="group-advantages",
         functions=tuple(f"nanorlhf.grpo:{name}" for name in ("centred", "grpo", "dr_grpo", "rloo")),
         read="docs/algorithms.md, RLOO and GRPO; docs/microscope.md shows a group of your own run with its numbers",
-        hint="Subtract a group's first value before its mean: equal numbers then give exactly 0. Leaving one out of "
-        "k is k / (k - 1) times the distance from the mean of all. A response's advantage is that of each of its "
-        "tokens: (B, T), as kl is.",
+        hint="Subtract a group's first value before you subtract its mean: equal numbers then give exactly 0. With "
+        "leave-one-out, the distance from the mean of the other k - 1 is k / (k - 1) times the distance from the mean "
+        "of all k. Every token of a response gets the response's advantage: (B, T), the shape of kl.",
         tests=(
             "tests/test_train_grpo.py::test_rloo_subtracts_the_mean_reward_of_the_querys_other_responses",
             "tests/test_train_grpo.py::test_leave_one_out_of_three_is_the_distance_from_the_mean_of_the_two_others",
@@ -563,7 +571,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="vote-regression",
         functions=("data.stackoverflow:regression_scores",),
         read="docs/stackoverflow.md; docs/details.md, SO alg 1",
-        hint="The bounds come from regression_bounds, the shares from _per_answer.",
+        hint="regression_bounds computes the bounds, _per_answer the shares.",
         tests=(
             "tests/data/test_stackoverflow.py::test_inliers_are_divided_by_the_largest_of_their_sign",
             "tests/data/test_stackoverflow.py::test_outliers_are_clipped_and_do_not_change_the_scale",
@@ -578,7 +586,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="vote-contrast",
         functions=("data.stackoverflow:contrastive_scores",),
         read="docs/stackoverflow.md; docs/details.md, SO alg 2",
-        hint="The 1 of an accepted answer belongs to the else branch. The input may be a list or tuple of such.",
+        hint="Only the else branch adds 1 for an accepted answer. The inputs may be nested lists or tuples.",
         tests=(
             "tests/data/test_stackoverflow.py::test_contrastive_scores_are_those_worked_out_by_hand",
             "tests/data/test_stackoverflow.py::test_the_ceiling_of_the_logarithm_is_the_number_of_bits",
@@ -590,8 +598,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="metric-at-k",
         functions=("nanorlhf.metrics.at_k:metric_at_k", "nanorlhf.metrics.at_k:mrr_at_k"),
         read="docs/stackoverflow.md",
-        hint="Sort: how many choices of k have the i-th smallest as their best? For the rank, a stable sort keeps the "
-        "order of ties. score_table and _check_k refuse what is no table and no k.",
+        hint="Sort the scores: in how many choices of k is the i-th smallest the best? For the rank, use a stable "
+        "sort, which keeps the order of ties. score_table and _check_k reject a malformed table or k.",
         tests=(
             "tests/metrics/test_metrics.py::test_metric_at_k_is_the_mean_over_all_choices_of_k",
             "tests/metrics/test_metrics.py::test_metric_at_1_is_the_mean_and_at_n_the_best",
@@ -606,7 +614,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="pass-at-k",
         functions=("nanorlhf.metrics.at_k:pass_at_k",),
         read="Chen et al. 2021, section 2.1; docs/rlcf.md",
-        hint="A product of fractions, so that no factorial overflows.",
+        hint="Multiply fractions, so that no factorial overflows.",
         tests=(
             "tests/metrics/test_metrics.py::test_pass_at_k_is_the_share_of_draws_that_include_a_pass",
             "tests/metrics/test_metrics.py::test_pass_at_k_rejects_impossible_counts",
@@ -618,8 +626,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="text-rank",
         functions=("nanorlhf.selfrank.text_rank:text_rank",),
         read="docs/str.md; docs/details.md, STR eq 4",
-        hint="In float64, on a copy: divide each node's edges by their sum (one without edges gives nothing), then "
-        "iterate until nothing moves.",
+        hint="Work in float64, on a copy. Divide each node's edges by their sum (a node without edges passes nothing "
+        "on), then iterate until the weights stop changing.",
         tests=(
             "tests/selfrank/test_text_rank.py::test_a_path_of_three_nodes_by_hand",
             "tests/selfrank/test_text_rank.py::test_weights_solve_the_equation_and_sum_to_m",
@@ -637,9 +645,9 @@ EXERCISES: tuple[Exercise, ...] = (
         name="isodata",
         functions=("nanorlhf.selfrank.isodata:merge", "nanorlhf.selfrank.isodata:split"),
         read="docs/str.md; the docstring of isodata in nanorlhf/selfrank/isodata.py",
-        hint="plain_isodata in the tests says the same slowly, with sets and double loops. Both functions "
-        "are one pass over the clusters in order, and both look at the labels from before the pass. Their "
-        "parts stand in the file: means, squared_distances, in_order, MIN_SPLIT_SIZE.",
+        hint="plain_isodata in the tests is a slow version with sets and double loops. Both functions make "
+        "one pass over the clusters in order, and both read the labels from before the pass. The file already "
+        "has the building blocks: means, squared_distances, in_order, MIN_SPLIT_SIZE.",
         tests=(
             "tests/selfrank/test_isodata.py::test_the_partition_is_that_of_plain_loops",
             "tests/selfrank/test_isodata.py::test_a_cluster_is_split_above_the_size_and_above_the_variance",
@@ -655,8 +663,9 @@ EXERCISES: tuple[Exercise, ...] = (
         name="localisation",
         functions=("nanorlhf.rlcf.localisation:character_ends", "nanorlhf.rlcf.localisation:error_token"),
         read="docs/rlcf.md; docs/details.md, RLCF alg 1",
-        hint="Count bytes: a token may hold half a character. Broken bytes count as what decode(errors='replace') "
-        "makes of them; UnicodeDecodeError.start and .end say which bytes one replacement character stands for.",
+        hint="Count bytes: a token may contain half a character. Invalid bytes count as the replacement characters "
+        "that decode(errors='replace') makes of them; UnicodeDecodeError.start and .end give the bytes behind each "
+        "replacement character.",
         tests=(
             "tests/rlcf/test_localisation.py::test_a_character_belongs_to_the_token_that_completes_it",
             "tests/rlcf/test_localisation.py::test_an_offset_outside_the_text_blames_the_last_token",
@@ -670,7 +679,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="discriminator",
         functions=("nanorlhf.rlcf.discriminator:Discriminator.compare", "nanorlhf.rlcf.discriminator:grounding"),
         read="docs/rlcf.md; the module docstring of nanorlhf/rlcf/discriminator.py",
-        hint="Both programs of a pair in one forward pass; only the difference of their numbers counts.",
+        hint="Run both programs of a pair in one forward pass; only the difference of their two numbers matters.",
         tests=(
             "tests/rlcf/test_discriminator.py::test_the_compiler_decides_where_the_programs_differ_and_the_discriminator"
             "_where_both_pass",
@@ -687,8 +696,9 @@ EXERCISES: tuple[Exercise, ...] = (
         name="triplet-loss",
         functions=("nanorlhf.rlcf.discriminator:triplet_loss",),
         read="docs/rlcf.md; docs/details.md, RLCF pretraining",
-        hint="Fill the distances to the same problem with infinity; a row without a negative has nothing else, and is "
-        "not ordered right. Differences, not a product of matrices: near programs far from 0 would lose their digits.",
+        hint="Fill the distances to programs of the same problem with infinity. A row without a negative has only "
+        "infinities and doesn't count as ordered right. Compute distances from differences, not with a matmul: a "
+        "matmul loses the digits of two similar programs far from 0.",
         tests=(
             "tests/rlcf/test_discriminator.py::test_the_triplet_loss_is_that_of_a_double_loop_in_value_and_gradient",
             "tests/rlcf/test_discriminator.py::test_a_row_without_a_negative_adds_nothing",
@@ -704,7 +714,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="log-softmax",
         functions=("kernels.logprobs:stored_logprobs",),
         read="the module docstring of kernels/logprobs.py",
-        hint="PyTorch's logsumexp and softmax are allowed. A label outside the vocabulary has log-probability 0. A "
+        hint="You may use PyTorch's logsumexp and softmax. A label outside the vocabulary has log-probability 0. A "
         "logit of -inf has probability 0, and 0 * -inf must not become NaN.",
         tests=(
             "tests/kernels/test_logprobs.py::test_logprobs_and_entropy_of_a_distribution_typed_by_hand",
@@ -718,8 +728,9 @@ EXERCISES: tuple[Exercise, ...] = (
         name="gae-kernel",
         functions=("kernels.gae:gae_kernel",),
         read="the module docstring of kernels/gae.py; the Triton tutorials",
-        hint="A program has a row. Deltas, a reversed tl.associative_scan with `join`, whose first pair is what lies "
-        "to the right, and the carry of the blocks there. Without a GPU the kernel runs in Triton's interpreter.",
+        hint="Use one program per row. Compute the deltas, then a reversed tl.associative_scan with `join`, whose "
+        "first pair comes from the right, then add the carry from the blocks to the right. Without a GPU the kernel "
+        "runs in Triton's interpreter.",
         tests=(
             "tests/kernels/test_gae.py::test_every_way_equals_a_double_loop_in_float64[triton]",
             "tests/kernels/test_gae.py::test_rows_around_and_beyond_a_block_equal_the_loop[triton-2125]",
@@ -733,17 +744,17 @@ EXERCISES: tuple[Exercise, ...] = (
 
 
 def chosen(names: Iterable[str]) -> list[Exercise]:
-    """Exercises by name, in the order of the course, all without names; InputError for a name that is none."""
+    """Return the named exercises (all if there are no names), in course order. Raises InputError for unknown names."""
     names = list(names)
     known = [exercise.name for exercise in EXERCISES]
     for name in names:
         if name not in known:
-            raise InputError(f"{name!r} is no exercise: choose among {', '.join(known)}.")
+            raise InputError(f"unknown exercise {name!r}: choose from {', '.join(known)}.")
     return [exercise for exercise in EXERCISES if not names or exercise.name in names]
 
 
 def closure(exercise: Exercise) -> set[str]:
-    """The names of all exercises that it needs, directly or not."""
+    """Return the names of all exercises that this one needs, directly or indirectly."""
     by_name = {other.name: other for other in EXERCISES}
     found: set[str] = set()
     open_ = list(exercise.needs)

@@ -1,6 +1,6 @@
-"""Hand-outs: an exercise or a week on paper, without an answer; the answers and how to mark them apart.
+"""Handouts: an exercise or a week on paper, without answers; and a separate key with answers and marking guide.
 
-Everything comes from the table of exercises, the functions and their tests, so a hand-out can't fall behind the code.
+Everything is generated from the table of exercises, the functions and their tests, so a handout can't get outdated.
 """
 
 import ast
@@ -21,11 +21,11 @@ from course.sessions import SESSIONS, Session
 from nanorlhf.errors import InputError
 
 LEVELS = {1: "a formula in code", 2: "care with shapes and masks", 3: "an algorithm"}
-MINUTES = {1: 10, 2: 15, 3: 20}  # a point of each level
-ESTIMATE = "an estimate by level and points, not a measurement"
+MINUTES = {1: 10, 2: 15, 3: 20}  # per point, by level
+ESTIMATE = "estimated from level and points, not measured"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# code of 120 columns fits; a page ends neither with a heading, nor between a signature and what it says, nor with
-# the words above a list
+# 120 columns of code fit; no page break after a heading, between a signature and its docstring, or between a list and
+# the line above it
 STYLE = (
     "@page { size: A4; margin: 1.5cm 1.2cm; } body { font: 11pt/1.5 Georgia, serif; margin: 0; } "
     "pre { font: 7.1pt/1.4 monospace; background: #f4f4f2; padding: .6em; white-space: pre-wrap; } "
@@ -44,13 +44,13 @@ def minutes(exercise: Exercise) -> int:
 
 
 def measured() -> dict[str, tuple[int, int]]:
-    """Exercise -> seconds that a language model took, and how often it asked the grader; course/README.md says how."""
+    """Return each exercise's seconds and number of grader runs of a language model, described in course/README.md."""
     with (ROOT / "course/times.csv").open(newline="", encoding="utf-8") as stream:
         return {row["exercise"]: (int(row["seconds"]), int(row["attempts"])) for row in csv.DictReader(stream)}
 
 
 def functions_of(exercise: Exercise) -> list[tuple[str, Function]]:
-    """(module:name, the function as it is here) of each that is to be written."""
+    """Return (module:name, function in this repository) for each function of the exercise."""
     found = []
     for where in exercise.functions:
         path, name = place_of(where)
@@ -65,21 +65,21 @@ def signature(function: Function) -> str:
 
 
 def class_of(path: Path, method: str) -> list[str]:
-    """The lines of a method's class that are no method: its docstring and its fields."""
+    """Return the lines of a method's class outside of methods: its docstring and fields."""
     source = (ROOT / path).read_text(encoding="utf-8")
     [node] = [x for x in ast.parse(source).body if isinstance(x, ast.ClassDef) and x.name == method.partition(".")[0]]
     kept = [part for part in node.body if not isinstance(part, Function)]
     return [line for part in kept for line in source.splitlines()[part.lineno - 1 : part.end_lineno]]
 
 
-# ------------------------------------------------------------------------------------------------- 1. what is given out
+# ------------------------------------------------------------------------------------------------------- 1. the handout
 def exercise_page(exercise: Exercise) -> str:
-    """Markdown: what to write, what must be known before, where to read. Nothing of a body."""
+    """Return the handout as Markdown: what to write, which exercises come first, what to read; no solutions."""
     lines = [f"# {exercise.name}", ""]
     lines += [f"{points(exercise)}. Level {exercise.level}: {LEVELS[exercise.level]}.", ""]
     lines += [f"About {minutes(exercise)} minutes ({ESTIMATE}).", ""]
     lines += [
-        f"**Before it:** {', '.join(exercise.needs) or 'no other exercise'}.",
+        f"**Solve first:** {', '.join(exercise.needs) or 'no other exercise'}.",
         "",
         f"**Read:** {exercise.read}.",
         "",
@@ -92,9 +92,9 @@ def exercise_page(exercise: Exercise) -> str:
             lines += ["```text", inspect.cleandoc(text), "```", ""]
         if "." in name:
             lines += [f"Its class, {name.partition('.')[0]}:", "", "```python", *class_of(path, name), "```", ""]
-    lines += [f"**Hint:** {exercise.hint}", "", "**It is solved when** these hold:", ""]
+    lines += [f"**Hint:** {exercise.hint}", "", "**It is solved when** these tests pass:", ""]
     lines += [f"- {in_words(test)}" for test in exercise.tests]
-    lines += ["", "The tests are part of the task: read them where a claim is not clear. An error's words stand there."]
+    lines += ["", "The tests are part of the task: read them if a name isn't clear, and for the text of errors."]
     return "\n".join([*lines, ""])
 
 
@@ -105,14 +105,14 @@ def week_page(number: int, sessions: Sequence[Session], pages: Sequence[str]) ->
     return "\n".join(lines) + "".join(f"\n{page}".replace("\n#", "\n##") for page in pages)
 
 
-# ------------------------------------------------------------------------------------------------ 2. what is kept apart
+# ----------------------------------------------------------------------------------------------------------- 2. the key
 def key_page(exercise: Exercise) -> str:
-    """Markdown: the solution, what the grader asks, slips that public code has had, and what to ask in person."""
+    """Return the key as Markdown: the solution, its tests, bugs that public code has had, and what to ask in person."""
     seconds, attempts = measured()[exercise.name]
-    lines = [f"# {exercise.name}: key", "", f"{points(exercise)}, all or none: the tests decide.", ""]
+    lines = [f"# {exercise.name}: key", "", f"{points(exercise)}, all or nothing: graded by the tests.", ""]
     lines += [
-        f"{minutes(exercise)} minutes is {ESTIMATE}. A language model with the copy and the hand-out took {seconds} "
-        f"seconds and asked the grader {attempts} time{'s' * (attempts > 1)}.",
+        f"About {minutes(exercise)} minutes ({ESTIMATE}). A language model with the copy and the handout took "
+        f"{seconds} seconds and ran the grader {attempts} time{'s' * (attempts > 1)}.",
         "",
     ]
     for where, function in functions_of(exercise):
@@ -120,19 +120,17 @@ def key_page(exercise: Exercise) -> str:
         source = (ROOT / path).read_text(encoding="utf-8").splitlines()
         body = "\n".join(source[function.lineno - 1 : function.end_lineno])
         lines += [f"## `{name}`", "", "```python", inspect.cleandoc("\n" + body), "```", ""]
-    lines += ["**The grader asks**", ""]
+    lines += ["**Tests**", ""]
     lines += [f"- {in_words(test)} (`{test}`)" for test in exercise.tests]
     slips = [bug for bug in BUGS if bug.where in exercise.functions]
     if slips:
-        lines += ["", "**Slips to look for**", ""]
-        lines += [
-            f"- {bug.cause} It shows so: {bug.symptom} (`{bug.new or 'the statement is missing'}`)" for bug in slips
-        ]
+        lines += ["", "**Common mistakes**", ""]
+        lines += [f"- {bug.cause} Symptom: {bug.symptom} (`{bug.new or 'the statement is missing'}`)" for bug in slips]
     lines += [
         "",
-        "**In person:** let the student say what each line computes on the example of the docstring or on two",
+        "**In person:** let the student explain what each line computes on the docstring's example or on two rows of",
     ]
-    lines += ["rows of their own, and what the first claim above would say if that line were gone. Who wrote it, can."]
+    lines += ["their choice, and how the first test above would fail without that line. Whoever wrote the code can."]
     return "\n".join([*lines, ""])
 
 
@@ -140,7 +138,7 @@ def key_page(exercise: Exercise) -> str:
 def write_handouts(
     out: Path, exercises: Sequence[Exercise], key: bool, pdf: bool, tell: Callable[[], None]
 ) -> list[Path]:
-    """A page per exercise, and one per week with those of its exercises; tell is called after each file."""
+    """Write a page per exercise, and one per week with the pages of its exercises; call `tell` after each file."""
     check_new(out, "--out ")
     browser = browser_here() if pdf else ""
     pages = {exercise.name: (key_page if key else exercise_page)(exercise) for exercise in exercises}
@@ -162,7 +160,7 @@ def write_handouts(
 
 
 def browser_here() -> str:
-    """InputError where a PDF can't be made."""
+    """Return the browser that prints PDFs. Raises InputError without one."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise InputError("--pdf needs Chromium on the PATH: install it, or print the Markdown.")
@@ -170,7 +168,7 @@ def browser_here() -> str:
 
 
 def as_pdf(page: Path, browser: str) -> Path:
-    """The page as a PDF beside it, printed by a browser."""
+    """Print the page with a browser and write the PDF next to it."""
     try:
         import markdown
     except ImportError as error:
@@ -186,9 +184,9 @@ def as_pdf(page: Path, browser: str) -> Path:
 
 
 def print_page(address: str, file: Path, browser: str, profile: Path) -> None:
-    """Print a page into a PDF; InputError if the browser makes none."""
+    """Print a page as a PDF. Raises InputError if the browser fails."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer", f"--user-data-dir={profile}"]
     done = subprocess.run([browser, *flags, f"--print-to-pdf={file}", address], capture_output=True, text=True)
     if done.returncode != 0 or not file.is_file():
         said = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
-        raise InputError(f"{browser} has printed no {file}: {said[0]}")
+        raise InputError(f"{browser} did not print {file}: {said[0]}")

@@ -1,4 +1,4 @@
-"""The bug hunt: plant a bug in a copy, say whether it is gone, show its page."""
+"""The bug hunt: plant a bug in a copy, check whether it is fixed, show its description."""
 
 import random
 import textwrap
@@ -11,11 +11,11 @@ from course.grader.grade import tree_of
 from course.grader.worker import Worker
 from nanorlhf.errors import InputError
 
-GIVEAWAYS = ("tests", "course", *ANSWERS)  # the tests and the table of bugs among them
+GIVEAWAYS = ("tests", "course", *ANSWERS)  # they include the guarding tests and the table of bugs
 
 
 def plant(directory: Path, seed: int, level: int | None) -> int:
-    """Copy the repository into a new directory, plant one bug, drawn by the seed, and return its level."""
+    """Copy the repository to a new directory, plant one bug, selected by the seed, and return its level."""
     bug = random.Random(seed).choice([bug for bug in BUGS if level in (None, bug.level)])
     new_directory(directory)
     copy_files(ROOT, directory, without=GIVEAWAYS)
@@ -32,30 +32,30 @@ def put_in(directory: Path, bug: Bug) -> None:
 
 
 def planted_in(directory: Path) -> Bug:
-    """The bug of a copy; InputError where none was planted."""
+    """Return the bug in a copy. Raises InputError if none was planted."""
     name = read_mark(directory).get("bug")
     if not isinstance(name, str):
-        raise InputError(f"{directory}: no bug was planted there: name a directory of `python -m course plant`.")
+        raise InputError(f"{directory} has no planted bug: expected a directory made by `python -m course plant`.")
     return bug_named(name)
 
 
 def check(directory: Path, limit: float, worker: Worker) -> str:
-    """Whether the tests that guard against the bug pass again, in a sentence that names the bug only if they do."""
+    """Report whether the tests that guard against the bug pass again; the bug is named only if they do."""
     bug = planted_in(directory)
     with tree_of(directory) as tree:
         result = worker.run(tree, bug.guard, limit)
     if not result.passed:
-        return f"{directory}: not right yet."
-    return f"{directory}: right again. It was {bug.name}: python -m course reveal {directory}"
+        return f"{directory}: not fixed yet."
+    return f"{directory}: fixed. The bug was {bug.name}: python -m course reveal {directory}"
 
 
 def page(bug: Bug) -> str:
-    """All there is to say about a bug."""
+    """Return the description of a bug: symptom, cause, who had it, the change, and the tests that catch it."""
     parts = {"where": bug.where.replace(":", ", "), "symptom": bug.symptom, "cause": bug.cause, "who had it": bug.who}
     lines = [f"{bug.name} (level {bug.level})", ""]
     for title, text in parts.items():
         lines += textwrap.wrap(
             text, 110, break_on_hyphens=False, initial_indent=f"{title:12}", subsequent_indent=" " * 12
         )
-    lines += ["", f"{'right':12}{bug.old}", f"{'planted':12}{bug.new or '(taken out)'}", ""]
+    lines += ["", f"{'right':12}{bug.old}", f"{'planted':12}{bug.new or '(deleted)'}", ""]
     return "\n".join([*lines, *(f"{'guard':12}{test}" for test in bug.guard)])

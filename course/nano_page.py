@@ -1,4 +1,4 @@
-"""Write docs/nano.md from nano.py: comments become prose next to the code.
+"""Write docs/nano.md from nano.py: the comments become prose next to the code.
 
 python -m course.nano_page        # writes docs/nano.md
 """
@@ -13,7 +13,7 @@ RULE = re.compile(r"# -{3,} (?P<title>.+)")
 
 
 def parts(source: str) -> list[tuple[str, list[str], list[str]]]:
-    """(title, prose, code) of each comment that begins a line and the code below it; often without a title."""
+    """Split nano.py into (title, prose, code) at each unindented comment block; most have no title."""
     found: list[tuple[str, list[str], list[str]]] = []
     title, prose, code = "", [], []
     for line in source.splitlines():
@@ -32,7 +32,7 @@ def parts(source: str) -> list[tuple[str, list[str], list[str]]]:
 
 
 def page(source: str) -> str:
-    """The Markdown of the whole page."""
+    """Return the whole page as Markdown."""
     about = ast.get_docstring(ast.parse(source))
     assert about is not None
     title, _, about = about.partition(": ")

@@ -1,4 +1,4 @@
-"""What the notebooks of course/notebooks share: stages that run once, and sliders that may be missing."""
+"""Code shared by the notebooks in course/notebooks: run each stage once, and show sliders if ipywidgets is there."""
 
 import os
 import subprocess
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 RUNS = os.environ.get("RUNS", "runs/tiny")
-"""where the runs of the notebooks are, or will be"""
+"""directory of the notebooks' runs"""
 
 DATA = f"--data {RUNS}/data"
-# two threads wait for each other more than they compute, the more so where a notebook shares its machine
+# two processes instead of threads: threads wait for each other more than they compute, above all on a shared machine
 TRAIN = f"{DATA} --processes {2 if sys.platform == 'linux' else 1}"
 STAGES = {
     "data": f"-m data.tiny --out {RUNS}/data",
@@ -20,11 +20,11 @@ STAGES = {
     "ppo": f"train_ppo.py {TRAIN} --sft {RUNS}/sft --reward-model {RUNS}/rm --out {RUNS}/ppo",
     "eval": f"eval.py {DATA} --policies sft {RUNS}/sft ppo {RUNS}/ppo --reward-model {RUNS}/rm --out {RUNS}/eval",
 }
-"""as `make demo` runs them"""
+"""the same commands as in `make demo`"""
 
 
 def run_stages(*names: str, flags: Sequence[str] = ()) -> None:
-    """Run stages of the pipeline, but for those whose result is there; flags: more of them, for the last one."""
+    """Run stages of the pipeline, skipping those that already have a result; flags: extra flags for the last one."""
     for name in names:
         if not Path(RUNS, name).exists():
             more = flags if name == names[-1] else ()
@@ -32,11 +32,11 @@ def run_stages(*names: str, flags: Sequence[str] = ()) -> None:
 
 
 def play(draw: Callable[..., object], **values: tuple[float, float, float]) -> None:
-    """Sliders for a function: name = (value, least, most). Without ipywidgets it is called once, with the values."""
+    """Show sliders for a function: name=(value, min, max). Without ipywidgets, call it once with the values."""
     try:
         from ipywidgets import FloatSlider, IntSlider, interact
     except ImportError:
-        print("pip install ipywidgets: then there are sliders here")
+        print("To get sliders here: pip install ipywidgets")
         draw(**{name: value for name, (value, _, _) in values.items()})
         return
     sliders: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""Questions to be worked out by hand, with numbers of each student's own: an answer that is copied is another's.
+"""Questions to work out on paper, with different numbers for each student, so that copied answers are wrong.
 
-`start --student NAME` draws the numbers from the name and writes QUESTIONS.md; the student fills in the last lines of
-it. `grade` reads them and runs none of the student's code. Each answer is one number, right to a hundredth.
+`start --student NAME` draws the numbers from the name and writes QUESTIONS.md. The student fills in its last lines.
+`grade` reads them without running any of the student's code. Each answer is one number, correct to two decimals.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from course.copies import read_mark
 
 FILE = "QUESTIONS.md"
-TOLERANCE = 0.011  # two decimals, the last of them rounded either way
+TOLERANCE = 0.011  # two decimals, the last one rounded up or down
 WORDS = ("boat", "lamp", "letter", "violin", "ladder", "garden", "engine", "window", "parrot", "ticket", "bottle")
 
 
@@ -27,7 +27,7 @@ class Question:
 
 
 def seed_of(student: str) -> int:
-    """A student's own seed: of the name without case and blanks at its ends."""
+    """Return a student's seed, drawn from the name; case and surrounding spaces don't matter."""
     return int.from_bytes(hashlib.sha256(student.strip().casefold().encode()).digest()[:4])
 
 
@@ -37,12 +37,12 @@ def questions_of(student: str) -> list[Question]:
 
 
 def number(rng: random.Random, low: float, high: float) -> float:
-    """One decimal, never 0."""
+    """Draw a number with one decimal, never 0."""
     return rng.choice([n / 10 for n in range(round(10 * low), round(10 * high) + 1) if n])
 
 
 def several(rng: random.Random, count: int, low: float, high: float) -> list[float]:
-    """Different numbers of one decimal."""
+    """Draw distinct numbers with one decimal, never 0."""
     return [n / 10 for n in rng.sample([n for n in range(round(10 * low), round(10 * high) + 1) if n], count)]
 
 
@@ -78,8 +78,8 @@ def gae(rng: random.Random) -> Question:
         advantage = reward + following - value + lam * advantage
         following = value
     text = (
-        f"Rewards {listed(rewards)} and values {listed(values)} at three steps, the last of an episode; gamma is 1 and "
-        f"lambda {lam:g}. What is the advantage of the first step?"
+        f"The last three steps of an episode have the rewards {listed(rewards)} and the values {listed(values)}. "
+        f"gamma is 1 and lambda is {lam:g}. What is the advantage of the first of these steps?"
     )
     return Question("advantage", text, advantage)
 
@@ -88,7 +88,7 @@ def whitened(rng: random.Random) -> Question:
     numbers = several(rng, 4, -3, 3)
     mean = sum(numbers) / 4
     deviation = math.sqrt(sum((x - mean) ** 2 for x in numbers) / 4)
-    text = f"A rollout has the advantages {listed(numbers)}. What becomes of the first when they are whitened?"
+    text = f"A rollout has the advantages {listed(numbers)}. What is the first one after whitening?"
     return Question("whitened", text, (numbers[0] - mean) / deviation)
 
 
@@ -97,20 +97,20 @@ def clipped(rng: random.Random) -> Question:
     ratio = math.exp(shift)
     text = (
         f"An update has changed the log-probability of the token `{rng.choice(WORDS)}` by {shift:g}. Its advantage is "
-        f"{advantage:g} and the clip range 0.2. What is its policy loss?"
+        f"{advantage:g} and the clip range is 0.2. What is its policy loss?"
     )
     return Question("clipped", text, max(-advantage * ratio, -advantage * min(max(ratio, 0.8), 1.2)))
 
 
 def leave_one_out(rng: random.Random) -> Question:
     scores = several(rng, 4, -2, 4)
-    text = f"Four responses to one query have the rewards {listed(scores)}. What is RLOO's advantage of the first?"
+    text = f"Four responses to a query have the rewards {listed(scores)}. What is RLOO's advantage for the first one?"
     return Question("group", text, scores[0] - sum(scores[1:]) / 3)
 
 
 def pass_at(rng: random.Random) -> Question:
     n, right, k = rng.randint(6, 12), rng.randint(2, 4), rng.randint(2, 4)
-    text = f"Of {n} programs {right} pass. What is pass@{k}?"
+    text = f"Of {n} programs, {right} pass. What is pass@{k}?"
     return Question("pass", text, 1 - math.comb(n - right, k) / math.comb(n, k))
 
 
@@ -126,15 +126,15 @@ MAKERS: tuple[Callable[[random.Random], Question], ...] = (
 
 
 def sheet(student: str) -> str:
-    """The questions of a student, with lines for the answers."""
+    """Return a student's questions as Markdown, with a line for each answer."""
     questions = questions_of(student)
-    lines = [f"# Questions for {student}", "", "The numbers are yours alone. Write each answer with two decimals.", ""]
+    lines = [f"# Questions for {student}", "", "Only you have these numbers. Write each answer with two decimals.", ""]
     lines += [f"{i}. {question.text}" for i, question in enumerate(questions, start=1)]
     return "\n".join([*lines, "", *(f"{question.name} =" for question in questions), ""])
 
 
 def right_answers(directory: Path) -> tuple[str, int] | None:
-    """(the student that the copy was made for, the number of right answers); None for a copy without questions."""
+    """Return (the copy's student, the number of right answers), or None for a copy without questions."""
     student = read_mark(directory).get("student")
     if not isinstance(student, str):
         return None

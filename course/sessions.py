@@ -1,4 +1,4 @@
-"""The sessions of the four weeks: what is read, run and handed in. module.md tells them, hand-outs are made of them."""
+"""The sessions of the four weeks: what to read, run and hand in. module.md and the handouts follow this table."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class Session:
     title: str
     read: str
     run: str
-    """what runs while the teacher talks; Markdown"""
+    """what to run during the lecture; Markdown"""
     exercises: tuple[str, ...]
 
 

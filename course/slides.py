@@ -1,7 +1,7 @@
-"""The slides: Markdown decks in docs/slides as pages that a browser shows and prints, each whole in one file.
+"""The slides: Markdown decks in docs/slides, turned into self-contained HTML pages to show and print.
 
-The decks are Marp's dialect, so other programs show them as well: `---` parts the slides, a comment is a note for the
-speaker, and each item of a list that begins with `*` comes with a key press.
+The decks use Marp's dialect, so other programs can show them too: `---` separates slides, a comment is a speaker's
+note, and each item of a `*` list appears with a key press.
 """
 
 import base64
@@ -38,7 +38,7 @@ body.notes section.now aside {{ display: block; }}
 <body>
 {slides}
 <script>
-// right, blank: the next step or slide; left: back; n: the speaker's notes
+// right, space: next step or slide; left: back; n: speaker's notes
 const slides = [...document.querySelectorAll("section")];
 let at = Math.min(Math.max((parseInt(location.hash.slice(1)) || 1) - 1, 0), slides.length - 1);
 const show = (steps) => {{
@@ -62,7 +62,7 @@ TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
 def slides_of(deck: Path) -> tuple[str, list[tuple[str, str]]]:
-    """(the title, (Markdown, note) of each slide)."""
+    """Return the title of a deck and the (Markdown, note) of each slide."""
     text = deck.read_text(encoding="utf-8")
     _, settings, text = text.split("---\n", 2)
     [title] = re.findall(r'^title: "(.*)"$', settings, re.M)
@@ -74,7 +74,7 @@ def slides_of(deck: Path) -> tuple[str, list[tuple[str, str]]]:
 
 
 def page_of(deck: Path) -> str:
-    """A deck as one HTML file; its pictures are in it."""
+    """Return a deck as one HTML page with embedded pictures."""
     try:
         import markdown
     except ImportError as error:
@@ -94,7 +94,7 @@ def page_of(deck: Path) -> str:
 
 
 def write_slides(out: Path, pdf: bool, tell: Callable[[], object]) -> list[Path]:
-    """Every deck as a page, and printed as a PDF beside it; tell is called after each."""
+    """Write every deck as an HTML page, and as a PDF if asked for; call `tell` after each deck."""
     browser = browser_here() if pdf else ""
     pages = {deck.stem: page_of(deck) for deck in sorted(DECKS.glob("*.md"))}
     out.mkdir(parents=True, exist_ok=True)

@@ -11,14 +11,14 @@ from course.questions import FILE, sheet
 
 
 def start(directory: Path, exercises: Iterable[Exercise], student: str | None = None) -> None:
-    """Write the copy into a new directory; with a student's name also the questions with that student's numbers."""
+    """Write the copy to a new directory; with a student's name, also the questions with that student's numbers."""
     exercises = list(exercises)
     new_directory(directory)
     copy_files(ROOT, directory, without=ANSWERS)
     for exercise in exercises:
         empty(directory, exercise)
     page, source = (directory / path.relative_to(ROOT) for path in (nano_page.PAGE, nano_page.SOURCE))
-    page.write_text(nano_page.page(source.read_text(encoding="utf-8")), encoding="utf-8")  # it holds all of nano.py
+    page.write_text(nano_page.page(source.read_text(encoding="utf-8")), encoding="utf-8")  # it quotes all of nano.py
     mark: dict = {"exercises": [exercise.name for exercise in exercises]}
     if student is not None:
         mark["student"] = student
@@ -27,7 +27,7 @@ def start(directory: Path, exercises: Iterable[Exercise], student: str | None = 
 
 
 def empty(directory: Path, exercise: Exercise) -> None:
-    """Take an exercise's functions out of a copy; what is left of each raises, naming the exercise."""
+    """Empty an exercise's functions in a copy: each raises an error that names the exercise."""
     for function in exercise.functions:
         take_out(directory, function, body_of(exercise))
 

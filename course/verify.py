@@ -1,11 +1,11 @@
-"""The course checked against itself: exercises that fail when empty and pass when restored, bugs that are caught.
+"""Checks of the course itself: exercises fail when empty and pass when solved, and the tests catch each bug.
 
-An exercise holds if, in a tree where everything but itself and what it needs is empty, its tests pass, and fail with
-its name once it is empty too. So no exercise needs a later one, an exercise breaks those alone that say they need it,
-and a student who solves one after the other gains the points of one each time.
+An exercise is valid if its tests pass in a tree where only the exercise and its `needs` are solved, and fail with its
+name once it is emptied too. So no exercise depends on a later one, emptying an exercise breaks only those that list it
+in `needs`, and a student who solves one after the other earns each exercise's points in turn.
 
-A bug holds if the tests that guard against it pass without it and fail with it, and all stages run to their end with
-it. The metrics that it changes are named.
+A bug is valid if its guarding tests pass without it and fail with it, and all stages still run to the end with it. The
+metrics that it changes are listed.
 """
 
 import json
@@ -27,7 +27,7 @@ WHOLE_RUN, METRICS = "tests/course/whole_run.py::test_every_stage_runs_to_its_en
 
 
 def restore(tree: Path) -> None:
-    """Undo all edits of a tree: one tree serves for everything, as a new one would have to be compiled."""
+    """Undo all edits of a tree. We reuse one tree because a new one would have to be compiled."""
     functions = [function for exercise in EXERCISES for function in exercise.functions] + [bug.where for bug in BUGS]
     for path in {path_of(function) for function in functions}:
         if (ROOT / path).read_bytes() != (tree / path).read_bytes():
@@ -35,7 +35,7 @@ def restore(tree: Path) -> None:
 
 
 def exercise_holds(exercise: Exercise, tree: Path, worker: Worker, limit: float) -> dict:
-    """What its tests say in a tree with itself and its needs alone, then without itself."""
+    """Run an exercise's tests in a tree with only the exercise and its needs solved, then with the exercise emptied."""
     restore(tree)
     for other in EXERCISES:
         if other.name not in closure(exercise) | {exercise.name}:
@@ -48,7 +48,7 @@ def exercise_holds(exercise: Exercise, tree: Path, worker: Worker, limit: float)
 
 
 def bug_is_caught(bug: Bug, tree: Path, worker: Worker, limit: float) -> dict:
-    """What the tests that guard against it say with it."""
+    """Run the tests that guard against a bug in a tree with the bug."""
     restore(tree)
     put_in(tree, bug)
     caught = worker.run(tree, bug.guard, limit)
@@ -56,7 +56,7 @@ def bug_is_caught(bug: Bug, tree: Path, worker: Worker, limit: float) -> dict:
 
 
 def bug_runs(bug: Bug, tree: Path, worker: Worker, limit: float, usual: dict) -> dict:
-    """Whether all stages run to their end with it, and which metrics it changes."""
+    """Run all stages with a bug: do they finish, and which metrics change?"""
     restore(tree)
     put_in(tree, bug)
     ran, metrics = run_whole(tree, worker, limit)
@@ -64,13 +64,13 @@ def bug_runs(bug: Bug, tree: Path, worker: Worker, limit: float, usual: dict) ->
 
 
 def run_whole(tree: Path, worker: Worker, limit: float) -> tuple[Outcome, dict[str, float]]:
-    """All stages in miniature, and their metrics; {} where they did not come to their end."""
+    """Run all stages in miniature and return their metrics, {} if they didn't finish."""
     result = worker.run(tree, [WHOLE_RUN], limit)
     return result, json.loads((tree / METRICS).read_text()) if result.passed else {}
 
 
 def changed(metrics: dict, usual: dict) -> list[str]:
-    """Names of metrics, without stage and row, that differ by more than rounding."""
+    """Return the names of metrics, without stage and row, that differ by more than rounding."""
     names = {key.rpartition(" ")[2]: None for key in metrics | usual if differ(metrics.get(key), usual.get(key))}
     return sorted(names)
 
@@ -82,11 +82,11 @@ def differ(one: float | None, other: float | None) -> bool:
 
 
 def verify(parts: Sequence[str], names: Sequence[str], limit: float, file: Path | None) -> None:
-    """Print a line for each exercise, bug and run; InputError at the end where one does not hold."""
+    """Print a line for each exercise, bug and run. Raises InputError at the end if any is wrong."""
     known = {exercise.name for exercise in EXERCISES} | {bug.name for bug in BUGS}
     for name in names:
         if name not in known:
-            raise InputError(f"{name!r} is neither an exercise nor a bug.")
+            raise InputError(f"unknown exercise or bug: {name!r}.")
     exercises = [exercise for exercise in EXERCISES if not names or exercise.name in names]
     bugs = [bug for bug in BUGS if not names or bug.name in names]
     found: dict[str, list[dict]] = {part: [] for part in parts}
@@ -107,15 +107,15 @@ def verify(parts: Sequence[str], names: Sequence[str], limit: float, file: Path 
             restore(tree)
             clean = worker.run(tree, sorted({test for bug in bugs for test in bug.guard}), limit * len(bugs))
             if not clean.passed:
-                raise InputError(f"without a bug, {clean.claim!r} does not hold ({clean.reason}): fix it first.")
+                raise InputError(f"without a bug, {clean.claim!r} fails ({clean.reason}): fix it first.")
         for bug in bugs if "bugs" in parts else []:
             result = bug_is_caught(bug, tree, worker, limit)
-            keep("bugs", result, f"level {bug.level}: {result['caught']['claim'] or 'nothing notices it'}")
+            keep("bugs", result, f"level {bug.level}: {result['caught']['claim'] or 'no test catches it'}")
         if "runs" in parts and bugs:
             restore(tree)
             ran, usual = run_whole(tree, worker, limit)
             if not ran.passed:
-                raise InputError(f"all stages in miniature: {ran.reason}: fix it before you plant bugs.")
+                raise InputError(f"all stages in miniature fail without a bug ({ran.reason}): fix this first.")
             for bug in bugs:
                 result = bug_runs(bug, tree, worker, limit, usual)
                 names_of = ", ".join(result["changed"][:5]) or "no metric changes"
@@ -123,4 +123,4 @@ def verify(parts: Sequence[str], names: Sequence[str], limit: float, file: Path 
                 keep("runs", result, said if result["holds"] else result["ran"]["reason"])
     wrong = [result["name"] for results in found.values() for result in results if not result["holds"]]
     if wrong:
-        raise InputError(f"{len(wrong)} of the course's parts do not hold: {', '.join(wrong)}.")
+        raise InputError(f"{len(wrong)} exercises or bugs are wrong: {', '.join(wrong)}.")

@@ -1,7 +1,7 @@
-"""What code a solution may hold: it is read before anything runs.
+"""Static check of a solution's code, before anything runs.
 
-A solution computes. It needs no files, no processes, no attributes of the interpreter, and refusing them by name stops
-what is easy to write. It is no wall: `worker_main.py` says what comes after it.
+A solution only computes. It needs no files, processes or interpreter attributes, so refusing these by name stops the
+easy attacks. This isn't a security boundary; `worker_main.py` describes the next layer.
 """
 
 import ast
@@ -11,8 +11,8 @@ from pathlib import Path
 from course.edit import Function
 
 IMPORTS = {"torch", "numpy", "math", "itertools", "functools", "collections", "heapq", "bisect", "random"}
-DECORATORS = {"triton.jit", "torch.no_grad()"}  # of functions that a student adds; they run at the import
-# what leads from a name or a module to files, processes, other people's code or the interpreter
+DECORATORS = {"triton.jit", "torch.no_grad()"}  # allowed on functions that a student adds; decorators run on import
+# names that give access to files, processes, other people's code or the interpreter
 NAMES = {
     *("open", "exec", "eval", "compile", "globals", "locals", "vars", "getattr", "setattr", "delattr", "breakpoint"),
     *("exit", "quit", "memoryview", "os", "sys", "gc", "inspect", "importlib", "builtins", "subprocess", "ctypes"),
@@ -26,17 +26,17 @@ ATTRIBUTES = NAMES | {
     *("f_back", "f_globals", "f_locals", "f_builtins", "f_code", "gi_frame", "gi_code", "cr_frame", "ag_frame"),
     *("tb_frame", "tb_next", "with_traceback", "mro", "attrgetter", "methodcaller"),
 }
-LOADS = "tl.load"  # Triton's, of a kernel
-ASSIGNED = {"grad", "data", "requires_grad", "reward_bias"}  # attributes of what is not `self` that a body may assign
-FIXED = ("self", "tl")  # names that stay what they are
+LOADS = "tl.load"  # Triton's load is allowed
+ASSIGNED = {"grad", "data", "requires_grad", "reward_bias"}  # attributes that may be assigned on objects besides `self`
+FIXED = ("self", "tl")  # names that must not be reassigned
 
 
 class Refused(Exception):
-    """Why an exercise of a submission is not run, in a sentence."""
+    """The reason why a submission's exercise isn't run."""
 
 
 def objections(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-    """What a function of an exercise has no need of: (where, what)."""
+    """Yield (node, description) for everything that no exercise needs."""
     for part in ast.walk(node):
         if isinstance(part, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in part.names]
@@ -69,15 +69,15 @@ def objections(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
 
 
 def check(path: Path, nodes: list[ast.stmt]) -> None:
-    """Refused, with the line, where one of these functions or imports does what no solution needs."""
+    """Raise Refused, with the line, if one of these functions or imports uses something that no solution needs."""
     for node in nodes:
         for part, what in objections(node):
             raise Refused(f"{path}, line {getattr(part, 'lineno', node.lineno)}: no exercise needs `{what}`")
 
 
 def check_decorators(path: Path, nodes: list[ast.stmt]) -> None:
-    """Refused where a function that a student adds has a decorator that no exercise needs."""
+    """Raise Refused if a function that a student added has a decorator that no exercise needs."""
     for node in nodes:
         decorators = node.decorator_list if isinstance(node, Function) else []
         if any(ast.unparse(decorator) not in DECORATORS for decorator in decorators):
-            raise Refused(f"{path}, line {node.lineno}: no exercise needs that decorator")
+            raise Refused(f"{path}, line {node.lineno}: no exercise needs this decorator")

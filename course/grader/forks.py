@@ -1,4 +1,4 @@
-"""Forks that say what they find through a pipe, line by line, and that are stopped when they take too long."""
+"""Forked processes that report through a pipe, line by line, and are killed when they take too long."""
 
 import ctypes
 import json
@@ -9,21 +9,21 @@ import sys
 import time
 from contextlib import suppress
 
-MOST = 4 * 2**20  # bytes that a fork may say: a test's claim and error are a few hundred
+MOST = 4 * 2**20  # bytes that a fork may report; a test's name and error take a few hundred
 
 
 def be_a_fork() -> None:
-    """In a fork: a process group of its own, which does not outlive its parent."""
+    """Give a fork a separate process group, and let it die with its parent."""
     os.setpgid(0, 0)
-    if sys.platform == "linux":  # an endless loop, say
+    if sys.platform == "linux":  # an endless loop would outlive the parent
         PR_SET_PDEATHSIG = 1  # prctl.h
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def outcome_of(child: int, reader: int, limit: float | None, word: str = "") -> dict:
-    """What a fork says until its end, the first failure or the limit; then it is stopped.
+    """Collect a fork's reports until its end, its first failure or the time limit; then kill it.
 
-    word: lines that don't begin with it are not the reporter's.
+    word: the prefix of the reporter's lines; other lines are ignored.
     """
     began = time.monotonic()
     data, late = b"", False
@@ -36,7 +36,7 @@ def outcome_of(child: int, reader: int, limit: float | None, word: str = "") -> 
             break
         data += chunk
         if data.endswith(b"\n") and data.splitlines()[-1].startswith(ends):
-            break  # not the pipe's end: a process that a test has left behind may hold it
+            break  # don't wait for the pipe to close: a process that a test left behind may keep it open
     for kill in (os.killpg, os.kill):
         with suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
@@ -50,7 +50,7 @@ def outcome_of(child: int, reader: int, limit: float | None, word: str = "") -> 
     of_processor = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
     if late or of_processor:
         started = [words[1] for words in said if words[0] == "started"]
-        why = "no end within its processor time" if of_processor else f"no end after {limit:g} s"
+        why = "exceeded its processor time" if of_processor else f"not finished after {limit:g} s"
         result["failed"].append([started[-1] if started else "the tests", why])
     seconds = {"seconds": time.monotonic() - began, "processor_seconds": usage.ru_utime + usage.ru_stime}
     return result | {"late": late or of_processor} | {name: round(number, 3) for name, number in seconds.items()}

@@ -1,4 +1,4 @@
-"""The grades of one submission as text: for people, as JSON, for Gradescope and for GitHub Classroom."""
+"""Format the grades of one submission: as a table, as JSON, for Gradescope and for GitHub Classroom."""
 
 import base64
 import json
@@ -27,7 +27,7 @@ def said(result: Outcome) -> str:
 
 
 def table(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
-    """One line per exercise, and the sum."""
+    """Return one line per exercise, and the total."""
     width = max(len(exercise.name) for exercise in exercises)
     lines = [
         f"{exercise.name:{width}}  {reached(exercise, outcomes):2} of {exercise.points}  "
@@ -55,7 +55,7 @@ def as_json(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
 
 
 def as_gradescope(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
-    """The results.json that Gradescope reads from /autograder/results."""
+    """Return the results.json that Gradescope reads from /autograder/results."""
     tests = [
         {
             "name": exercise.name,
@@ -74,7 +74,7 @@ def as_gradescope(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
 
 
 def as_github_classroom(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
-    """A line for $GITHUB_OUTPUT: the `result` that GitHub Classroom's autograding reporter reads from a step."""
+    """Return a line for $GITHUB_OUTPUT: the `result` that GitHub Classroom's autograding reporter reads from a step."""
     tests = [
         {
             "name": exercise.name,

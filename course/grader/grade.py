@@ -1,4 +1,4 @@
-"""Which exercises are solved: the project's own tests, run on the student's code."""
+"""Grade exercises by running the project's own tests on the student's code."""
 
 import compileall
 import hashlib
@@ -17,13 +17,13 @@ from course.grader.submission import arranged
 from course.grader.worker import Outcome, Worker
 from course.grader.worker_main import write
 
-# what judges the code: the grader's, not the student's
+# taken from the grader's repository, not from the student's copy
 JUDGES = ("tests", "Makefile", "pyproject.toml")
 
 
 @contextmanager
 def tree_of(directory: Path) -> Iterator[Path]:
-    """A temporary tree with the code of `directory` and the tests of this repository."""
+    """Make a temporary tree with the code of `directory` and the tests of this repository."""
     check_copy(directory)
     with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as name:
         tree = Path(name).resolve()
@@ -33,7 +33,7 @@ def tree_of(directory: Path) -> Iterator[Path]:
 
 
 class Desk:
-    """A worker and its tree: this repository's code and tests, in which an exercise's functions are a student's."""
+    """A worker and its tree: this repository's code and tests, with an exercise's functions replaced by a student's."""
 
     def __init__(self, worker: Worker, tree: Path):
         self.worker, self.tree = worker, tree
@@ -53,7 +53,7 @@ class Desk:
 
 @contextmanager
 def desks(number: int) -> Iterator[list[Desk]]:
-    """Workers, each with a tree of its own, in which the code is compiled already: what they run can't write to it."""
+    """Start workers, each with a separate tree. Its code is already compiled, because the tests can't write to it."""
     with tree_of(ROOT) as tree, ExitStack() as stack:
         workers = [stack.enter_context(Worker()) for _ in range(number)]  # they import while this compiles
         for name in CODE:
@@ -73,9 +73,9 @@ def grade(
     desks: Sequence[Desk],
     tell: Callable[[], None] = lambda: None,
 ) -> dict[str, Outcome]:
-    """The outcome of each exercise, by name; each runs in a process of its own, one per desk at once.
+    """Return the outcome of each exercise, by name. Each runs in a separate process, one per desk at a time.
 
-    A process that takes longer than `limit` seconds costs its exercise and no other. tell is called after each.
+    A process that takes longer than `limit` seconds fails only its own exercise. `tell` is called after each exercise.
     """
     check_copy(directory)
     idle: SimpleQueue[Desk] = SimpleQueue()
@@ -96,14 +96,14 @@ def grade(
 
 
 def given(directory: Path) -> list[Exercise]:
-    """The exercises of a student's copy: those that `start` has emptied; all, where it was made otherwise."""
+    """Return the exercises that `start` emptied in a student's copy, or all exercises if it wasn't made by `start`."""
     return chosen(read_mark(directory).get("exercises") or ())
 
 
 def first_open(directory: Path, limit: float, desk: Desk) -> tuple[Exercise, Outcome] | None:
-    """The first exercise that is not solved and whose needs are, and why it is not; None where all are solved.
+    """Return the first unsolved exercise with all its needs solved, and its outcome; None if all are solved.
 
-    The mark of a copy remembers what has passed, so that only what has changed since is judged again.
+    The copy's mark records which exercises have passed, so only those that changed since are tested again.
     """
     solved: set[str] = set()
     mark = read_mark(directory)
@@ -125,7 +125,7 @@ def first_open(directory: Path, limit: float, desk: Desk) -> tuple[Exercise, Out
 
 
 def digest_of(directory: Path, exercise: Exercise) -> str | None:
-    """Of what is judged of an exercise; None where it can't be judged."""
+    """Return a hash of the files that an exercise is graded on, or None if it can't be graded."""
     with suppress(Refused):
         return hashlib.sha256(repr(sorted(arranged(directory, exercise).items())).encode()).hexdigest()
     return None

@@ -1,11 +1,11 @@
-"""Which submissions are alike: the functions of an exercise, compared as syntax trees, without what all have in common.
+"""Find similar submissions: compare the functions of an exercise as syntax trees, without the code that many share.
 
-Names of local variables, layout, comments and the order of imports make no difference. The text of a function becomes
-its tokens in the order of the syntax tree; every five in a row are a shingle. Shingles that more than a third of the
-class has written are what the exercise asks for, and the grader's own solution's count as such: they say nothing. What
-is left of two submissions is compared: shared shingles per shingle of the shorter one.
+Names of local variables, layout, comments and the order of imports make no difference. Each function becomes a list of
+tokens in the order of the syntax tree, and every five consecutive tokens form a shingle. Shingles that more than a
+third of the class has written, or that are in our solution, follow from the exercise itself and are ignored. The
+similarity of two submissions is the number of remaining shingles they share, divided by the shorter one's number.
 
-A number is a reason to read both, not a verdict: two who think alike, or a book that both have read, look the same.
+A high number is a reason to read both, not proof: two students who think alike, or read the same book, look the same.
 """
 
 import ast
@@ -22,9 +22,9 @@ from course.grader.allowed import Refused
 from course.grader.submission import bodies_of
 from course.start import body_of
 
-LENGTH = 5  # tokens of a shingle
-FEWEST = 8  # shingles of one's own: fewer are too little to compare
-COMMON = 1 / 3  # share of the class that makes a shingle common
+LENGTH = 5  # tokens per shingle
+FEWEST = 8  # minimum number of remaining shingles for a comparison
+COMMON = 1 / 3  # a shingle in more than this share of the class is common
 
 Shingles = frozenset[tuple[str, ...]]
 
@@ -35,14 +35,14 @@ class Pair:
     one: str
     other: str
     similarity: float
-    """shared shingles per shingle of the shorter submission, common ones left out: 0 to 1"""
+    """shared shingles / shingles of the shorter submission, without common ones: 0 to 1"""
     shared: int
     names: float
-    """share of the local names that both use, of those that either uses: 0 to 1"""
+    """local names that both use / local names that either uses: 0 to 1"""
 
 
 def tokens(node: ast.AST, local: Mapping[str, str]) -> Iterator[str]:
-    """The syntax tree as words; a local variable is the number of its first appearance."""
+    """Yield the tokens of a syntax tree; a local variable is numbered by its first appearance."""
     yield type(node).__name__
     for name, value in ast.iter_fields(node):
         if name in ("ctx", "annotation", "returns", "type_comment"):
@@ -55,7 +55,7 @@ def tokens(node: ast.AST, local: Mapping[str, str]) -> Iterator[str]:
 
 
 def locals_of(function: Function) -> list[str]:
-    """Names that the body binds, in the order of their first appearance."""
+    """Return the names that a function's body binds, in order of first appearance."""
     names: dict[str, None] = {}
     for statement in function.body:
         for node in ast.walk(statement):
@@ -77,7 +77,7 @@ def shingles(functions: Sequence[Function]) -> Shingles:
 
 
 def written(directory: Path, exercise: Exercise) -> list[Function]:
-    """What a student has written of an exercise; [] where nothing, or nothing that can be read."""
+    """Return the functions of an exercise that a student has written; [] if there are none or they can't be read."""
     try:
         found = bodies_of(directory, exercise)
     except Refused:
@@ -92,11 +92,11 @@ def written(directory: Path, exercise: Exercise) -> list[Function]:
 
 
 def pairs_of(submissions: Sequence[Path], exercise: Exercise, threshold: float) -> list[Pair]:
-    """The pairs of an exercise that are at least so similar, the most similar first."""
+    """Return the pairs of submissions with at least this similarity, most similar first."""
     functions = {path.name: found for path in submissions if (found := written(path, exercise))}
     texts = {name: shingles(found) for name, found in functions.items()}
     counts = Counter(shingle for text in texts.values() for shingle in text)
-    most = max(2, COMMON * len(texts))  # in a class of three, what two share is not common
+    most = max(2, COMMON * len(texts))  # in a class of three, two aren't enough to make it common
     common = {shingle for shingle, count in counts.items() if count > most} | shingles(written(ROOT, exercise))
     found = []
     for one, other in combinations(sorted(texts), 2):
@@ -111,12 +111,12 @@ def pairs_of(submissions: Sequence[Path], exercise: Exercise, threshold: float) 
 
 
 def table(pairs: Sequence[Pair]) -> str:
-    """One line per pair."""
+    """Return one line per pair."""
     if not pairs:
-        return "No two submissions are alike in what few have written."
+        return "No similar submissions found."
     lines = [f"{'exercise':18} {'alike':>5} {'shared':>6} {'names':>5}  submissions"]
     lines += [
         f"{pair.exercise:18} {pair.similarity:5.0%} {pair.shared:6} {pair.names:5.0%}  {pair.one}, {pair.other}"
         for pair in pairs
     ]
-    return "\n".join([*lines, "Alike is a reason to read both, not a verdict."])
+    return "\n".join([*lines, "High similarity is a reason to read both, not proof of copying."])

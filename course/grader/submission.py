@@ -1,9 +1,9 @@
-"""What a student has handed in, and what of it is graded: the bodies of the exercises' functions, and nothing else.
+"""Read a submission and put the graded part, the bodies of an exercise's functions, into the grader's tree.
 
-The grader runs its own tree, with its own tests. For an exercise, the student's bodies stand in it; the functions that
-the exercise needs are the grader's, so that one mistake costs once; and those of all other exercises are empty, so that
-there is no solution to call. Whatever else a student changes, adds or plants stays behind, except new functions and
-imports at the top level of a file: those that the bodies use come along.
+The grader runs its own tree with its own tests. For each exercise, it inserts the student's bodies. The functions that
+the exercise needs are the grader's, so a mistake costs points only once. The functions of all other exercises are
+empty, so there is no solution to call. Everything else that a student changes or adds is ignored, except new top-level
+functions and imports that the bodies use.
 """
 
 import ast
@@ -18,37 +18,37 @@ from course.edit import Function, find_function, parsed, rewritten
 from course.exercises import EXERCISES, Exercise, closure
 from course.grader.allowed import Refused, check, check_decorators
 
-LARGEST = 2**19  # bytes of a file: the largest of ours has a tenth of that
-DEEPEST = 100  # levels of a syntax tree: what reads it calls itself at each
+LARGEST = 2**19  # bytes per file; our largest file has a tenth of that
+DEEPEST = 100  # levels of a syntax tree, because we read it recursively
 
 
-# --------------------------------------------------------------------------------------------- 1. what is handed in
+# ---------------------------------------------------------------------------------------------------- 1. the submission
 def read_file(directory: Path, path: Path) -> str:
-    """A file of a submission: a plain one of its own, not a link to somebody else's, a pipe or a device."""
+    """Read a file of a submission. Raises Refused unless it is a regular file, not a link, pipe or device."""
     here = directory.resolve()
     file = here / path
     try:
         mode = os.lstat(file).st_mode
     except OSError:
-        raise Refused(f"there is no {path}") from None
+        raise Refused(f"{path} is missing") from None
     if not stat.S_ISREG(mode) or file.resolve() != file:
-        raise Refused(f"{path} is not a file of the submission but a link or a device")
+        raise Refused(f"{path} must be a regular file, not a link or a device")
     if os.lstat(file).st_size > LARGEST:
-        raise Refused(f"{path} has more than {LARGEST} bytes")
+        raise Refused(f"{path} is larger than {LARGEST} bytes")
     try:
         text = file.read_text(encoding="utf-8")
         levels = depth(parsed(text))
     except SyntaxError as error:
         raise Refused(f"{path}, line {error.lineno}: SyntaxError: {error.msg}") from None
-    except (ValueError, RecursionError, MemoryError) as error:  # no UTF-8, a zero byte; brackets without end
+    except (ValueError, RecursionError, MemoryError) as error:  # invalid UTF-8, a zero byte; too many nested brackets
         raise Refused(f"{path} can't be parsed: {type(error).__name__}") from None
     if levels > DEEPEST:
-        raise Refused(f"{path} nests its code {levels} levels deep, {DEEPEST} are allowed")
+        raise Refused(f"{path} is nested {levels} levels deep; at most {DEEPEST} are allowed")
     return text
 
 
 def depth(tree: ast.AST) -> int:
-    """The levels of a syntax tree, counted without recursion."""
+    """Count the levels of a syntax tree, without recursion."""
     levels, nodes = 0, [tree]
     while nodes:
         levels += 1
@@ -57,7 +57,7 @@ def depth(tree: ast.AST) -> int:
 
 
 def bodies_of(directory: Path, exercise: Exercise) -> dict[Path, dict[str, Function]]:
-    """The exercise's functions as the student has written them, by file and name; Refused where one is not graded."""
+    """Return the student's functions of an exercise, by file and name. Raises Refused if one can't be graded."""
     found: dict[Path, dict[str, Function]] = {}
     for where in exercise.functions:
         path, name = place_of(where)
@@ -80,7 +80,7 @@ def names_of(arguments: ast.arguments) -> list[list[str]]:
 
 
 def added(theirs: str, ours: str, functions: Mapping[str, Function]) -> list[ast.stmt]:
-    """New top-level functions and imports of a student's file that the functions use, directly or not."""
+    """Return new top-level functions and imports in a student's file that the functions use, directly or indirectly."""
     known = top_level(ours)
     new = {name: node for name, node in top_level(theirs).items() if name not in known}
     used: dict[str, ast.stmt] = {}
@@ -95,7 +95,7 @@ def added(theirs: str, ours: str, functions: Mapping[str, Function]) -> list[ast
 
 
 def top_level(source: str) -> dict[str, ast.stmt]:
-    """The functions and the imports of a file, by each name that they define."""
+    """Return the top-level functions, classes and imports of a file, by each name that they define."""
     found: dict[str, ast.stmt] = {}
     for node in parsed(source).body:
         if isinstance(node, Function | ast.ClassDef):
@@ -105,9 +105,9 @@ def top_level(source: str) -> dict[str, ast.stmt]:
     return found
 
 
-# --------------------------------------------------------------------------------------------- 2. the tree it runs in
+# ------------------------------------------------------------------------------------------------- 2. the grader's tree
 def arranged(directory: Path, exercise: Exercise) -> dict[Path, str]:
-    """The files of all exercises as the tests of this one get them; Refused where it is not graded."""
+    """Return the files of all exercises for the tests of this one. Raises Refused if it can't be graded."""
     kept = closure(exercise)
     files = {path: emptied_except(path, frozenset(kept | {exercise.name})) for path in files_of(EXERCISES)}
     for path, functions in bodies_of(directory, exercise).items():
@@ -126,13 +126,13 @@ def arranged(directory: Path, exercise: Exercise) -> dict[Path, str]:
 
 
 def lines_of(function: Function) -> list[str]:
-    """The body without the docstring: layout and comments are nobody's business here."""
+    """Return the lines of a function's body, without docstring, comments and original layout."""
     body = function.body[ast.get_docstring(function) is not None :]
     return [line for statement in body for line in ast.unparse(statement).splitlines()] or ["pass"]
 
 
 def with_statements(source: str, statements: list[str], before: str) -> str:
-    """`source` with these in front of the top-level definition that holds the function `before`."""
+    """Insert statements before the top-level definition that contains the function `before`."""
     if not statements:
         return source
     name = before.partition(".")[0]
@@ -143,21 +143,21 @@ def with_statements(source: str, statements: list[str], before: str) -> str:
 
 
 def files_of(exercises: Iterable[Exercise]) -> list[Path]:
-    """The files that hold the functions of these exercises."""
+    """Return the files that contain the functions of these exercises."""
     return sorted({path_of(where) for exercise in exercises for where in exercise.functions})
 
 
 @lru_cache(maxsize=4096)
 def emptied_except(path: Path, kept: frozenset[str]) -> str:
-    """The grader's file, without the functions of the exercises that are not in `kept`."""
+    """Return the grader's file with the functions of all exercises except those in `kept` emptied."""
     bodies = {}
     for exercise in EXERCISES:
         if exercise.name not in kept:
-            said = f"exercise {exercise.name}: not needed here, so not there"
+            said = f"exercise {exercise.name}: not available here, as it isn't needed"
             for file, name in map(place_of, exercise.functions):
                 if file == path:
                     bodies[name] = [f"raise NotImplementedError({said!r})"]
     try:
         return rewritten(read_file(ROOT, path), bodies)
-    except LookupError as error:  # in a student's copy, which grades itself
+    except LookupError as error:  # a student's copy that grades itself
         raise Refused(f"{path}: {error}") from None

@@ -1,4 +1,4 @@
-"""The grades of a class: a file with a row per submission, which an interrupted run goes on with."""
+"""Grade a whole class into a CSV file with a row per submission; an interrupted run continues from it."""
 
 import csv
 import hashlib
@@ -15,14 +15,14 @@ from course.questions import FILE, right_answers
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic
 
-ASKED = ("student", "questions")  # whom a copy was made for, by its own word, and the questions answered right
+ASKED = ("student", "questions")  # the student's name stored in the copy, and the number of right answers
 
 
 def submissions_in(directory: Path) -> list[Path]:
-    """The directories in `directory`, by name; InputError where there is none."""
+    """Return the subdirectories of `directory`, sorted by name. Raises InputError if there are none."""
     found = sorted(path for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
     if not found:
-        raise InputError(f"{directory} holds no submissions: name a directory with one directory per student.")
+        raise InputError(f"{directory} has no submissions: expected one subdirectory per student.")
     return found
 
 
@@ -31,9 +31,9 @@ def columns_of(exercises: Sequence[Exercise]) -> list[str]:
 
 
 def read_class(file: Path, exercises: Sequence[Exercise]) -> dict[str, dict[str, str]]:
-    """The rows of a file that an earlier run has written, by submission; a line that was cut off is none.
+    """Read the rows that an earlier run has written, by submission, and skip a truncated last line.
 
-    Raises InputError where its columns are those of other exercises.
+    Raises InputError if the columns don't match these exercises.
     """
     if not file.exists():
         return {}
@@ -41,16 +41,16 @@ def read_class(file: Path, exercises: Sequence[Exercise]) -> dict[str, dict[str,
         reader = csv.DictReader(lines)
         columns = columns_of(exercises)
         if reader.fieldnames is not None and list(reader.fieldnames) != columns:
-            raise InputError(f"{file} holds the grades of other exercises: name another --out.")
+            raise InputError(f"{file} has grades for other exercises: choose another --out.")
         return {row["submission"]: row for row in reader if row["digest"]}
 
 
 def grade_class(
     directory: Path, exercises: Sequence[Exercise], limit: float, desks: Sequence[Desk], file: Path, tell: Callable
 ) -> list[dict[str, str]]:
-    """One row per submission, written as soon as it is known; rows of unchanged submissions are kept. tell: after each.
+    """Write one row per submission as soon as it is graded, and keep the rows of unchanged submissions.
 
-    What goes wrong with a submission is its row's note: it ends no other's grading.
+    An error in a submission becomes the note in its row and doesn't stop the others. `tell` is called after each.
     """
     known = read_class(file, exercises)
     rows: list[dict[str, str]] = []
@@ -71,7 +71,7 @@ def row_of(submission: Path, exercises: Sequence[Exercise], limit: float, desks:
     row = {"submission": cell(submission.name), "of": str(points_of(exercises)), **dict.fromkeys(ASKED, "")}
     try:
         if submission.is_symlink():
-            raise InputError(f"{submission} is a link: hand in the directory itself.")
+            raise InputError(f"{submission} is a link: submit the directory itself.")
         outcomes = grade(submission, exercises, limit, desks)
         asked = right_answers(submission)
     except InputError as error:
@@ -84,7 +84,7 @@ def row_of(submission: Path, exercises: Sequence[Exercise], limit: float, desks:
 
 
 def write_class(file: Path, exercises: Sequence[Exercise], rows: Sequence[dict[str, str]]) -> None:
-    """All rows, atomically: an interrupted run leaves the file of the submission before."""
+    """Write all rows atomically: an interrupted run leaves the previous version of the file."""
     with atomic(file) as temporary, temporary.open("w", newline="", encoding="utf-8") as lines:
         writer = csv.DictWriter(lines, columns_of(exercises))
         writer.writeheader()
@@ -92,12 +92,12 @@ def write_class(file: Path, exercises: Sequence[Exercise], rows: Sequence[dict[s
 
 
 def cell(text: str) -> str:
-    """Text of a stranger, which a spreadsheet must not take for a formula."""
+    """Quote untrusted text so that a spreadsheet doesn't read it as a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def digest_of(submission: Path, exercises: Sequence[Exercise]) -> str:
-    """Of the files that are graded or read: another one means that the student has handed in again."""
+    """Return a hash of the files that are graded or read; it changes when the student submits again."""
     digest = hashlib.sha256()
     for path in files_of(exercises):
         try:

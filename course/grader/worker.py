@@ -1,4 +1,4 @@
-"""Tests that run in another process, and what they have shown."""
+"""Run tests in another process and summarize the result."""
 
 import importlib.util
 import json
@@ -14,11 +14,11 @@ from course.grader.worker_main import DECOY
 from nanorlhf.errors import InputError
 
 ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",  # tiny tensors lose by a second thread
+    "OMP_NUM_THREADS": "1",  # with tiny tensors, a second thread is slower
     "OMP_WAIT_POLICY": "PASSIVE",
-    "CUDA_VISIBLE_DEVICES": "",  # a grade is the same with and without a GPU
+    "CUDA_VISIBLE_DEVICES": "",  # the same grade with and without a GPU
     "TRITON_INTERPRET": "1",
-    "NANORLHF_REAL_DATA": "none",  # nor with and without real data
+    "NANORLHF_REAL_DATA": "none",  # and with and without real data
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -28,29 +28,29 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests of one exercise, or of one bug, have shown."""
+    """The result of the tests of one exercise or one bug."""
 
     passed: bool
-    claim: str  # the first that failed, in words; empty where all hold
+    claim: str  # name of the first failing test, in words; empty if all pass
     reason: str  # its error in one line
     seconds: float
 
 
 class Worker:
-    """A process that runs tests in forks of its own; see `worker_main.py`. Use it as a context.
+    """A process that forks to run tests; see `worker_main.py`. Use it as a context manager.
 
-    Raises InputError where the libraries of the tests are missing: every submission would fail.
+    Raises InputError if the libraries that the tests need are missing: every submission would fail.
     """
 
     def __init__(self, module: str = "course.grader.worker_main") -> None:
         missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
         if missing:
-            raise InputError(f"The tests need {' and '.join(missing)}: install them with `pip install -e '.[test]'`.")
+            raise InputError(f"The tests need {' and '.join(missing)}: run `pip install -e '.[test]'`.")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
         self.process = subprocess.Popen(
             [sys.executable, "-m", module],
             cwd=ROOT, env=environment | ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            start_new_session=True,  # Ctrl-C is for this process, which then ends the worker
+            start_new_session=True,  # Ctrl-C reaches only this process, which then kills the worker
         )  # fmt: skip
 
     def __enter__(self) -> "Worker":
@@ -61,9 +61,9 @@ class Worker:
         self.process.communicate()
 
     def run(self, root: Path, tests: Sequence[str], limit: float, guarded: bool = False) -> Outcome:
-        """Whether all these tests of the tree `root` pass within `limit` seconds.
+        """Run these tests of the tree `root`; they must pass within `limit` seconds.
 
-        guarded: the code under test is a stranger's; see `worker_main.py`.
+        guarded: the code under test is untrusted; see `worker_main.py`.
         """
         answer = next(self.answers(root=str(root), tests=list(tests), limit=limit, guarded=guarded))
         return guarded_outcome(answer, tests) if guarded else outcome(answer)
@@ -81,15 +81,15 @@ def outcome(answer: dict) -> Outcome:
         test, reason = answer["failed"][0]
         claim = in_words(test)
     elif not answer["ended"]:
-        claim, reason = "the tests come to their end", "the code under test has ended the process"
+        claim, reason = "the tests finish", "the code under test has ended the process"
     elif not answer["passed"]:
         claim, reason = "the tests run", answer["skipped"][0][1] if answer["skipped"] else "they were not found"
-    printable = "".join(letter if letter.isprintable() else " " for letter in reason)  # a stranger's: no control codes
+    printable = "".join(letter if letter.isprintable() else " " for letter in reason)  # untrusted: no control codes
     return Outcome(not claim, claim, printable, answer["seconds"])
 
 
 def guarded_outcome(answer: dict, tests: Sequence[str]) -> Outcome:
-    """Only what is said of every test counts: one that was left out, or skipped by the code under test, has failed."""
+    """Return the outcome of untrusted code: a test that is missing or was skipped by the code under test has failed."""
     result = outcome(answer)
     if answer["failed"] or not answer["ended"]:
         return result
@@ -107,7 +107,7 @@ def guarded_outcome(answer: dict, tests: Sequence[str]) -> Outcome:
 
 
 def in_words(test: str) -> str:
-    """The claim of a test is its name.
+    """Turn the name of a test into words.
 
     >>> in_words("tests/test_ppo.py::test_masked_mean_ignores_nan[3]")
     'masked mean ignores nan [3]'

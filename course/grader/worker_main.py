@@ -1,18 +1,18 @@
-"""Runs tests in forked processes: one request a line on stdin, one answer a line on stdout. `worker.py` starts it.
+"""Run tests in forked processes: one request per line on stdin, one answer per line on stdout. `worker.py` starts it.
 
     {"root": directory, "tests": [pytest node ids], "limit": seconds, "guarded": bool}
     -> {"passed": [node ids], "failed": [[node id, why]], "skipped": [[node id, why]], "seconds": float, "late": bool,
         "ended": bool, "collected": [node ids], "decoys": [node ids]}
 
-PyTorch and the rest of what tests import are imported once, here, and never a module of the project: each fork imports
-those of its own `root`. `late`: it was stopped at the limit, within the test that `failed` names. `ended`: pytest came
-to its end; without it, the code under test has ended the process.
+PyTorch and the tests' other third-party packages are imported once, here. Modules of the project are not: each fork
+imports them from its `root`. `late`: killed at the time limit, in the test that `failed` names. `ended`: pytest
+finished; if false, the code under test has ended the process.
 
-guarded: the code under test is a stranger's. The system keeps the fork to what a computation needs (`confine`). The
-tests run in the process of that code, so what they report could be its invention. Therefore each line of the report
-begins with a word that is drawn for this fork; every test that was collected, before any of that code ran, must have
-come to its end; and a decoy, which must fail, must have failed after them. Each can be got round by code that finds its
-way about the interpreter: `allowed.py` refuses what is needed for that.
+guarded: the code under test is untrusted. The operating system restricts the fork to what a computation needs
+(`confine`). The tests share a process with that code, so it could fake their report. Therefore each line of the report
+starts with a random word drawn for this fork; every test that was collected before any of that code ran must have
+finished; and a decoy test that must fail must have failed after them. Code that can reach into the interpreter can get
+around each of these: `allowed.py` refuses what it would need for that.
 """
 
 import gc
@@ -34,23 +34,23 @@ from course.grader.forks import be_a_fork, outcome_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# third-party imports that take time; one that is missing is the tests' business
+# slow third-party imports; if one is missing, the tests that need it skip or fail
 SLOW = (
     *("torch", "torch.utils.checkpoint", "torch.utils.tensorboard", "triton", "numpy", "pytest", "hypothesis", "tyro"),
     *("scipy.stats", "scipy.spatial.distance", "tokenizers", "safetensors.torch", "matplotlib.figure", "jinja2", "bs4"),
     *("huggingface_hub._snapshot_download", "networkx", "rouge_score.rouge_scorer", "sacrebleu.metrics", "tqdm"),
     "yaml",
 )
-WHY = 300  # characters
+WHY = 300  # maximum length of a reason, characters
 DECOY = "tests/decoy.py"  # a test that must fail
-MEMORY = 4 * 2**30  # bytes of data: a list may be filled for ever
-DISK = 2**26  # bytes of one file: checkpoints in miniature
-SCRATCH = ".scratch"  # in a tree: what tests write
-supervisor: Any = None  # nanorlhf/sandbox/supervisor.py, by its path: the package of that name is the student's
+MEMORY = 4 * 2**30  # bytes of data, against a list that grows without end
+DISK = 2**26  # bytes per file; tests write tiny checkpoints
+SCRATCH = ".scratch"  # the directory in a tree that tests may write to
+supervisor: Any = None  # nanorlhf/sandbox/supervisor.py, loaded by path: the package `nanorlhf` is the student's
 
 
 class Reporter:
-    """A plugin that writes what pytest finds to a pipe, line by line: a process that is stopped has said so far."""
+    """A pytest plugin that writes results to a pipe, line by line, so a killed process has reported its progress."""
 
     def __init__(self, pipe: int, word: str, guarded: bool):
         self.pipe, self.word, self.guarded = pipe, word, guarded
@@ -87,7 +87,7 @@ Plugin = Callable[[Reporter], object]
 
 
 def first_line(report: Any) -> str:
-    """The error in one line; of an import that failed, the last line of what pytest prints."""
+    """Return the error in one line; for a failed import, the last line that pytest prints."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         return str(crash.message).splitlines()[0][:WHY] if str(crash.message) else ""
@@ -96,17 +96,17 @@ def first_line(report: Any) -> str:
 
 
 def confine(root: Path, pipe: int) -> None:
-    """Keep this process to what a computation needs, as far as the system can.
+    """Restrict this process to what a computation needs, as far as the operating system can.
 
-    It reads Python, its packages and the tree, writes below the tree's SCRATCH, starts threads but no process, and has
-    no network, no signals and bounded memory. Where the system has neither Landlock nor filters of system calls, which
-    are Linux's, the limits alone remain.
+    It may read Python, its packages and the tree, write below the tree's SCRATCH, and start threads but no processes.
+    It has no network, no signals and bounded memory. Systems without Landlock and system call filters (all but Linux)
+    apply only the resource limits.
     """
     os.closerange(3, pipe)
     os.closerange(pipe + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     scratch = root / SCRATCH
     os.environ |= {"HOME": str(scratch), "TMPDIR": str(scratch), "TRITON_CACHE_DIR": str(scratch)}
-    tempfile.tempdir = None  # it is asked for again
+    tempfile.tempdir = None  # let tempfile read TMPDIR again
     sys.dont_write_bytecode = True
     for kind, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_FSIZE, DISK), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(kind, (most, most))
@@ -119,7 +119,7 @@ def confine(root: Path, pipe: int) -> None:
 
 
 def run_tests(root: str, tests: list[str], reporter: Reporter, plugin: Plugin | None) -> None:
-    """In a fork: pytest on the tests of `root`, which stops at the first that fails. Does not return."""
+    """Run pytest on the tests of `root` in a fork and stop at the first failure. Does not return."""
     be_a_fork()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -128,7 +128,7 @@ def run_tests(root: str, tests: list[str], reporter: Reporter, plugin: Plugin | 
     os.makedirs(SCRATCH, exist_ok=True)
     sys.path[0] = root
     main: Any = sys.modules["__main__"]
-    main.__spec__ = None  # so that processes which tests start don't look for this module in `root`
+    main.__spec__ = None  # otherwise processes that tests start look for this module in `root`
     plugins = [reporter] if plugin is None else [reporter, plugin(reporter)]
     import pytest
 
@@ -144,9 +144,9 @@ def run_tests(root: str, tests: list[str], reporter: Reporter, plugin: Plugin | 
 def answer(
     root: str, tests: list[str], limit: float | None, guarded: bool = False, plugin: Plugin | None = None
 ) -> dict:
-    """Fork, and wait for the fork: for at most `limit` seconds. plugin: makes one more of pytest, in the fork."""
+    """Run tests in a fork and wait at most `limit` seconds. plugin: makes another pytest plugin, in the fork."""
     word = secrets.token_hex(16) if guarded else ""
-    if guarded:  # what another submission has left
+    if guarded:  # files that another submission left behind
         shutil.rmtree(Path(root, SCRATCH), ignore_errors=True)
     reader, writer = os.pipe()
     child = os.fork()
@@ -161,10 +161,10 @@ def answer(
 
 
 def write(path: Path, source: str) -> None:
-    """Write a source file, with a hash of it as its time.
+    """Write a source file and set its modification time to a hash of the source.
 
-    Python takes a .pyc for current that has the file's size and time, and two versions of one size may be written
-    within a second.
+    Python considers a .pyc file current if it has the source's size and time, and two versions of the same size may be
+    written within one second.
     """
     path.write_text(source, encoding="utf-8")
     stamp = zlib.crc32(source.encode())
@@ -183,12 +183,12 @@ def main(answer: Callable[..., dict] = answer) -> None:
     import torch
 
     torch.set_num_threads(1)
-    gc.freeze()  # a collection in a fork would copy all pages
+    gc.freeze()  # otherwise garbage collection in a fork would copy all memory pages
     for line in sys.stdin:
         request = json.loads(line)
         try:
             print(json.dumps(answer(**request)), flush=True)
-        except BrokenPipeError:  # who asked is gone
+        except BrokenPipeError:  # the parent is gone
             os._exit(1)
 
 

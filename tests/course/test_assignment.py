@@ -96,8 +96,8 @@ def test_right_cells_get_the_points_and_wrong_and_empty_ones_do_not(graded) -> N
     assert graded([mean, whiten]) == ""
     assert graded([mean, whiten.replace("correction=0", "correction=1")]).startswith("whitening equals float64")
     assert "NotImplementedError" in graded([emptied(mean), emptied(whiten)])
-    assert "no cell that runs defines whiten" in graded([mean])
-    assert "no cell that runs defines whiten" in graded([mean, whiten.replace("### BEGIN", "return (((")])
+    assert "no cell defines whiten" in graded([mean])
+    assert "no cell defines whiten" in graded([mean, whiten.replace("### BEGIN", "return (((")])
     renamed = whiten.replace("mask: Tensor, shift_mean", "mask: Tensor, keep")
     assert graded([mean, renamed]).startswith("whiten must keep its arguments, x: Tensor, mask: Tensor, shift_mean")
 
@@ -119,7 +119,7 @@ def test_the_command_writes_a_course_directory(tmp_path) -> None:
         "source/week-1/padding.ipynb", "source/week-3/whitening.ipynb",
     ]  # fmt: skip
     compile((tmp_path / "out" / "nbgrader_config.py").read_text(), "nbgrader_config.py", "exec")
-    with pytest.raises(InputError, match="is not empty: name a new directory"):
+    with pytest.raises(InputError, match="is not empty: choose a new directory"):
         write_assignments(tmp_path / "out", EXERCISES)
 
 

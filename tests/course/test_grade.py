@@ -78,7 +78,7 @@ def test_an_endless_loop_costs_its_exercise_and_names_the_limit(copy, desk) -> N
         replaced(source, "lr_factor", "progress = (step - warmup_steps) / (num_steps - warmup_steps)", loop)
     )
     outcome = grade(copy, chosen(["learning-rate"]), 3.0, [desk])["learning-rate"]
-    assert not outcome.passed and outcome.reason == "no end after 3 s" and outcome.seconds < 60
+    assert not outcome.passed and outcome.reason == "not finished after 3 s" and outcome.seconds < 60
     assert points(copy, desk, ["pass-at-k"]) == 1
 
 
@@ -102,7 +102,7 @@ def test_code_that_cannot_be_imported_says_so(copy, desk) -> None:
 
 
 def test_a_directory_that_is_no_copy_is_refused(tmp_path, desk) -> None:
-    with pytest.raises(InputError, match="has no data: name a directory that"):
+    with pytest.raises(InputError, match="has no data: expected a directory made"):
         grade(tmp_path, list(EXERCISES), LIMIT, [desk])
     assert read_mark(tmp_path) == {}
     (tmp_path / ".course").write_text("not base64")

@@ -59,7 +59,7 @@ def test_pages_are_written_for_exercises_and_weeks(tmp_path) -> None:
     assert week.startswith("# Week 1\n\n**The whole pipeline.** Read README.md;")
     assert week.index("## padding") < week.index("## learning-rate") and "whitening" not in week
     assert "### `first_true_index`, in nanorlhf/padding.py" in week
-    with pytest.raises(InputError, match="is not empty: name a new directory"):
+    with pytest.raises(InputError, match="is not empty: choose a new directory"):
         write_handouts(tmp_path / "out", chosen(names), False, False, lambda: None)
 
 

@@ -33,10 +33,10 @@ def test_a_bug_is_caught_and_named_only_when_it_is_gone(copy, worker, name) -> N
     write_mark(copy, {"bug": name})
     put_in(copy, bug)
     said = check(copy, 300.0, worker)
-    assert said == f"{copy}: not right yet." and name not in said.removeprefix(str(copy))
+    assert said == f"{copy}: not fixed yet." and name not in said.removeprefix(str(copy))
     path = path_of(bug.where)
     (copy / path).write_bytes((ROOT / path).read_bytes())
-    assert check(copy, 300.0, worker).startswith(f"{copy}: right again. It was {name}:")
+    assert check(copy, 300.0, worker).startswith(f"{copy}: fixed. The bug was {name}:")
 
 
 def test_the_page_of_a_bug_holds_symptom_cause_who_had_it_and_the_guard() -> None:
@@ -47,8 +47,8 @@ def test_the_page_of_a_bug_holds_symptom_cause_who_had_it_and_the_guard() -> Non
 
 
 def test_a_directory_without_a_bug_is_refused(tmp_path) -> None:
-    with pytest.raises(InputError, match="no bug was planted there"):
+    with pytest.raises(InputError, match="has no planted bug"):
         planted_in(tmp_path)
     write_mark(tmp_path, {"bug": "gone"})
-    with pytest.raises(InputError, match="there is no bug 'gone'"):
+    with pytest.raises(InputError, match="unknown bug 'gone'"):
         planted_in(tmp_path)

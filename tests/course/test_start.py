@@ -88,7 +88,7 @@ def test_a_copy_knows_its_exercises(tmp_path) -> None:
 
 def test_a_directory_with_something_in_it_is_refused(tmp_path) -> None:
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(InputError, match="is not empty: name a new directory"):
+    with pytest.raises(InputError, match="is not empty: choose a new directory"):
         start(tmp_path, EXERCISES)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

@@ -46,7 +46,7 @@ def test_names_are_unique_points_positive_and_needs_come_before() -> None:
 
 def test_exercises_are_chosen_by_name_in_the_order_of_the_course() -> None:
     assert [exercise.name for exercise in chosen(["whitening", "padding"])] == ["padding", "whitening"]
-    with pytest.raises(InputError, match="'witening' is no exercise: choose among padding, "):
+    with pytest.raises(InputError, match="unknown exercise 'witening': choose from padding, "):
         chosen(["witening"])
 
 

@@ -71,9 +71,9 @@ def test_a_class_gets_a_row_each_and_an_interrupted_run_goes_on(tmp_path, desk) 
 def test_what_cannot_be_gone_on_with_is_refused(tmp_path) -> None:
     assert read_class(tmp_path / "none.csv", EXERCISES) == {}
     (tmp_path / "grades.csv").write_text("submission,whitening,points,of,student,questions,note,digest\n")
-    with pytest.raises(InputError, match="holds the grades of other exercises: name another --out"):
+    with pytest.raises(InputError, match="has grades for other exercises: choose another --out"):
         read_class(tmp_path / "grades.csv", EXERCISES)
-    with pytest.raises(InputError, match="holds no submissions"):
+    with pytest.raises(InputError, match="has no submissions"):
         submissions_in(tmp_path)
 
 
