@@ -1,10 +1,11 @@
-"""Which facts does a reward model of the embedded world check? It scores true summaries beside ones with an error.
+"""Test which facts a reward model of the embedded world checks: score true summaries and summaries with an error.
 
     python -m tools.blind_spots --reward-model runs/tiny/rm
 
-For each slot (who, event, place, wish): the share of posts whose full and true summary scores higher than the same
-summary with another post's value in that slot (false: 0.5 is chance), with a value that no post has (outlandish), and
-without the slot (missing). Two models of the same accuracy can differ here, and PPO finds what a model does not check.
+For each slot (who, event, place, wish), print the share of posts where the full, true summary scores higher than the
+same summary with another post's value in that slot (false: 0.5 is chance), with a value that no post has (outlandish),
+and without the slot (missing). Two models with the same accuracy can differ here, and PPO finds what a model doesn't
+check.
 """
 
 import random
@@ -28,13 +29,13 @@ class Args:
     reward_model: str = "runs/tiny/rm"
     """checkpoint directory"""
     num_posts: PositiveInt = 400
-    """new posts of the world"""
+    """number of new posts"""
     seed: Seed = 1
     """seed of the posts"""
 
 
 def with_errors(post: tiny.Post, slot: int, rng: random.Random) -> dict[str, str]:
-    """The post's full summary with one error in a slot, by the kind of error."""
+    """Return the post's full summary with one error in a slot, by kind of error."""
     name, fact = list(tiny.SLOTS)[slot], post.facts[slot]
     values = {
         "false": rng.choice([value for value in tiny.SLOTS[name] if value != fact]),
@@ -64,7 +65,7 @@ def main(args: Args) -> None:
     queries = [post.query for post in posts]
     model, tokenizer = load_scalar(args.reward_model), load_tokenizer(args.reward_model)
     full = scores(model, tokenizer, queries, [" " + " ".join(tiny.frame(*post.facts)) for post in posts])
-    print(f"{args.reward_model}: of {len(posts)} posts, the true summary scores higher\n")
+    print(f"{args.reward_model}: share of {len(posts)} posts where the true summary scores higher\n")
     print("         false  outlandish  missing")
     for slot, name in enumerate(tiny.SLOTS):
         wrong = [with_errors(post, slot, rng) for post in posts]

@@ -1,6 +1,6 @@
-"""Eight changes that people make to the scripts, each made right and made wrong in one place: see tools/doctor.py.
+"""Eight changes that people make to the scripts, each done right and done wrong in one place: see tools/doctor.py.
 
-Six of them are in the product by now, which is the right one; the wrong one is a slip in it.
+Six of them are part of the library by now, so the right version is our code and the wrong one is a mistake in it.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ SHORT = ("--total-episodes", "768")
 @dataclass(frozen=True, kw_only=True)
 class Change:
     wrong: Bug
-    """its name is the change's"""
+    """the incorrect version; its name is also the change's name"""
     right: Bug | None = None
-    """None: the product has it"""
+    """the correct version; None: already in the library"""
     stage: str = ""
-    """of the demo, trained with the change; empty: none shows it"""
+    """stage of the demo to train with the change; empty: no stage shows it"""
     flags: tuple[str, ...] = ()
-    """that the stage then needs"""
+    """flags that the stage needs for the change"""
 
 
 CHANGES: tuple[Change, ...] = (
@@ -31,9 +31,9 @@ CHANGES: tuple[Change, ...] = (
         wrong=Bug(
             name="gspo", level=2, where="train_grpo:main",
             old="ALGORITHMS[args.algorithm]", new="replace(ALGORITHMS[args.algorithm], has_response_ratio=False)",
-            symptom="policy/ratio and policy/approx_kl are those of tokens: far larger than the ratios of responses, "
-            "which are clipped.",
-            cause="The loss clips a ratio per response, and the statistics still describe a ratio per token.",
+            symptom="policy/ratio and policy/approx_kl describe tokens: they are far larger than the ratios of "
+            "responses, which are clipped.",
+            cause="The loss clips a ratio per response, but the statistics still describe a ratio per token.",
             who=NOBODY,
             guard=(),
         ),
@@ -44,8 +44,8 @@ CHANGES: tuple[Change, ...] = (
         wrong=Bug(
             name="clip-higher", level=3, where="nanorlhf.ppo:ratio_bounds",
             old="1 - lower, 1 + upper", new="1 - upper, 1 + lower",
-            symptom="None that stands out: entropy falls a little faster than clip-higher should let it.",
-            cause="The two halves of --clip-range are swapped, so what becomes likelier is clipped first.",
+            symptom="None that is conspicuous: entropy falls slightly faster than it should with clip-higher.",
+            cause="The two numbers of --clip-range are swapped, so tokens that become more likely are clipped first.",
             who=NOBODY,
             guard=(),
         ),
@@ -59,9 +59,9 @@ CHANGES: tuple[Change, ...] = (
         wrong=Bug(
             name="dropped-groups", level=2, where="nanorlhf.grpo:refill",
             old="scores[again] = more_scores[:n]", new="",
-            symptom="groups/dropped is the share of groups that were alike at first, however often groups/refilled "
-            "says that they were sampled again.",
-            cause="Groups whose scores are equal get new responses and keep the scores of the old ones.",
+            symptom="groups/dropped stays at the initial share of groups with equal scores, although groups/refilled "
+            "shows that they were sampled again.",
+            cause="Groups with equal scores get new responses but keep the scores of the old ones.",
             who=NOBODY,
             guard=(),
         ),
@@ -73,8 +73,8 @@ CHANGES: tuple[Change, ...] = (
             name="ground-truth", level=2, where="nanorlhf.batch:Batch.__getitem__",
             old="[value[i] for i in numbers.tolist()]", new="value[: len(numbers)]",
             symptom="objective/score is low and hardly rises, as if the policy could not learn the task.",
-            cause="A rollout is read in the order of lengths, and the rows of the data are not put in that order: a "
-            "response is compared with the truth about another query.",
+            cause="The rollout is sorted by length but the data rows aren't, so a response is compared with the ground "
+            "truth of another query.",
             who=NOBODY,
             guard=(),
         ),
@@ -85,8 +85,8 @@ CHANGES: tuple[Change, ...] = (
         wrong=Bug(
             name="dense-reward", level=3, where="train_ppo:main",
             old="rewards += batch.token_rewards", new="rewards[:, 1:] += batch.token_rewards[:, :-1]",
-            symptom="None while --lam is near 1: each advantage contains nearly the same rewards.",
-            cause="The reward of a token is added at the next one, so it counts as the consequence of that token.",
+            symptom="None as long as --lam is near 1, because each advantage contains nearly the same rewards.",
+            cause="The reward of a token is added at the next token, so the next token gets the credit.",
             who=NOBODY,
             guard=(),
         ),
@@ -97,8 +97,8 @@ CHANGES: tuple[Change, ...] = (
         wrong=Bug(
             name="kto", level=3, where="train_dpo:main",
             old="args.beta * z0", new="args.beta * reference_point(rows)",
-            symptom="None that stands out: results depend on --micro-batch-size.",
-            cause="The reference point is estimated from the rows of a micro-batch, not from the batch.",
+            symptom="None that is conspicuous: results depend on --micro-batch-size.",
+            cause="The reference point is estimated from a micro-batch instead of the whole batch.",
             who=NOBODY,
             guard=(),
         ),
@@ -107,8 +107,8 @@ CHANGES: tuple[Change, ...] = (
         wrong=Bug(
             name="gpt-j", level=3, where="kernels.attention:apply_rotary_",
             old="(qk[..., 0::2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)", new="qk.chunk(2, dim=-1)",
-            symptom="The pretrained model's loss is far above what it should be, and falls fast as it is fine-tuned.",
-            cause="GPT-J rotates neighbouring channels in pairs; here channel i turns with channel i + r/2, as in "
+            symptom="The pretrained model's loss is far too high, and falls quickly in fine-tuning.",
+            cause="GPT-J rotates pairs of neighbouring channels; here channel i is paired with channel i + r/2, as in "
             "GPT-NeoX.",
             who=NOBODY,
             guard=(),
@@ -130,7 +130,7 @@ CHANGES: tuple[Change, ...] = (
             new='stats.metrics() | sampler_metrics | reward.metrics() | {"value/explained_variance": 1 - (('
             "batch.returns - batch.values).var() / batch.returns.var()).item()}",
             symptom="value/explained_variance depends on --response-length.",
-            cause="The variances are taken over all columns, and so over padding.",
+            cause="The variances are computed over all columns, padding included.",
             who=NOBODY,
             guard=(),
         ),

@@ -1,13 +1,13 @@
-"""What a person runs after each edit: style, types, and the tests nearest to what was changed, within a minute.
+"""A quick check to run after each edit: style, types, and the tests closest to the change, within a minute.
 
     make check
     python -m tools.check --since main --seconds 300
 
-Its own tests come first: those of train_ppo.py are tests/test_train_ppo.py, those of kernels/gae.py
-tests/kernels/test_gae.py. Where they take longer than there is time, the quickest of them run, and the others are
-listed. After them a changed file concerns the tests that import it, and less those that import what imports it; a file
-that is not Python concerns the tests whose text names it. The nearest come first, as many as the time is enough for, by
-the seconds that each took in the last run here. Tests marked slow are left to `make test-all`.
+A changed file's own tests run first: tests/test_train_ppo.py for train_ppo.py, tests/kernels/test_gae.py for
+kernels/gae.py. If they don't fit in the time, the quickest run and the others are listed. Then come other tests,
+closest first: those that import a changed file, then those that import its importers; for a file that isn't Python,
+the tests that mention its name. As many run as fit in the time, judging by their durations in the last run on this
+machine. Tests marked slow run only in `make test-all`.
 """
 
 import ast
@@ -26,33 +26,33 @@ from tools.house import narrow_files
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = ROOT / ".pytest_cache/v/seconds"
-"""seconds per test file, which tests/conftest.py keeps; beside it those per test function"""
+"""seconds per test file, written by tests/conftest.py; next to it the seconds per test function"""
 START = 12.0
-"""seconds of types, and of workers that import PyTorch"""
+"""seconds for the type check and for workers to import PyTorch"""
 UNKNOWN = 0.6
-"""seconds of a test, with all its parameters, that has not been run here"""
+"""assumed seconds of a test function, with all parameters, that has not run on this machine"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     since: str = "HEAD"
-    """commit or branch that the working tree is compared with"""
+    """commit or branch to compare the working tree with"""
     seconds: PositiveInt = 60
-    """how long it may take, about"""
+    """approximate time limit, seconds"""
     workers: PositiveInt = 2
-    """processes that run tests"""
+    """number of test processes"""
 
 
 def git(*arguments: str) -> list[str]:
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        raise InputError(f"git {' '.join(arguments)}: {done.stderr.strip()}: name a commit with --since.")
+        raise InputError(f"git {' '.join(arguments)}: {done.stderr.strip()}: --since must be a commit or branch.")
     return done.stdout.splitlines()
 
 
 def changed_files(since: str) -> set[Path]:
-    """Changed, new and deleted files, relative to the tree."""
-    # a renamed file is one that was deleted and a new one
+    """Return changed, new and deleted files, relative to the root."""
+    # a rename counts as a deletion and a new file
     names = git("diff", "--name-only", "--no-renames", since, "--") + git("ls-files", "--others", "--exclude-standard")
     return {Path(name) for name in names}
 
@@ -68,7 +68,7 @@ def files_of(module: str) -> set[Path]:
 
 
 def imported(file: Path) -> set[Path]:
-    """The files that a file's import statements may name, within functions too."""
+    """Return the files that a file's import statements may refer to, including imports inside functions."""
     found: set[Path] = set()
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.Import):
@@ -80,7 +80,7 @@ def imported(file: Path) -> set[Path]:
 
 
 def distances(changed: Iterable[Path]) -> dict[Path, int]:
-    """Test file -> how many imports lie between it and what was changed; 0: it was changed itself."""
+    """Map each affected test file to its number of imports away from a changed file; 0: changed itself."""
     importers: dict[Path, set[Path]] = {}
     for file in python_files():
         if (ROOT / file).exists():  # not deleted
@@ -89,7 +89,7 @@ def distances(changed: Iterable[Path]) -> dict[Path, int]:
     reached = {file: 0 for file in changed}
     for file in [file for file in reached if file.suffix != ".py"]:
         reached |= {test: 1 for test in test_files() if file.name in (ROOT / test).read_text()}
-    for file in [file for file in reached if file.name == "conftest.py"]:  # which no test imports
+    for file in [file for file in reached if file.name == "conftest.py"]:  # no test imports it
         reached |= {test: 1 for test in test_files() if test.is_relative_to(file.parent) and test not in reached}
     queue = list(reached)
     for file in queue:
@@ -101,10 +101,10 @@ def distances(changed: Iterable[Path]) -> dict[Path, int]:
 
 
 def own_tests(changed: Iterable[Path]) -> set[Path]:
-    """The test files named like the changed files, or like the folder that they are in: tests/tools/test_docs.py.
+    """Return the test files named after the changed files or their folders, such as tests/tools/test_docs.py for docs/.
 
-    tests/x/test_y.py for x/y.py and nanorlhf/x/y.py, and tests/test_y.py for y.py and nanorlhf/y.py; what is no part of
-    the library, such as the Makefile, may have its tests in tests/tools.
+    tests/x/test_y.py belongs to x/y.py and nanorlhf/x/y.py, tests/test_y.py to y.py and nanorlhf/y.py. Files outside
+    the library, such as the Makefile, may have their tests in tests/tools.
     """
     found = set()
     for file in changed:
@@ -133,7 +133,7 @@ def seconds_of(file: Path) -> float:
 
 
 def functions_of(file: Path) -> dict[str, float]:
-    """The test functions of a file, as pytest names them, and the seconds of each; of one that has not run, a share."""
+    """Return the node ids of a file's test functions and their seconds; unknown ones get a share of the file's time."""
     kept = SECONDS.with_name("seconds_of_tests")
     known = json.loads(kept.read_text()) if kept.exists() else {}
     tree = ast.parse((ROOT / file).read_text())
@@ -147,7 +147,7 @@ def functions_of(file: Path) -> dict[str, float]:
 
 
 def quickest(seconds_of_each: dict[str, float], seconds: float) -> list[str]:
-    """The quickest tests that fit in the time together, at least one."""
+    """Return the quickest tests that fit in the time together, at least one."""
     found: list[str] = []
     for name in sorted(seconds_of_each, key=lambda name: seconds_of_each[name]):
         seconds -= seconds_of_each[name]
@@ -158,9 +158,9 @@ def quickest(seconds_of_each: dict[str, float], seconds: float) -> list[str]:
 
 
 def own_first(files: Iterable[Path], seconds: float, workers: int) -> tuple[list[str], list[str], float]:
-    """What to run of the files that must run, what of them is left out, and the seconds that remain.
+    """Divide the time between the files that must run: return what to run, what to skip, and the remaining seconds.
 
-    A worker runs the whole of a file, so none may take longer than one of them has. They share the time.
+    A worker runs a whole file, so no file may take longer than one worker's share of the time.
     """
     found: list[str] = []
     left: list[str] = []
@@ -181,7 +181,7 @@ def own_first(files: Iterable[Path], seconds: float, workers: int) -> tuple[list
 
 
 def chosen(distance_of: dict[Path, int], seconds: float) -> list[Path]:
-    """The nearest files that fit, the quicker of two first; what does not fit is left out, not what follows it."""
+    """Return the closest files that fit, quicker ones first; a file that doesn't fit is skipped, later ones may fit."""
     found = []
     for file in sorted(distance_of, key=lambda file: (distance_of[file], seconds_of(file))):
         if seconds_of(file) <= seconds:
@@ -194,7 +194,7 @@ def main(args: Args) -> None:
     start = time.perf_counter()
     changed = changed_files(args.since)
     if not changed:
-        print(f"nothing has changed since {args.since}")
+        print(f"no changes since {args.since}")
         return
     python = [file for file in changed if file.suffix == ".py" and (ROOT / file).exists()]
     narrow = [file.relative_to(ROOT) for file in narrow_files(ROOT) if file.relative_to(ROOT) in changed]
@@ -208,7 +208,7 @@ def main(args: Args) -> None:
     hundred = ["--config", "line-length = 100", "--config", "format.exclude = []"]
     commands = {
         "ruff check": [*ruff, "check", "--quiet", *python] if python else [],
-        # those that pyproject.toml leaves to the next command are left to it here too
+        # skip the files that pyproject.toml excludes; the next command formats them
         "ruff format": [*ruff, "format", "--check", "--quiet", "--force-exclude", *python] if python else [],
         "ruff format, 100 columns": [*ruff, "format", "--check", "--quiet", *hundred, *narrow] if narrow else [],
         "mypy": [sys.executable, "-m", "mypy"] if python else [],
@@ -216,20 +216,20 @@ def main(args: Args) -> None:
     running = {name: subprocess.Popen(command, cwd=ROOT) for name, command in commands.items() if command}
     failed = []
     if files:
-        # -r: what failed; how many were skipped says the last line
+        # -r: list failures; the last line counts the skipped tests
         pytest = [sys.executable, "-m", "pytest", "-rfE", "-m", "not slow and not gpu", *tests, *map(str, others)]
         pytest += ["--numprocesses", str(args.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
-        if subprocess.run(pytest, cwd=ROOT).returncode not in (0, 5):  # 5: all of them are slow
+        if subprocess.run(pytest, cwd=ROOT).returncode not in (0, 5):  # 5: all tests are marked slow
             failed.append("the tests")
     failed += [name for name, process in running.items() if process.wait()]
     print(
-        f"{len(changed)} changed files, {len(near)} test files that they concern, {len(files)} of them run, "
+        f"{len(changed)} changed files affect {len(near)} test files; ran {len(files)} of them "
         f"in {time.perf_counter() - start:.0f} s. `make test-all` runs everything."
     )
     for file in sorted({name.split("::")[0] for name in left}):
         names = [name.split("::")[1] for name in left if name.startswith(f"{file}::")]
-        print(f"for want of time {len(names)} tests of {file} did not run: {', '.join(names)}")
-    if failed:  # said last: the tools' own words may stand far above
+        print(f"not run, out of time: {len(names)} tests in {file}: {', '.join(names)}")
+    if failed:  # last, because the tools' own messages may be far above
         print(f"failed: {'; '.join(failed)}")
         sys.exit(1)
 

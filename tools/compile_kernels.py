@@ -1,26 +1,26 @@
-"""What compilers tell about the kernels on GPUs that are not there: `python -m tools.compile_kernels --out FILE`.
+"""Compile the kernels for GPUs that this machine doesn't have: `python -m tools.compile_kernels --out FILE`.
 
-Compiles every Triton kernel, as the product launches it and in each setting that its tuner may choose, for Ampere,
-Hopper and Blackwell. The compilers (Triton's and ptxas) and the disassembler come with Triton. One row each:
+Compiles every Triton kernel for Ampere, Hopper and Blackwell, as the library launches it and in each configuration
+that its autotuner may choose. The compilers (Triton's and ptxas) and the disassembler come with Triton. Each row has:
 
     registers, spilled_bytes          per thread, from the machine code
     shared_bytes, occupancy           shared memory of a program; share of a multiprocessor's 64 warps that fit
-    tensor_cores                      the instruction that multiplies on them, or none
-    requested_bytes                   what all programs of a launch load and store
-    bytes, minimum_bytes, ratio       what the GPU's memory moves, and what it must: each input and each output once
-    predicted_us                      the longer of `bytes` at the published bandwidth and the products at the published
-                                      rate: a launch takes at least as long
+    tensor_cores                      the tensor core instruction, or none
+    requested_bytes                   loads and stores of all programs of a launch
+    bytes, minimum_bytes, ratio       DRAM traffic, and its minimum: each input and each output once
+    predicted_us                      lower bound of a launch's time: the longer of `bytes` at the published bandwidth
+                                      and the matmuls at the published rate
 
-`bytes` comes from a model of the L2 cache. Programs start in order, as many as fit on the GPU, and go through their
-tiles in step. The cache drops what was used longest ago. It counts as half of its published size, as each half of an
-A100's or an H100's may hold its own copy.
+`bytes` comes from a model of the L2 cache. Programs start in order, as many as fit on the GPU, and step through their
+tiles in lockstep. The cache evicts the least recently used data. We count half of its published size, because each
+half of an A100's or H100's cache may store its own copy.
 
-kernels/compiled.csv holds the rows; they depend on the version of Triton, the last column. tests/tools/test_compile.py
-compiles a sample again, and compares requested_bytes with what the interpreted kernels load and store.
+The rows are in kernels/compiled.csv; they depend on the version of Triton, the last column. tests/tools/test_compile.py
+recompiles a sample, and compares requested_bytes with the loads and stores of the interpreted kernels.
 
-    python -m tools.compile_kernels --measure kernels/measured.csv    # where there is a GPU
+    python -m tools.compile_kernels --measure kernels/measured.csv    # needs a GPU
 
-times the same launches there, on random numbers, and writes the median of each. The L2 cache is emptied before each.
+times the same launches on random numbers and writes each median. The L2 cache is cleared before each launch.
 """
 
 import csv
@@ -50,18 +50,18 @@ gae, kl, logprobs = (import_module(f"kernels.{name}") for name in ("gae", "kl", 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A GPU. Its limits are those of its compute capability in the CUDA C++ Programming Guide."""
+    """A GPU, with the limits of its compute capability from the CUDA C++ Programming Guide."""
 
     name: str
     multiprocessors: int
     shared_bytes: int
-    """of a multiprocessor; each program takes 1 KB more than it asks for"""
+    """per multiprocessor; each program takes 1 KB more than it requests"""
     cache_bytes: int
     """L2"""
     bandwidth: float
     """bytes per second"""
     rate: float
-    """dense operations per second of bfloat16 on tensor cores"""
+    """dense bfloat16 FLOP/s on tensor cores"""
 
 
 CARDS = {
@@ -78,19 +78,19 @@ CARDS = {
         rate=2250e12,
     ),
 }  # fmt: skip
-WARPS, PROGRAMS, REGISTERS, TENSOR_COLUMNS = 64, 32, 2**16, 512  # of a multiprocessor, on all three
+WARPS, PROGRAMS, REGISTERS, TENSOR_COLUMNS = 64, 32, 2**16, 512  # per multiprocessor, on all three
 
-# Pythia 1B's head, and more numbers in the rows than a micro-batch of any recipe's PPO has
+# the head of Pythia 1B, and a GAE batch larger than any recipe's PPO micro-batch
 N, V, C = 2048, 50304, 2048
 B, T = 512, 1024
 
 MEASURED = Path(__file__).parent.parent / "kernels" / "measured.csv"
 
 
-# ---------------------------------------------------------------------------------------- what the product launches
+# ---------------------------------------------------------------------------------------------------- the launches
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with the arguments and the settings of one call."""
+    """A kernel with the arguments and the configuration of one call."""
 
     kernel: triton.JITFunction
     arguments: tuple
@@ -104,14 +104,14 @@ class Launch:
 
     @property
     def setting(self) -> str:
-        """What tells this launch from others of its kernel and dtype."""
+        """The configuration, which distinguishes this launch from others with the same kernel and dtype."""
         flags = [flag.removeprefix("HAS_").lower() for flag in ("HAS_BIAS", "HAS_CAP") if self.constants.get(flag)]
         sizes = [f"{name.removeprefix('BLOCK_')}={size}" for name, size in self.config.kwargs.items()]
         return " ".join([*sizes, f"warps={self.config.num_warps}", f"stages={self.config.num_stages}", *flags])
 
 
 def launches() -> list[Launch]:
-    """Every kernel in every setting that the product can launch, from its own calls on tensors without memory."""
+    """Return every kernel in every configuration that the library can launch, recorded from calls on meta tensors."""
     found = []
     for length in (2**i for i in range(gae.BLOCK.bit_length())):
         found += launches_of(gae.gae_triton, empty(B, length), empty(B, length), 1.0, 0.95)
@@ -121,7 +121,7 @@ def launches() -> list[Launch]:
         found += launches_of(kl.kl_triton, logits, logits)
     hidden, weight = empty(N, C, dtype=torch.bfloat16), empty(V, C, dtype=torch.bfloat16)
     labels = empty(N, dtype=torch.int64)
-    # with neither, and with both, which contains what either has
+    # with neither bias nor cap, and with both
     for bias, cap in ((None, None), (empty(V), 30.0)):
         found += launches_of(logprobs.linear_forward_triton, hidden, weight, labels, bias, 0.7, cap, None)
         found += launches_of(
@@ -135,7 +135,7 @@ def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def launches_of(call: Callable, *inputs) -> list[Launch]:
-    """What a call launches, once for each setting among which the tuner chooses; nothing runs."""
+    """Record what a call launches, once per configuration of the autotuner, without running it."""
     recorded: list[tuple] = []
     kernels = gae.gae_kernel, kl.kl_kernel, logprobs.linear_forward_kernel, logprobs.linear_backward_kernel
     for kernel in kernels:
@@ -152,9 +152,9 @@ def launches_of(call: Callable, *inputs) -> list[Launch]:
     return [Launch(kernel.fn, arguments, constants, config, grid) for config in kernel.configs]
 
 
-# --------------------------------------------------------------------------------------------- what the compiler makes
+# ---------------------------------------------------------------------------------------------------- the compilation
 class NoDriver:
-    """Stands for the driver of a card: Triton asks it what to compile for."""
+    """A stand-in for a GPU's driver, which Triton asks for the target architecture."""
 
     def __init__(self, architecture: int) -> None:
         self.architecture = architecture
@@ -163,14 +163,14 @@ class NoDriver:
         return GPUTarget("cuda", self.architecture, 32)
 
     def get_current_device(self) -> int:
-        return self.architecture  # a cache of compiled kernels of its own
+        return self.architecture  # a separate cache of compiled kernels per architecture
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
 
 def compiled(launch: Launch, architecture: int) -> dict:
-    """Registers, spilled bytes, shared memory and the instruction that multiplies, from the machine code."""
+    """Read registers, spilled bytes, shared memory and the tensor core instruction from the machine code."""
     triton.runtime.driver.set_active(NoDriver(architecture))
     binary = launch.kernel.warmup(*launch.arguments, grid=(1,), **launch.constants, **launch.config.all_kwargs())
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -182,7 +182,7 @@ def compiled(launch: Launch, architecture: int) -> dict:
     instructions = set(re.findall(r"\b(HMMA|HGMMA|UTCHMMA)\b", code))
     return {
         "registers": registers,
-        "spilled_bytes": stack,  # no kernel has an array: what lies on the stack are spilled registers
+        "spilled_bytes": stack,  # no kernel has local arrays, so the stack has only spilled registers
         "shared_bytes": binary.metadata.shared,
         "tensor_columns": getattr(binary.metadata, "tmem_size", None) or 0,
         "tensor_cores": " ".join(sorted(instructions)) or "none",
@@ -190,8 +190,8 @@ def compiled(launch: Launch, architecture: int) -> dict:
 
 
 def resident_programs(card: Card, warps: int, registers: int, shared_bytes: int, tensor_columns: int) -> int:
-    """Programs of a kernel that a multiprocessor holds at a time; 0 if it does not fit."""
-    per_warp = ceil(registers * 32 / 256) * 256  # registers are given out in lots of 256
+    """Return the number of a kernel's programs that fit on a multiprocessor at a time; may be 0."""
+    per_warp = ceil(registers * 32 / 256) * 256  # registers are allocated in units of 256
     shared = shared_bytes + 1024
     if shared > card.shared_bytes:
         return 0
@@ -201,13 +201,13 @@ def resident_programs(card: Card, warps: int, registers: int, shared_bytes: int,
     return min(fit)
 
 
-# --------------------------------------------------------------------------------------------------- what memory moves
+# ----------------------------------------------------------------------------------------------------- memory traffic
 Step = list[tuple[tuple, int]]
-"""what a program reads or writes in one step: the name of the data, and bytes"""
+"""the reads and writes of a program in one step: name of the data, bytes"""
 
 
 def programs(launch: Launch) -> Iterator[list[Step]]:
-    """The steps of each program, in the order in which programs start."""
+    """Yield the steps of each program, in the order that programs start."""
     name, given = launch.kernel.__name__, dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
     width = launch.dtype.itemsize
     if name == "gae_kernel":
@@ -228,7 +228,7 @@ def programs(launch: Launch) -> Iterator[list[Step]]:
 
 def linear_programs(name: str, given: dict, width: int, constants: dict, sizes: dict) -> Iterator[list[Step]]:
     num_rows, num_ids, channels, block = given["N"], given["V"], given["C"], sizes["BLOCK_N"]
-    split = constants.get("SPLIT", sizes["BLOCK_V"])  # ids of a program
+    split = constants.get("SPLIT", sizes["BLOCK_V"])  # ids per program
     row_blocks, group = ceil(num_rows / block), max(given["group"] // block, 1)
     for first_block in range(0, row_blocks, group):
         blocks = range(first_block, min(first_block + group, row_blocks))
@@ -253,7 +253,7 @@ def requested_bytes(launch: Launch) -> int:
 
 
 def minimum_bytes(launch: Launch) -> int:
-    """Each input and each output once."""
+    """Return the bytes of each input and each output, counted once."""
     sizes: dict[tuple, int] = {}
     for data, size in (access for steps in programs(launch) for step in steps for access in step):
         sizes[data] = max(size, sizes.get(data, 0))
@@ -261,7 +261,7 @@ def minimum_bytes(launch: Launch) -> int:
 
 
 def moved_bytes(launch: Launch, at_a_time: int, cache_bytes: int) -> int:
-    """What memory reads and writes where so many programs run at a time over a cache of this size."""
+    """Return the DRAM traffic when this many programs run at a time with an L2 cache of this size."""
     cache: OrderedDict[tuple, int] = OrderedDict()
     held = moved = 0
     waiting = list(programs(launch))
@@ -281,7 +281,7 @@ def moved_bytes(launch: Launch, at_a_time: int, cache_bytes: int) -> int:
 
 
 def predicted_seconds(launch: Launch, card: Card, num_bytes: int) -> float:
-    """A launch takes at least as long: no kernel reaches the published bandwidth or rate."""
+    """Return a lower bound of a launch's time: no kernel reaches the published bandwidth or rate."""
     products = 0.0
     if launch.kernel.__name__.startswith("linear"):
         given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
@@ -289,7 +289,7 @@ def predicted_seconds(launch: Launch, card: Card, num_bytes: int) -> float:
     return max(num_bytes / card.bandwidth, products)
 
 
-# -------------------------------------------------------------------------------------------------------------- table
+# ---------------------------------------------------------------------------------------------------------- the table
 def row_of(launch: Launch, architecture: int) -> dict:
     card, binary = CARDS[architecture], compiled(launch, architecture)
     columns, warps = binary.pop("tensor_columns"), launch.config.num_warps
@@ -310,7 +310,7 @@ def row_of(launch: Launch, architecture: int) -> dict:
 
 
 def key_of(launch: Launch, architecture: int) -> dict:
-    """The columns that name a row."""
+    """Return the columns that identify a row."""
     return {
         "kernel": launch.kernel.__name__,
         "dtype": str(launch.dtype).removeprefix("torch."),
@@ -324,7 +324,7 @@ def short(microseconds: float) -> str:
 
 
 def measured_row(launch: Launch) -> dict:
-    """The median time of a launch on the GPU that is here, on random numbers of the same shapes."""
+    """Measure the median time of a launch on this machine's GPU, with random inputs of the same shapes."""
 
     def filled(x: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.int64:  # labels
@@ -346,9 +346,9 @@ def measured_row(launch: Launch) -> dict:
 
 
 def summary(rows: list[dict], measured: list[dict]) -> str:
-    """The table of kernels/README.md: ranges over settings and architectures, and the slowest setting's prediction.
+    """Format the table of kernels/README.md: ranges over configurations and GPUs, and the slowest prediction.
 
-    Measured are the fastest, which the tuner takes, and the slowest.
+    The last column has the measured times of the fastest configuration, which the autotuner picks, and of the slowest.
     """
     names = [card.name for card in CARDS.values()]
     lines = [
@@ -375,16 +375,16 @@ def summary(rows: list[dict], measured: list[dict]) -> str:
 @dataclass(frozen=True, kw_only=True)
 class Args:
     out: Path = Path("kernels/compiled.csv")
-    """the table"""
+    """output table"""
     measure: Path | None = None
-    """time the launches on this machine's GPU instead, and write them to this table"""
+    """instead, time the launches on this machine's GPU and write them to this table"""
 
 
 def main(args: Args) -> None:
     rows = []
     if args.measure is not None:
         if not torch.cuda.is_available():
-            sys.exit("error: --measure: this PyTorch sees no CUDA device: run it where there is one.")
+            sys.exit("error: --measure needs a CUDA device; this PyTorch finds none.")
         for launch in launches():
             rows.append(measured_row(launch))
             print(*rows[-1].values(), flush=True)
@@ -412,5 +412,5 @@ def read_table(file: Path) -> list[dict]:
 
 if __name__ == "__main__":
     if os.environ.get("TRITON_INTERPRET") == "1":
-        sys.exit("error: TRITON_INTERPRET=1 replaces the compiler: unset it.")
+        sys.exit("error: unset TRITON_INTERPRET: Triton's interpreter doesn't compile.")
     run_module(main, Args)

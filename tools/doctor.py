@@ -1,11 +1,11 @@
-"""How good is the doctor? Each bug of the course, twelve that it was not made for, and changes made right and wrong.
+"""Evaluate the doctor on the course's bugs, on twelve bugs it was not designed for, and on right and wrong changes.
 
     python -m tools.doctor --demo runs/tiny --out runs/doctor --healthy runs/tiny runs/site
 
-Each bug, and each change of tools/changes.py, is planted in a copy of the tree. `doctor code` examines the copy; then
-the stage that has it trains on the demo's world, and `doctor run` examines its run. With --healthy every run below
-those directories is examined too: what is found there are false alarms, unless the run is sick. Out:
-OUT/verdicts.jsonl, from which an interrupted call goes on, and docs/doctor.csv, the table.
+Each bug, and each change in tools/changes.py, is planted in a copy of the repository. `doctor code` examines the copy;
+then the affected stage trains on the demo's data, and `doctor run` examines the run. With --healthy, every run below
+those directories is examined too; findings there are false alarms, unless the run is not healthy after all. Writes
+OUT/verdicts.jsonl, from which an interrupted call continues, and the table docs/doctor.csv.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from tools.changes import CHANGES
 from tools.other_bugs import OTHER_BUGS
 
 TABLE = ROOT / "docs/doctor.csv"
-STAGES = {  # module, or module:function -> the stages in which its bugs show; else PPO
+STAGES = {  # module or module:function -> stages that show its bugs; default: PPO
     "train_sft": ("sft",),
     "nanorlhf.training.supervised": ("sft",),
     "nanorlhf.dataset:with_blank": ("sft",),
@@ -57,23 +57,23 @@ STAGES = {  # module, or module:function -> the stages in which its bugs show; e
 @dataclass(frozen=True, kw_only=True)
 class Args:
     demo: Path = Path("runs/tiny")
-    """what `make demo` wrote: data, sft, rm"""
+    """output of `make demo`, with data, sft and rm"""
     out: Path = Path("runs/doctor")
     bugs: tuple[str, ...] = ()
-    """names, of changes too; none: all"""
+    """names of bugs or changes; default: all"""
     healthy: tuple[Path, ...] = ()
-    """directories of healthy runs, at any depth"""
+    """directories with healthy runs, at any depth"""
     jobs: Workers = 2
-    """bugs at a time, of two threads each"""
+    """number of bugs to examine in parallel"""
 
 
 Kind = Literal["course", "new", "right", "wrong"]
-"""a bug of the course; one that the doctor was not made for; a change made right, or wrong"""
+"""a bug of the course; a bug that the doctor was not designed for; a change done right; a change done wrong"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is planted, and which stages of the demo are trained with it."""
+    """The edits to plant, and the stages of the demo to train with them."""
 
     name: str
     kind: Kind
@@ -81,18 +81,18 @@ class Case:
     edits: tuple[Bug, ...]
     stages: tuple[str, ...]
     flags: tuple[str, ...] = ()
-    """of the stages, beside those that they always have"""
+    """extra flags for the stages"""
 
     @property
     def key(self) -> str:
-        """Of the case, the doctor and the code: with the same, the verdict is the same."""
+        """A hash of the case, the doctor and the code, which determine the verdict."""
         return hashlib.sha256(digest_of_code() + repr(self).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Verdict:
     key: str
-    """of its case"""
+    """the key of its case"""
     bug: str
     kind: Kind
     level: int
@@ -100,7 +100,7 @@ class Verdict:
     by_run: list[str]
     """names of the findings"""
     words: list[str]
-    """the findings themselves"""
+    """text of the findings"""
     seconds: float
 
 
@@ -129,7 +129,7 @@ def all_cases() -> list[Case]:
 
 @contextlib.contextmanager
 def planted(edits: tuple[Bug, ...]) -> Iterator[Path]:
-    """A copy of the tree with these edits."""
+    """Make a copy of the repository with these edits."""
     with tempfile.TemporaryDirectory(prefix="doctor-bug-") as directory:
         copy_files(ROOT, Path(directory), CODE)
         for bug in edits:
@@ -139,13 +139,13 @@ def planted(edits: tuple[Bug, ...]) -> Iterator[Path]:
 
 @functools.cache
 def found_in_code(edits: tuple[Bug, ...]) -> list[Finding]:
-    """Once for all changes that the product has: their tree is this one."""
+    """Run `doctor code` on the edited tree; cached, because several right changes have no edits."""
     with planted(edits) as tree:
         return code.examine(tree)[0]
 
 
 def judge(case: Case, args: Args) -> Verdict:
-    """What both forms of the doctor say of the code with this case's edits."""
+    """Run both forms of the doctor on the code with this case's edits."""
     began = time.monotonic()
     findings = found_in_code(case.edits)
     runs: list[Path] = []
@@ -170,11 +170,11 @@ def names(findings: Sequence) -> list[str]:
 
 
 def train(tree: Path, stage: str, demo: Path, out: Path, others: Sequence[str]) -> bool:
-    """Train a stage of the demo by the scripts of the tree, with other flags; whether it came to its end."""
+    """Train a stage of the demo with the tree's scripts and extra flags; return whether it finished."""
     flags: dict[str, object] = {"data": demo / "data", "out": out, "seed": 1, "device": "cpu"}
     if stage != "sft":
         flags["sft"] = demo / "sft"
-    if stage in ("ppo", "grpo"):  # a bug of the reward model has one of its own
+    if stage in ("ppo", "grpo"):  # a bug in the reward model has trained a separate one
         own = out.parent / "rm"
         flags |= {"reward-model": own if own.exists() else demo / "rm", "trace": 4}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
@@ -184,7 +184,7 @@ def train(tree: Path, stage: str, demo: Path, out: Path, others: Sequence[str]) 
 
 
 def examine_below(directories: Sequence[Path]) -> dict[Path, list[Finding]]:
-    """What is found in each run below the directories; one that has not logged anything yet is left out."""
+    """Return the findings in each run below the directories, skipping runs that haven't logged anything yet."""
     files = {path for directory in directories for path in directory.rglob("metrics.jsonl") if path.stat().st_size}
     runs = [path.parent for path in sorted(files) if path.with_name("args.json").exists()]
     return {path: diagnosis.examine([path]) for path in runs}
@@ -197,17 +197,17 @@ def table_rows(verdicts: Sequence[Verdict]) -> list[tuple[str, str, int, str, st
 def summary(verdicts: Sequence[Verdict]) -> str:
     lines = []
     for what, group in (
-        ("the course's bugs", [v for v in verdicts if v.kind == "course"]),
-        ("those of level 1", [v for v in verdicts if v.kind == "course" and v.level == 1]),
+        ("bugs of the course", [v for v in verdicts if v.kind == "course"]),
+        ("bugs of the course, level 1", [v for v in verdicts if v.kind == "course" and v.level == 1]),
         ("new bugs", [v for v in verdicts if v.kind == "new"]),
-        ("changes made right", [v for v in verdicts if v.kind == "right"]),
-        ("changes made wrong", [v for v in verdicts if v.kind == "wrong"]),
+        ("right changes", [v for v in verdicts if v.kind == "right"]),
+        ("wrong changes", [v for v in verdicts if v.kind == "wrong"]),
     ):
         if not group:
             continue
         by_code, by_run = sum(bool(v.by_code) for v in group), sum(bool(v.by_run) for v in group)
         neither = [v.bug for v in group if not v.by_code and not v.by_run]
-        lines.append(f"{what}: {len(group)}, named by code {by_code}, by run {by_run}, by neither: {neither or 'none'}")
+        lines.append(f"{what}: {len(group)}, found by code {by_code}, by run {by_run}, by neither: {neither or 'none'}")
     return "\n".join(lines)
 
 
@@ -219,7 +219,7 @@ def main(args: Args) -> None:
     known = all_cases()
     for name in args.bugs:
         if all(case.name != name for case in known):
-            raise InputError(f"--bugs {name}: there is no such bug.")
+            raise InputError(f"--bugs {name}: unknown bug.")
     args.out.mkdir(parents=True, exist_ok=True)
     cases = [case for case in known if not args.bugs or case.name in args.bugs]
     wanted = {case.key for case in cases}
@@ -244,7 +244,7 @@ def main(args: Args) -> None:
             writer.writerows(table_rows(verdicts))
     if args.healthy:
         of_runs = examine_below(args.healthy)
-        print(f"{len(of_runs)} runs, {sum(map(bool, of_runs.values()))} of them with findings")
+        print(f"{len(of_runs)} runs, {sum(map(bool, of_runs.values()))} with findings")
         for path, findings in of_runs.items():
             print(*(f"{path}: {finding}" for finding in findings), sep="\n", end="\n" if findings else "")
 

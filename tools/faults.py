@@ -1,7 +1,7 @@
-"""What can go wrong around a run: signals, its disk, its judge, its clock, its states (tools/soak.py).
+"""Faults that hit a run in tools/soak.py: signals, and failures of its disk, judge, clock and saved states.
 
-The disk is a tmpfs of its own, which really fills up and really becomes read-only. Where the kernel permits no mounts,
-files may not grow beyond a size (RLIMIT_FSIZE), and no disk is read-only. The clock that jumps is Python's time.time.
+The disk is a tmpfs that really fills up and really becomes read-only. If the kernel doesn't permit mounts, the size of
+files is limited instead (RLIMIT_FSIZE), and there is no read-only fault. The clock that jumps is Python's time.time.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from pathlib import Path
 
 from nanorlhf import launch
 
-# fault -> exit codes of a run that it ends; none: the run must go on as if nothing had happened. 0 is always right
+# fault -> exit codes of a run that it ends; none: the run must continue undisturbed. Exit code 0 is always allowed
 FAULTS: dict[str, tuple[int, ...]] = {
     "SIGKILL": (-signal.SIGKILL,),
     "SIGKILL in a save": (-signal.SIGKILL,),
     "SIGINT": (128 + signal.SIGINT,),
-    "SIGTERM": (128 + signal.SIGTERM, -signal.SIGTERM),  # the second before the first step
+    "SIGTERM": (128 + signal.SIGTERM, -signal.SIGTERM),  # the second code: before the first step
     "SIGHUP": (-signal.SIGHUP,),
     "SIGSTOP, SIGCONT": (),
     "dead rank": (1,),
@@ -43,17 +43,17 @@ FAULTS: dict[str, tuple[int, ...]] = {
 }
 DISK = 2**26  # bytes; a round of the soak leaves a few million
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000  # from sched.h
-# seconds by which the clock of a run is wrong, in memory that all forks share: a signal would kill a program between
-# its fork and the handler
+# error of a run's clock in seconds, in memory shared by all forks: we can't set it by a signal, because a signal
+# between fork and handler would kill the process
 CLOCK = ctypes.c_double.from_buffer(mmap.mmap(-1, ctypes.sizeof(ctypes.c_double)))
 YEAR = 365 * 86400.0  # seconds
 
 
 @contextlib.contextmanager
 def small_disk(directory: Path) -> Iterator[bool]:
-    """A tmpfs of DISK bytes there, and an empty /dev/shm, that only this process and its children see.
+    """Mount a tmpfs of DISK bytes and an empty /dev/shm that only this process and its children see.
 
-    Yields False where the kernel permits no mounts.
+    Yields False if the kernel doesn't permit mounts.
     """
     user = os.getuid()
     own = ctypes.CDLL(None).unshare(CLONE_NEWNS | (CLONE_NEWUSER if user else 0)) == 0
@@ -70,7 +70,7 @@ def small_disk(directory: Path) -> Iterator[bool]:
 
 
 class Judge(BaseHTTPRequestHandler):
-    """Grades by the prompt alone."""
+    """A fake judge whose score depends only on the prompt."""
 
     mood = ""
 
@@ -89,17 +89,17 @@ class Judge(BaseHTTPRequestHandler):
             time.sleep(0.01 if size == 1 else 0)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def wrong_clock() -> None:
-    """In a run, before it begins: time.time is wrong by CLOCK."""
+    """Shift time.time by CLOCK; called in a run before it starts."""
     right = time.time
     time.time = lambda: right() + CLOCK.value
 
 
 def saves(out: Path) -> set[tuple[Path, int]]:
-    """Directories of unfinished saves, with the time of their last change."""
+    """Return the directories of unfinished saves, with the time of their last change."""
     found = set()
     for place in (out, out / "state", out / "value_model", out / "best"):
         for path in (place / ".partial", place / ".doomed"):
@@ -109,12 +109,12 @@ def saves(out: Path) -> set[tuple[Path, int]]:
 
 
 def is_alive(job: int) -> bool:
-    """Whether a child is still running; it is not reaped."""
+    """Return whether a child is still running, without reaping it."""
     return os.waitid(os.P_PID, job, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
 def processes_of(job: int) -> list[int]:
-    """The running processes of its process group."""
+    """Return the running processes of a job's process group."""
     found = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -125,7 +125,7 @@ def processes_of(job: int) -> list[int]:
 
 
 class World:
-    """What surrounds a run: root/disk, where it runs in root/disk/run, and the judge's port.
+    """The environment of a run: root/disk, with the run in root/disk/run, and the judge's port.
 
     mounted: whether root/disk is a `small_disk`.
     """
@@ -135,12 +135,12 @@ class World:
         self.draw = random.Random()
         self.judge = 0  # process id; 0: none
         self.read_only = False
-        self.reserved = socket.socket()  # nobody else gets its port while the judge is dead
+        self.reserved = socket.socket()  # keeps the port while the judge is dead
         self.reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.reserved.bind(("127.0.0.1", 0))
 
     def serve(self, mood: str = "") -> None:
-        """Replace the judge by one in this mood."""
+        """Replace the judge by one with this mood."""
         if self.judge:
             os.kill(self.judge, signal.SIGKILL)
             os.waitpid(self.judge, 0)
@@ -151,13 +151,13 @@ class World:
             os.setsid()
             launch.die_with_parent()
             Judge.mood = mood
-            os.close(2)  # where the server complains of runs that died
+            os.close(2)  # the server logs errors about dead runs there
             ThreadingHTTPServer(self.reserved.getsockname(), Judge).serve_forever()
         finally:
             os._exit(1)
 
     def moment(self, fault: str, job: int, out: Path, seconds: float) -> bool:
-        """Wait for a random moment of the run, or for the first save after it; returns whether the run goes on."""
+        """Wait for a random moment, or for the first save after it; return whether the run is still alive."""
         end, before = time.monotonic() + self.draw.uniform(0, seconds), saves(out)
         while is_alive(job):
             if time.monotonic() >= end and (fault != "SIGKILL in a save" or saves(out) - before):
@@ -166,13 +166,13 @@ class World:
         return is_alive(job)
 
     def strike(self, fault: str, job: int, out: Path) -> bool:
-        """Let it happen to a run, the leader of a process group; returns whether it could.
+        """Apply the fault to a run, the leader of a process group; return whether it was possible.
 
-        Raises ProcessLookupError where the run ends meanwhile.
+        Raises ProcessLookupError if the run ends meanwhile.
         """
-        send = self.draw.choice((os.kill, os.killpg))  # to the process that the user started, or to all
+        send = self.draw.choice((os.kill, os.killpg))  # to the main process, or to the whole group
         processes = processes_of(job)
-        if not processes:  # it has no group yet
+        if not processes:  # the process group doesn't exist yet
             return False
         match fault:
             case "SIGKILL" | "SIGKILL in a save" | "truncated state" | "foreign file":
@@ -185,7 +185,7 @@ class World:
                 time.sleep(self.draw.uniform(0, 1))
                 os.kill(chosen, signal.SIGCONT)
             case "dead rank":
-                if processes == [job]:  # the second is not there yet, or not any more
+                if processes == [job]:  # the second rank hasn't started yet, or has ended
                     return False
                 os.kill(next(process for process in processes if process != job), signal.SIGKILL)
             case "full disk" if self.mounted:
@@ -202,20 +202,20 @@ class World:
                 subprocess.run(("mount", "--move", self.view, self.run), check=True)
                 self.read_only = True
             case "jumping clock":
-                CLOCK.value = -CLOCK.value or YEAR  # from a year ahead to a year back
-                for directory, directories, files in os.walk(out):  # the run deletes states meanwhile
+                CLOCK.value = -CLOCK.value or YEAR  # alternate between a year ahead and a year behind
+                for directory, directories, files in os.walk(out):  # the run may delete states meanwhile
                     for name in (*directories, *files):
                         with contextlib.suppress(FileNotFoundError):
                             os.utime(Path(directory, name), (0, 4e9))
             case _:
                 self.serve(fault)
-                if self.draw.random() < 0.5:  # it recovers before a run gives up
+                if self.draw.random() < 0.5:  # recover before the run gives up
                     time.sleep(self.draw.uniform(0, 3))
                     self.serve()
         return True
 
     def heal(self, judged: bool) -> None:
-        """As it was before: the right time, a disk with room, and, if the run has one, a judge that is well."""
+        """Undo all faults: correct clock, free and writable disk, and a healthy judge if the run uses one."""
         CLOCK.value = 0.0
         (self.disk / "ballast").unlink(missing_ok=True)
         if self.read_only:

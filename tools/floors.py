@@ -1,11 +1,11 @@
-"""Which room may import which, and what a tree's source imports, read by `ast`."""
+"""The order of the packages, lower ones never importing higher ones, and the imports of a tree, read with `ast`."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = ("tests", "bench", "tools", "course", "experiments", "nanorlhf", "data", "kernels")
-# a room imports from its own row and from those below it
+# a package imports only from its own row and the rows below
 FLOORS = (
     {"tools"},
     {"course"},
@@ -27,7 +27,7 @@ FLOORS = (
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Every module of a tree, with its file."""
+    """Map each module of a tree to its file."""
     files = [*root.glob("*.py")]
     for folder in FOLDERS:
         files += (root / folder).rglob("*.py")
@@ -40,7 +40,7 @@ def module_of(file: Path, root: Path) -> str:
 
 
 def imports(tree: ast.Module, known: dict[str, Path]) -> set[str]:
-    """Those of the known modules that a file imports, within functions too."""
+    """Return the known modules that a file imports, including imports inside functions."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -52,10 +52,10 @@ def imports(tree: ast.Module, known: dict[str, Path]) -> set[str]:
 
 
 def room(module: str, known: dict[str, Path]) -> str:
-    """The folder of a module.
+    """Return the package of a module.
 
-    What reads other people's files is part of the core, which it needs and which needs it. Tools, tests and the
-    benchmark are one room: tests run tools, and tools break the library on the tests' miniatures.
+    nanorlhf.pretrained counts as part of the core, because each imports the other. Tools, tests and the benchmark
+    count as one: tests run tools, and tools use the tests' miniature runs.
     """
     parts = module.split(".")
     if parts[0] in ("bench", "tests"):
@@ -72,7 +72,7 @@ def floor(module: str, known: dict[str, Path]) -> int:
 
 
 def upward(root: Path) -> Iterator[tuple[str, str]]:
-    """The imports of a tree that go against the order: (who, what)."""
+    """Yield the imports that violate the order as (importer, imported)."""
     known = modules(root)
     for module, file in known.items():
         for name in sorted(imports(ast.parse(file.read_text()), known)):

@@ -1,21 +1,21 @@
-"""Attack every entry point with malformed input, and report whatever isn't one sentence.
+"""Attack every entry point with malformed input, and report every failure that isn't a clean error message.
 
     python -m tools.fuzz --minutes 10 --seed 1
-    python -m tools.fuzz --seed 1 --case 4711          # that case again, with its whole output
+    python -m tools.fuzz --seed 1 --case 4711          # run this case again, with its full output
 
-A small world is made once: data, checkpoints, runs and sources of every converter. Each case copies what one command
-reads, damages one file or one flag, and runs the command's `main` as its script does, in a forked child. It passes if
-the command succeeds, or ends with code 2 and one sentence that begins with `error:`, and leaves nothing half-written.
-Reported are:
+The fuzzer first makes a small world: data, checkpoints, runs and sources for every converter. Each case copies the
+files that one command reads, damages one file or one flag, and runs the command's `main` like its script, in a forked
+child. It passes if the command succeeds, or exits with code 2 and one line that starts with `error:`, and leaves
+nothing half-written. It reports:
 
-    traceback      any other exception or exit code, and a refusal of several lines
+    traceback      any other exception or exit code, or an error of several lines
     hang           more than CPU_SECONDS of processor time, or IDLE_SECONDS without any
-    memory         more than MAX_BYTES resident beyond what this process has at the fork
-    broken         an undamaged command that fails: these come first, and don't count for the minutes
-    half-written   after a refusal something new is in the output directory, except a run that had logged steps;
-                   after anything a temporary file
+    memory         more than MAX_BYTES resident beyond this process's memory at the fork
+    broken         an undamaged command that fails; these run first and don't count towards --minutes
+    half-written   after an error, new files in the output directory, except for a run that had logged steps;
+                   in any case, a temporary file
 
-A case depends on --seed and its number alone.
+A case depends only on --seed and its number.
 """
 
 import contextlib
@@ -94,9 +94,9 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 @dataclass(frozen=True)
 class Entry:
     main: Callable
-    args: Any  # recipes of a script, or the Args of a module
-    command: str  # the flags of a run that works; `{root}` is the source tree
-    reads: str  # what it reads, of the world: files and directories
+    args: Any  # the recipes of a script, or the Args of a module
+    command: str  # the flags of a working run; `{root}` is the repository
+    reads: str  # the files and directories of the world that it reads
 
     @property
     def words(self) -> list[str]:
@@ -308,14 +308,14 @@ ENTRIES = {
 
 # --------------------------------------------------------------------------------------------------------- 2. the world
 def make_world() -> None:
-    """Write all that the commands read into the working directory."""
+    """Write everything that the commands read to the working directory."""
     make_models()
     make_sources()
     again("eval tiny", "out/eval", "evaluated")
 
 
 def make_models() -> None:
-    """Write what the commands that train, sample and evaluate read."""
+    """Write the inputs of the commands that train, sample and evaluate."""
     tiny.main(tiny.Args(out=Path("data"), num_demonstrations=12, num_comparisons=12, num_validation=4, vocab_size=320))
     for split in ("train", "validation"):
         rows = [row for _, row in iter_jsonl(f"data/sft.{split}.jsonl")]
@@ -325,7 +325,7 @@ def make_models() -> None:
             {"query": row["query"], "response": row["response"], "label": i % 2 == 0} for i, row in enumerate(rows)
         ]
         write_jsonl(f"data/unpaired.{split}.jsonl", labelled)
-    again("train_sft", "out/run", "sft", "--num-epochs 30 --lr 3e-3")  # until it writes letters, mostly
+    again("train_sft", "out/run", "sft", "--num-epochs 30 --lr 3e-3")  # until it writes mostly letters
     again("train_rm", "out/run", "rm")
     again("train_ppo", "out/run", "ppo")
     Path("ppo", "summary.json").unlink()  # so that it can be resumed
@@ -352,7 +352,7 @@ def make_models() -> None:
 
 
 def make_sources() -> None:
-    """Write what the converters read."""
+    """Write the inputs of the converters."""
     os.rename("made/sources", "sources")
     Path("sources/metadata").mkdir()
     Path("sources/metadata/p00001.csv").write_text("submission_id,status\ns1,Accepted\ns2,Wrong Answer\n")
@@ -388,7 +388,7 @@ def make_sources() -> None:
 
 
 def write_benchmarks() -> None:
-    """RM-Bench, and RewardBench 2 with its ties; and the former as it is evaluated."""
+    """Write RM-Bench and RewardBench 2 with its ties, and convert the former."""
     styles = {side: [f"{side} {style}" for style in ("short", "long", "marked")] for side in ("chosen", "rejected")}
     about = ({"id": domain, "prompt": f"a question of {domain}", "domain": domain} for domain in ("chat", "code"))
     Path("styles.json").write_text(json.dumps([row | styles for row in about]))
@@ -399,14 +399,14 @@ def write_benchmarks() -> None:
 
 
 def again(entry: str, made: str, name: str, flags: str = "") -> None:
-    """Run a command, with more flags, and keep what it made under a name."""
+    """Run a command with extra flags and rename its output."""
     with contextlib.suppress(SystemExit):
         replace(ENTRIES[entry], command=f"{ENTRIES[entry].command} {flags}").run()
     os.rename(made, name)
 
 
 def write_shards(weights: Path, directory: Path) -> None:
-    """The same weights as two pickles and their index."""
+    """Write the same weights as two pickles and an index."""
     tensors = load_file(weights)
     names = sorted(tensors)
     halves = {"pytorch_model-1.bin": names[::2], "pytorch_model-2.bin": names[1::2]}
@@ -445,7 +445,7 @@ def write_encoder(directory: Path) -> None:
 
 
 def write_tldr() -> None:
-    """Comparisons as published: JSON Lines, the same as .gz, as an array, and as parquet."""
+    """Write comparisons in the published format: as JSON Lines, .gz, a JSON array, and parquet."""
     import pyarrow
     import pyarrow.parquet
 
@@ -460,7 +460,7 @@ def write_tldr() -> None:
 
 
 def write_chats() -> None:
-    """Demonstrations, pairs in parquet, and a tokenizer with a chat template in a file."""
+    """Write demonstrations, pairs in parquet, and a tokenizer with a chat template file."""
     import pyarrow
     import pyarrow.parquet
 
@@ -488,7 +488,7 @@ def write_csv(path: Path, rows: list[dict]) -> None:
 
 # ----------------------------------------------------------------------------------------------------- 3. the attacks
 HUGE = "9" * 5000
-VALUES: tuple[tuple[str, Any], ...] = (  # what a value of JSON becomes; a str begins with `raw:` if it is no JSON
+VALUES: tuple[tuple[str, Any], ...] = (  # replacements for a JSON value; `raw:` ones are inserted unquoted
     ("nested 100,000 deep", "raw:" + "[" * 100_000 + "]" * 100_000),
     ("nested 500 deep", "raw:" + '{"a":' * 500 + "1" + "}" * 500),
     ("an integer of 5,000 digits", f"raw:{HUGE}"),
@@ -527,7 +527,7 @@ VALUES: tuple[tuple[str, Any], ...] = (  # what a value of JSON becomes; a str b
 
 
 def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    """The paths to all values in a piece of JSON, at most a few thousand."""
+    """Yield the paths to all values in parsed JSON, at most 40 per level."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for count, (key, child) in enumerate(inner):
@@ -616,12 +616,12 @@ def flip(data: bytes, at: int, rng: random.Random) -> bytes:
 
 
 def with_number(data: bytes, at: int, rng: random.Random) -> bytes:
-    """Lengths, counts and offsets in a header of bytes."""
+    """Overwrite 8 bytes with a number, to damage lengths, counts and offsets in a binary header."""
     return data[:at] + rng.choice((0, 1, 2**31, 2**40, 2**62, 2**64 - 1)).to_bytes(8, "little") + data[at + 8 :]
 
 
 def attack_kind(path: Path, rng: random.Random) -> str:
-    """Put something else in the place of a file."""
+    """Replace a file by something that isn't a regular file."""
     kinds = ("a pipe", "a socket", "a directory", "missing", "a device", "a link in a circle", "a link to nothing")
     what = rng.choice(kinds)
     path.unlink()
@@ -642,7 +642,7 @@ def attack_kind(path: Path, rng: random.Random) -> str:
 
 
 def attack_format(path: Path, data: bytes, rng: random.Random) -> tuple[str, bytes]:
-    """What only one format suffers from."""
+    """Damage a file in a way specific to its format."""
     name = path.name
     if name.endswith(".gz"):
         unpacked = gzip.decompress(data)
@@ -738,14 +738,14 @@ SIZES = ("--n-layer", "--d-model", "--n-head", "--max-query-length", "--max-resp
 
 
 def bad_texts(flag: str) -> tuple[str, ...]:
-    """For what is written to, no absolute path: a bug found must not cost the machine its /dev/zero."""
+    """Return bad values for a flag. Output flags get no absolute paths: a bug must not overwrite /dev/zero."""
     return BAD_TEXTS if flag not in WRITTEN else tuple(text for text in BAD_TEXTS if not text.startswith("/"))
 
 
 def attack_flag(entry: Entry, rng: random.Random) -> tuple[str, Entry]:
-    """Give a flag another value, or name something else in a list of names and places."""
+    """Replace a word of the command, or add a flag with a bad value."""
     words = entry.words
-    if rng.random() < 0.35 and len(words) > 2:  # one of the words that are there
+    if rng.random() < 0.35 and len(words) > 2:  # replace an existing word
         at = rng.randrange(1, len(words))
         value = rng.choice((*bad_texts(words[at - 1]), *BAD_NUMBERS))
         changed = f"{words[at]} becomes {value!r:.60}"
@@ -760,7 +760,7 @@ def attack_flag(entry: Entry, rng: random.Random) -> tuple[str, Entry]:
 
 
 def attack(entry: Entry, rng: random.Random) -> tuple[str, Entry]:
-    """Damage one file that the entry reads, in the working directory, or one of its flags."""
+    """Damage one of the entry's input files in the working directory, or one of its flags."""
     files = [
         path
         for name in entry.reads.split()
@@ -769,7 +769,7 @@ def attack(entry: Entry, rng: random.Random) -> tuple[str, Entry]:
     ]
     if not files or rng.random() < 0.2:
         return attack_flag(entry, rng)
-    # a file of its own is as likely as all of a directory
+    # a single file is as likely as a whole directory
     name = rng.choice(entry.reads.split())
     path = rng.choice([path for path in files if path.parts[0] == name] or files)
     if rng.random() < 0.1:
@@ -783,21 +783,21 @@ def attack(entry: Entry, rng: random.Random) -> tuple[str, Entry]:
 # ------------------------------------------------------------------------------------------------------- 4. the cases
 @dataclass(frozen=True)
 class Outcome:
-    kind: str  # fine, refused, or what was found
+    kind: str  # fine, refused, or the kind of failure
     name: str
     change: str
     output: str
     seconds: float
-    peak: int  # bytes resident, beyond those at the fork
+    peak: int  # resident bytes beyond those at the fork
 
 
 def contents(directory: Path) -> set[str]:
-    """All that is in a directory, but for the caches of tokens, which are right or made again."""
+    """List everything in a directory except token caches, which are rebuilt if they are invalid."""
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if ".tokens" not in path.parts}
 
 
 def run_case(number: int, seed: int, world: Path) -> Outcome:
-    """Run a case in a directory of its own; one with a negative number is the command as it is, undamaged."""
+    """Run a case in a new directory; a negative number runs an undamaged command."""
     rng = random.Random(f"{seed}:{number}")
     name = rng.choice(list(ENTRIES)) if number >= 0 else list(ENTRIES)[-number - 1]
     entry = ENTRIES[name]
@@ -822,7 +822,7 @@ def run_case(number: int, seed: int, world: Path) -> Outcome:
         code = os.waitstatus_to_exitcode(status)
         last = (output.strip().splitlines() or [""])[-1]
         left = sorted(path for path in new if any(mark in path for mark in (".tmp", ".partial")))
-        logged = any(path.endswith("metrics.jsonl") for path in new)  # a run that broke off may go on
+        logged = any(path.endswith("metrics.jsonl") for path in new)  # an interrupted run may be resumed
         if stopped or code in (-signal.SIGXCPU, -signal.SIGKILL):
             kind = stopped or "hang"
         elif code not in (0, 2) or "Traceback" in output or (code == 2 and not last.startswith("error: ")):
@@ -835,7 +835,7 @@ def run_case(number: int, seed: int, world: Path) -> Outcome:
 
 
 def in_child(entry: Entry, log: Path) -> None:
-    """Run the command with its output in a file; never returns."""
+    """Run the command with its output in a file. Never returns."""
     code = 70
     try:
         os.setsid()
@@ -863,13 +863,13 @@ def in_child(entry: Entry, log: Path) -> None:
 
 
 def resident(process: int | str) -> int:
-    """Bytes, without mapped files: a fork maps those again when it reads them."""
+    """Return resident bytes without mapped files, because a fork maps those again when it reads them."""
     _, whole, of_files, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
     return (whole - of_files) * PAGE
 
 
 def wait_for(child: int) -> tuple[int, int, str]:
-    """Status, by how many resident bytes it grew at most, and why it was stopped, if it was."""
+    """Return the exit status, the peak growth of resident memory in bytes, and why it was stopped ("" if it wasn't)."""
     peak, stopped, busy, worked = 0, "", [""], time.monotonic()
     inherited = resident("self")
     while True:
@@ -879,14 +879,14 @@ def wait_for(child: int) -> tuple[int, int, str]:
         with contextlib.suppress(OSError, IndexError):
             peak = max(peak, resident(child) - inherited)
             if busy != (busy := Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split(maxsplit=13)[11:13]):
-                worked = time.monotonic()  # its processor time has grown
+                worked = time.monotonic()  # its processor time has increased
         if peak > MAX_BYTES or time.monotonic() - worked > IDLE_SECONDS:
             stopped = "memory" if peak > MAX_BYTES else "hang"
             os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
             break
         time.sleep(0.03)
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # what it had started
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # its children
         os.killpg(child, signal.SIGKILL)
     return status, peak, stopped
 
@@ -894,17 +894,17 @@ def wait_for(child: int) -> tuple[int, int, str]:
 @dataclass(frozen=True, kw_only=True)
 class Args:
     minutes: float = 10.0
-    """how long to go on"""
+    """duration, minutes"""
     seed: PositiveInt = 1
-    """of all cases"""
+    """seed of all cases"""
     case: int | None = None
-    """run this one only and print its output"""
+    """run only this case and print its output"""
     first: int = 0
     """number of the first case"""
     world: Path | None = None
-    """directory of the files that are damaged, made if it doesn't exist and kept; None: a new one each time"""
+    """directory of the undamaged files, made if it doesn't exist and kept; None: a temporary one"""
     undamaged: bool = True
-    """run each command as it is before the cases, which doesn't count for the minutes"""
+    """first run each command undamaged; doesn't count towards --minutes"""
 
 
 def main(args: Args) -> None:
@@ -919,7 +919,7 @@ def main(args: Args) -> None:
                 in_world(Path(top, "log"))
             if os.waitpid(child, 0)[1]:
                 shutil.rmtree(world)
-                sys.exit("the world could not be made: " + Path(top, "log").read_text()[-3000:])
+                sys.exit("making the world failed: " + Path(top, "log").read_text()[-3000:])
             for extra in ("out", "made", "made2"):
                 shutil.rmtree(world / extra, ignore_errors=True)
         found: Counter[str] = Counter()
@@ -936,7 +936,7 @@ def main(args: Args) -> None:
             if outcome.kind not in ("fine", "refused") or args.case is not None:
                 shown = outcome.output if args.case is not None else "\n".join(outcome.output.strip().splitlines()[-4:])
                 cost = f"{outcome.seconds:.0f} s, {outcome.peak / 2**30:.2f} GB"
-                print(f"{number}: {outcome.kind} of {outcome.name} ({cost}): {outcome.change}")
+                print(f"{number}: {outcome.kind} in {outcome.name} ({cost}): {outcome.change}")
                 print("    " + shown.replace("\n", "\n    "), flush=True)
             if args.case is not None:
                 break
@@ -949,7 +949,7 @@ def main(args: Args) -> None:
 
 
 def in_world(log_file: Path) -> None:
-    """Make the world in this process, with its output in a file beside it; never returns."""
+    """Make the world in this process, with its output in a log file. Never returns."""
     code = 1
     with log_file.open("w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         try:

@@ -1,11 +1,11 @@
-"""One short visit to a CUDA device: the tests that need one, every script in miniature, then the benchmark.
+"""Run everything that needs a CUDA device in a few minutes: GPU tests, every script in miniature, and the benchmark.
 
     python -m tools.gpu --out runs/gpu          # make gpu
-    python -m tools.gpu --dry-run               # prints the parts and their commands, without a device too
+    python -m tools.gpu --dry-run               # print the parts and their commands; needs no device
 
-Each part is a process group of its own with a time limit; one that fails or hangs is ended and the next begins. After
-each part gpu.json and gpu.md in --out hold all that is known so far: outcomes test by test, and a benchmark's rows.
-Exits with 0 if every part passed, 1 if not, 3 if there is no CUDA device.
+Each part runs in a separate process group with a time limit. A part that fails or hangs is stopped, and the next one
+starts. After each part, gpu.json and gpu.md in --out have all results so far: the outcome of each test, and the
+benchmark's rows. Exit code 0: every part passed; 1: some failed; 3: no CUDA device.
 """
 
 import json
@@ -33,24 +33,24 @@ GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 @dataclass(frozen=True, kw_only=True)
 class Args:
     out: Path = Path("runs/gpu")
-    """directory of gpu.json, gpu.md and each part's log"""
+    """output directory for gpu.json, gpu.md and each part's log"""
     seconds: float = 480.0
-    """all of it ends within"""
+    """time limit for all parts together, seconds"""
     dry_run: bool = False
-    """print the parts, their time limits and commands, and run nothing"""
+    """print the parts, their time limits and commands without running them"""
 
 
 @dataclass(frozen=True)
 class Part:
     name: str
     command: tuple[str, ...]
-    """{json} stands for the file that a benchmark writes, {out} for the directory of all"""
+    """{json} stands for the file that a benchmark writes, {out} for the output directory"""
     limit: float
     """seconds"""
 
 
 def tests(name: str, limit: float, *words: str) -> Part:
-    # -vv: pytest prints a test's name before it runs and its outcome after, which is also what a killed one leaves
+    # -vv: pytest prints a test's name before it runs and its outcome after, so we know which test was killed
     workers = ("-n", str(min(8, os.cpu_count() or 1)))  # compilers take most of the time
     return Part(name, (sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", *workers, *words), limit)
 
@@ -61,7 +61,7 @@ def bench(name: str, limit: float, *flags: str) -> Part:
 
 
 PARTS = (
-    # all of them: where there is a device, the Triton sources run there
+    # all kernel tests: with a device, they run the Triton kernels on it
     tests("tests: kernels", 110, *(f"tests/kernels/test_{name}.py" for name in ("logprobs", "kl", "gae"))),
     tests(
         "tests: generation, a PPO update, NCCL and FSDP2", 90, "-m", "gpu",
@@ -71,7 +71,7 @@ PARTS = (
         ),
         "tests/tools/test_compile.py",
     ),
-    # --dist worksteal: each worker makes CUDA ready once, which takes longer than a command
+    # --dist worksteal: each worker initializes CUDA once, which takes longer than a command
     tests("tests: every script in miniature", 150, "--dist", "worksteal", "-m", "gpu", "tests/test_on_a_device.py"),
     bench("bench: log-probabilities and GAE, 1b", 60, "--shape", "1b", "--parts", "logprobs", "gae", "--rounds", "3"),
     bench("bench: generation, 124m", 45, "--shape", "124m", "--parts", "generate", "--rounds", "3"),
@@ -86,7 +86,7 @@ PARTS = (
 
 
 def main(args: Args, parts: tuple[Part, ...] = PARTS) -> int:
-    """Run the parts, write the two files; returns the exit code."""
+    """Run the parts, write the two files, and return the exit code."""
     args.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + args.seconds - GRACE - 1
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -105,12 +105,12 @@ def main(args: Args, parts: tuple[Part, ...] = PARTS) -> int:
 
 
 def run(part: Part, limit: float, log: Path, rows: Path) -> dict[str, Any]:
-    """One part, at most `limit` seconds and GRACE; what it wrote by then is in the result."""
+    """Run one part for at most `limit` + GRACE seconds, and return what it wrote by then."""
     rows.unlink(missing_ok=True)
     command = [word.replace("{json}", str(rows)).replace("{out}", str(log.parent)) for word in part.command]
     print(f"{part.name}: at most {limit:.0f} s", flush=True)
     start = time.monotonic()
-    environment = os.environ | {"NANORLHF_TEST_DEVICE": "cuda"}  # else the tests hide it
+    environment = os.environ | {"NANORLHF_TEST_DEVICE": "cuda"}  # by default the tests hide the GPU
     with log.open("w") as file:
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
@@ -120,8 +120,8 @@ def run(part: Part, limit: float, log: Path, rows: Path) -> dict[str, Any]:
             code = process.wait(limit)
             status = "passed" if code == 0 else f"failed with code {code}"
         except subprocess.TimeoutExpired:
-            status = f"ended after {limit:.0f} s"
-        finally:  # also what it started and left behind
+            status = f"timed out ({limit:.0f} s)"
+        finally:  # also stop processes that it left behind
             end_group(process)
     text = log.read_text(errors="replace")
     result = {"name": part.name, "command": command, "status": status, "seconds": round(time.monotonic() - start, 1)}
@@ -133,7 +133,7 @@ def run(part: Part, limit: float, log: Path, rows: Path) -> dict[str, Any]:
 
 
 def end_group(process: subprocess.Popen) -> None:
-    """SIGTERM to the process group, and SIGKILL to what is left of it after GRACE seconds."""
+    """Send SIGTERM to the process group, and SIGKILL if any of it is still alive after GRACE seconds."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -155,7 +155,7 @@ def group_lives(process: subprocess.Popen) -> bool:
 
 
 def outcomes(text: str) -> dict[str, str]:
-    """The outcome of each test in pytest's -vv output; `unfinished` of those that ran when it was killed."""
+    """Read the outcome of each test from pytest's -vv output; `unfinished`: was running when pytest was killed."""
     found = re.findall(r"^(tests?\S*::.+?) ?(PASSED|FAILED|ERROR|SKIPPED|XFAIL|$)(?: .*)?$", text, re.MULTILINE)
     of_workers = re.findall(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL) (.+?) *$", text, re.MULTILINE)
     found += [(name, outcome) for outcome, name in of_workers]
@@ -163,13 +163,13 @@ def outcomes(text: str) -> dict[str, str]:
 
 
 def write(out: Path, report: dict[str, Any]) -> None:
-    """Both files, each whole at any time."""
+    """Write both files atomically."""
     for name, text in (("gpu.json", to_json(report, indent=2) + "\n"), ("gpu.md", table(report))):
         write_text(out / name, text)
 
 
 def table(report: dict[str, Any]) -> str:
-    """Markdown: a row for each part, then the tests that did not pass and the benchmarks' rows."""
+    """Format the report as Markdown: a row per part, the tests that did not pass, and the benchmark's rows."""
     lines = [f"{report['device']}, torch {report['torch']}, CUDA {report['cuda']}", ""]
     lines += ["| part | status | seconds | tests |", "|---|---|---|---|"]
     others, rows = [], []
@@ -200,9 +200,9 @@ def command(args: Args) -> None:
             print(f"{part.name}, at most {part.limit:.0f} s\n    {shlex.join(part.command)}")
         return
     if not torch.cuda.is_available():
-        print("make gpu: this PyTorch sees no CUDA device, so nothing was run.", file=sys.stderr)
+        print("make gpu: this PyTorch finds no CUDA device; nothing was run.", file=sys.stderr)
         sys.exit(NO_DEVICE)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the part that runs is ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # also stops the running part
     sys.exit(main(args))
 
 

@@ -1,8 +1,8 @@
-"""How readable the scripts are, how large each room is, and what holds for the house as a whole.
+"""Measure the code: readability of the scripts, size of each package, and counts over the whole repository.
 
 Prints three tables:
 
-    python -m tools.house               # this tree
+    python -m tools.house               # this repository
     python -m tools.house ../other      # another checkout, to compare with
 """
 
@@ -19,9 +19,9 @@ from tools import floors
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("nanorlhf", "kernels", "data")
 OUTSIDE = ("tests", "tools", "bench", "pipelines", "course", "experiments", "docs", "nanorlhf/sandbox")
-"""rooms that are not the library"""
+"""directories that aren't part of the library"""
 WIDTH = 100
-"""columns of a line in a script, the core or a kernel"""
+"""maximum columns per line in scripts, core and kernels"""
 
 
 def scripts(root: Path) -> list[Path]:
@@ -29,7 +29,7 @@ def scripts(root: Path) -> list[Path]:
 
 
 def narrow_files(root: Path) -> list[Path]:
-    """The files that keep to `WIDTH` columns: the scripts, the core and the kernels."""
+    """Return the files limited to `WIDTH` columns: the scripts, the core and the kernels."""
     return [
         *root.glob("nano.py"),
         *scripts(root),
@@ -48,14 +48,14 @@ def main_function(tree: ast.Module) -> ast.FunctionDef:
 
 
 def local_names(function: ast.FunctionDef) -> set[str]:
-    """Parameters and every name that the function or a function within it assigns."""
+    """Return the parameters and every name that the function or a nested function assigns."""
     nodes = list(ast.walk(function))
     names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return names | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
 
 def imported(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """The modules of this project that a file's import statements name, and every name that it imports."""
+    """Return the modules of this project that a file imports from, and every name that it imports."""
     modules, names = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -73,7 +73,7 @@ def comments(source: str) -> int:
 
 
 def flags(root: Path, script: Path) -> int:
-    """The settings of a script's Args and of the classes that it inherits from, those of a group one by one."""
+    """Count the settings of a script's Args, with inherited ones and each setting of a group."""
     classes = {}
     for file in [script, *(root / "nanorlhf").rglob("*.py")]:
         for node in ast.parse(file.read_text()).body:
@@ -95,7 +95,7 @@ def flags(root: Path, script: Path) -> int:
 
 
 def room(file: str) -> str:
-    """The folder that a file belongs to; nanorlhf's own folders count apart."""
+    """Return the folder that a file belongs to; nanorlhf's subfolders count separately."""
     parts = Path(file).parts
     if len(parts) == 1:
         return "scripts"
@@ -103,7 +103,7 @@ def room(file: str) -> str:
 
 
 def lines_per_room(root: Path) -> dict[str, int]:
-    """Lines of the Python, Java, shell and make files under version control."""
+    """Count the lines of Python, Java, shell and make files under version control, per folder."""
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout
     lines: dict[str, int] = {}
     for file in listed.splitlines():
@@ -113,7 +113,7 @@ def lines_per_room(root: Path) -> dict[str, int]:
 
 
 def loaded(root: Path, script: str) -> tuple[int, int]:
-    """The modules of a tree that `import script` loads, and their lines."""
+    """Count the modules of a tree that `import script` loads, and their lines."""
     code = (
         f"import sys; sys.path.insert(0, {str(root)!r}); import {script}\n"
         "print(*(m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)), sep='\\n')"
@@ -125,11 +125,11 @@ def loaded(root: Path, script: str) -> tuple[int, int]:
 
 
 def hidden_signatures(tree: ast.Module) -> int:
-    """Calls that unpack a tuple which the same function has written out, as in `ids = a, b` and `f(x, *ids)`.
+    """Count calls that unpack a tuple written out in the same function, as in `ids = a, b` and `f(x, *ids)`.
 
-    The reader then has to count arguments. Not counted: results of calls, parameters, and words for a command.
+    The reader has to count arguments there. Results of calls, parameters, and words of a command don't count.
     """
-    found = set()  # by place, as a function's nodes are those of the functions around it too
+    found = set()  # a set, because an outer function's nodes include those of inner functions
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             nodes = [*ast.walk(function)]
@@ -146,7 +146,7 @@ def long_functions(tree: ast.Module, limit: int = 60) -> int:
 
 
 def whole(root: Path) -> dict[str, str]:
-    """What is counted over the tree: what scripts load, and, tests aside, long files, long functions, stars."""
+    """Count over the whole tree: what scripts load; and, without tests, long files, long functions, hidden tuples."""
     files = [file for name, file in floors.modules(root).items() if name.partition(".")[0] != "tests"]
     trees = [ast.parse(file.read_text()) for file in files]
     counted = {}

@@ -1,8 +1,8 @@
-"""The notebooks of course/notebooks, made of the Markdown beside them and of the lecture.
+"""Build the notebooks in course/notebooks from the Markdown files next to them and from the lecture.
 
     python -m tools.notebooks
 
-A block fenced as `python NAME` becomes a code cell, and the text between two blocks a text cell.
+A block fenced as `python NAME` becomes a code cell, the text between blocks becomes Markdown cells.
 `<!-- lecture: TITLE -->` inserts that section of docs/lecture.md without its pictures. Edit the Markdown, not the
 notebooks.
 """
@@ -17,7 +17,7 @@ FENCE = re.compile(r"^```python ([\w-]+)\n(.*?)^```$", re.M | re.S)
 
 
 def section(title: str) -> str:
-    """A section of the lecture without pictures, the commands that draw them and links to other pages."""
+    """Return a section of the lecture without pictures, the commands that draw them, and links to other pages."""
     text = (ROOT / "docs" / "lecture.md").read_text(encoding="utf-8")
     start = text.index(f"## {title}\n")
     text = text[start : text.index("\n## ", start + 1)]
@@ -26,7 +26,7 @@ def section(title: str) -> str:
 
 
 def notebook(page: Path) -> dict:
-    """The notebook of a page, in Jupyter's format 4.5, without outputs."""
+    """Convert a page to a notebook in Jupyter's format 4.5, without outputs."""
     text = re.sub(r"<!-- lecture: (.*?) -->", lambda match: section(match[1]), page.read_text(encoding="utf-8"))
     cells: list[dict] = []
 

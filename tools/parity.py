@@ -1,9 +1,9 @@
 """Compare every family with transformers on random weights: `python -m tools.parity` prints the table of docs/data.md.
 
-transformers and we each write a model, and each reads both. Compared are the logits at the real tokens of left-padded
-rows, and the gradients of all weights of a loss with log-probabilities and entropies: ours of `linear_logprobs`, theirs
-by autograd of their logits. Once in float32, as we train, and once in float64, where all casts to float32 are undone:
-a difference in the formulas stands out from rounding. T5 is compared in tests/test_t5.py.
+We and transformers each write a checkpoint, and each loads both. We compare the logits at the real tokens of
+left-padded rows, and the gradients of all weights for a loss on log-probabilities and entropies: ours from
+`linear_logprobs`, theirs by autograd from their logits. We compare in float32, as in training, and in float64 with all
+casts to float32 undone, so that a difference in the formulas stands out from rounding. tests/test_t5.py compares T5.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ TEMPERATURE = 0.7
 
 
 class NoFloat32(TorchFunctionMode):
-    """Code that asks for float32, as norms, softmax and rotary angles do, gets float64."""
+    """Replace casts to float32, as in norms, softmax and rotary angles, by casts to float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def wide(value: Any) -> Any:
@@ -44,7 +44,7 @@ class NoFloat32(TorchFunctionMode):
 
 
 class Difference(NamedTuple):
-    """Largest absolute differences, and the largest of transformers' own numbers."""
+    """Largest absolute differences, and the largest absolute values in transformers."""
 
     logits: float
     gradient: float
@@ -53,12 +53,12 @@ class Difference(NamedTuple):
 
 
 def loss_of(logprobs: Tensor, entropy: Tensor) -> Tensor:
-    """Some function of both, (N,) each, whose gradient differs from token to token."""
+    """Return a loss on both, (N,) each, with a different gradient for each token."""
     return (logprobs * torch.linspace(-1, 1, len(logprobs)) + entropy).mean()
 
 
 def difference(ours: GPT, theirs: transformers.PreTrainedModel) -> Difference:
-    # the row of pad_token_id, a real token here, would get no gradient
+    # otherwise pad_token_id, a real token here, would get no gradient
     theirs.get_input_embeddings().padding_idx = None
     ids, mask = ids_and_mask()
     real, labels = mask[:, :-1], ids[:, 1:][mask[:, :-1]]
@@ -80,7 +80,7 @@ def difference(ours: GPT, theirs: transformers.PreTrainedModel) -> Difference:
         names = tensor_names(name, ours.config)
         gradients |= zip(names, to_family(name, parameter.grad, ours.config), strict=True)
     gradients = fuse_gates(gradients, ours.config)
-    if "embed_out.weight" in gradients:  # GPT-NeoX's head in files
+    if "embed_out.weight" in gradients:  # the head's name in GPT-NeoX checkpoints
         gradients["lm_head.weight"] = gradients.pop("embed_out.weight")
     their_gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     assert gradients.keys() == their_gradients.keys()
@@ -93,7 +93,7 @@ def difference(ours: GPT, theirs: transformers.PreTrainedModel) -> Difference:
 
 
 def write_models(family: str, changes: dict, directory: Path) -> list[Path]:
-    """A random model that transformers has saved, and one that we have, in float32."""
+    """Write a random model saved by transformers and one saved by us, in float32."""
     paths = [directory / "theirs", directory / "ours"]
     theirs_of(family, changes).save_pretrained(paths[0])
     ours = GPT(read_config(paths[0]))
@@ -105,7 +105,7 @@ def write_models(family: str, changes: dict, directory: Path) -> list[Path]:
 
 
 def compare(paths: list[Path], dtype: torch.dtype) -> Difference:
-    """Each checkpoint loaded by both: the larger differences."""
+    """Load each checkpoint with both libraries and return the larger differences."""
     found = []
     for path in paths:
         ours = load_gpt(path).to(dtype)

@@ -1,11 +1,11 @@
-"""Rewards for the runs of tools/changes.py: one that knows the truth about a query, and a dense one."""
+"""Rewards for the runs of tools/changes.py: one that uses a query's ground truth, and a dense one."""
 
 
 def told(queries: list[str], responses: list[str], place: list[str], who: list[str]) -> list[float]:
-    """1 for a summary that tells the place, and 1 for the person: both are fields of the row's meta."""
+    """Give 1 for naming the place and 1 for naming the person; both are fields of the row's meta."""
     return [float(p in r) + float(w in r) for r, p, w in zip(responses, place, who, strict=True)]
 
 
 def brief(queries: list[str], responses: list[str], response_ids: list[list[int]]) -> list[list[float]]:
-    """Per token: 0 up to the tenth, then -0.1 for each."""
+    """Give -0.1 for each token after the tenth, and 0 before."""
     return [[-0.1 * (t >= 10) for t in range(len(ids))] for ids in response_ids]

@@ -1,8 +1,8 @@
-"""Curves of healthy and of sick runs side by side, from the runs that `tools.doctor` trains.
+"""Plot healthy and buggy runs side by side, from the runs that `tools.doctor` trains.
 
     python -m tools.sick_runs --demo runs/tiny --doctor runs/doctor
 
-Out: docs/troubleshooting.png.
+Writes docs/troubleshooting.png.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from nanorlhf.training.run_directory import read_metrics
 
 class Panel(NamedTuple):
     bug: str
-    """of the course, or of tools/other_bugs.py"""
+    """name of a bug in course/bugs.py or tools/other_bugs.py"""
     metric: str
     title: str
     unit: str
@@ -38,14 +38,14 @@ PANELS = (
 @dataclass(frozen=True, kw_only=True)
 class Args:
     demo: Path = Path("runs/tiny")
-    """directory of the demo's runs, of which ppo is the healthy one"""
+    """directory of the demo's runs; ppo is the healthy one"""
     doctor: Path = Path("runs/doctor")
-    """what `tools.doctor` wrote: runs/BUG/ppo"""
+    """output directory of `tools.doctor`, with runs/BUG/ppo"""
     out: Path = Path("docs/troubleshooting.png")
 
 
 def side_by_side(demo: Path, doctor: Path) -> Figure:
-    """A panel per bug: the metric in which it shows, of the healthy and of the sick run."""
+    """Draw a panel per bug: the metric that reveals it, in the healthy and in the buggy run."""
     figure = Figure(figsize=(11, 5.6), layout="constrained")
     for axes, panel in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
         for run, label, color in (
@@ -54,7 +54,7 @@ def side_by_side(demo: Path, doctor: Path) -> Figure:
         ):
             rows = read_metrics(run)
             if not rows:
-                raise InputError(f"{run} holds no metrics.jsonl: run `python -m tools.doctor` first.")
+                raise InputError(f"{run} has no metrics.jsonl: run `python -m tools.doctor` first.")
             draw(axes, rows, panel.metric, label, color)
         label_axes(axes, panel.title, "update", panel.unit)
         axes.legend(frameon=False, fontsize=8)

@@ -1,11 +1,11 @@
-"""The pipeline in miniature, again and again, under faults that a seed draws: does it always end in the same bits?
+"""Run the pipeline in miniature over and over under random faults, and check that the results are always bit-identical.
 
     python -m tools.soak --hours 6
 
 A round is SFT, reward model, PPO, GRPO, DPO and an evaluation, in one process, in two, or in two with sharded weights.
-Each stage runs once undisturbed. After that, faults (tools/faults.py) hit it at random moments; a run that ends is
-resumed, or started again where there is no state. In the end all files of the stage must be those of the undisturbed
-run, times apart, and nothing else may be left: no other file, no process, no shared memory. Linux only.
+Each stage first runs undisturbed. Then faults (tools/faults.py) hit it at random moments; a run that dies is resumed,
+or restarted if there is no saved state. At the end, all files of the stage must equal those of the undisturbed run,
+except for times, and nothing else may be left: no other file, no process, no shared memory. Linux only.
 """
 
 import atexit
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # which an optimizer imports at its first step: here it is imported once, not in every run
+import torch._dynamo  # an optimizer imports it at its first step: import it once here, not in every run
 import torch.distributed.fsdp
 from tqdm import tqdm
 
@@ -55,14 +55,14 @@ STAGES: dict[str, Callable[[Any], Any]] = {
     "dpo": train_dpo.main, "eval": evaluation.main,
 }  # fmt: skip
 LAYOUTS: tuple[dict[str, Any], ...] = ({"processes": 1}, {"processes": 2}, {"processes": 2, "shard": "fsdp"})
-OF_STATES = ("SIGKILL in a save", "dead rank", "truncated state", "foreign file")  # an evaluation has none
+OF_STATES = ("SIGKILL in a save", "dead rank", "truncated state", "foreign file")  # an evaluation saves no states
 FOREIGN = ("notes.txt", "step-00000001.bak", "step-99999999", "step-the-best")
 TIMES = ("seconds", "peak_resident_bytes", "episodes_per_second", "resume", "overwrite")
-PATIENCE = 600.0  # seconds that a run may take on a busy machine; on a quiet one it takes less than 20
-CRASH, MOST_CRASHES = "a library's crash", 2  # of native code, by no fault: listed and resumed, as far as it is rare
+PATIENCE = 600.0  # time limit of a run on a busy machine, seconds; on an idle one it takes less than 20
+CRASH, MOST_CRASHES = "a library's crash", 2  # native code crashes without a fault: listed and resumed if rare
 CRASHED = re.compile(r"in another process: rank \d+ died of SIG(SEGV|BUS|ILL|FPE|ABRT)\b")
-GRACE = 2 * launch.GRACE_PERIOD  # seconds that the last process of a run may take to end
-SPARE = 2**23  # bytes by which this process may grow after three rounds: a state kept per run is more within minutes
+GRACE = 2 * launch.GRACE_PERIOD  # time limit for the last process of a run to end, seconds
+SPARE = 2**23  # bytes that this process may grow after three rounds; leaking a state per run exceeds it in minutes
 PR_SET_CHILD_SUBREAPER = 36  # from prctl.h
 RUBRIC = "Rate from 1 to 10 how well {response} sums up {query}."
 RULE = "def score(queries, responses):\n    return [len(response) / 10 for response in responses]\n"
@@ -71,27 +71,27 @@ RULE = "def score(queries, responses):\n    return [len(response) / 10 for respo
 @dataclass(frozen=True, kw_only=True)
 class Args:
     hours: float
-    """no round begins after this time; the first always does"""
+    """no new round starts after this time; the first always runs"""
     seed: int = 0
-    """seed of the faults and their moments; they repeat as far as the machine's speed does"""
+    """seed of the faults and their timing, which repeats only as well as the machine's speed does"""
     first_round: int = 1
-    """begin with this round, to repeat a failure"""
+    """start with this round, to reproduce a failure"""
 
 
 class Failure(Exception):
-    """What a fault may not do."""
+    """A wrong effect of a fault."""
 
 
 def fingerprint(disk: Path) -> dict[str, str]:
-    """Path -> hash of what lies there, times apart; directories and the names of states included."""
+    """Map each path to a hash of its content without times; directories and the names of states are included."""
     found = {}
     for path in sorted(disk.rglob("*")):
-        # of directories; of states, which hold times: resuming shows that they are right; and of the evaluation's page,
-        # which shows how each run was last started
+        # None for directories; for states, because they contain times and resuming shows that they are right; and for
+        # the evaluation's page, because it shows how each run was last started
         content: object = None
-        if path.name == "answers.jsonl":  # in the order in which they came
+        if path.name == "answers.jsonl":  # in the order of arrival
             content = sorted(read_cache(path.read_bytes()).items())
-        elif path.parent.name == "trace":  # with the settings of the start that wrote it
+        elif path.parent.name == "trace":  # has the settings of the start that wrote it
             tensors, about = read_trace(path)
             about["settings"] = {name: about["settings"][name] for name in about["settings"] if name not in TIMES}
             content = [{name: sha256(tensors[name].numpy().tobytes()).hexdigest() for name in sorted(tensors)}, about]
@@ -101,26 +101,26 @@ def fingerprint(disk: Path) -> dict[str, str]:
             content = [{key: row[key] for key in row if key not in TIMES} for row in rows]
         elif path.is_file() and "state" not in path.parts and path.name != "report.html":
             content = sha256(path.read_bytes()).hexdigest()
-        if not path.name.startswith("events.out.tfevents."):  # one per start, with its time
+        if not path.name.startswith("events.out.tfevents."):  # one per start, named by time
             found[str(path.relative_to(disk))] = sha256(json.dumps(content).encode()).hexdigest()
     return found
 
 
 class Soak:
-    """Runs one stage at a time, and counts."""
+    """Runs one stage at a time and counts faults."""
 
     def __init__(self, root: Path, seed: int, world: World):
         self.root, self.seed, self.world, self.run = root, seed, world, world.run
         self.drawn, self.hit = Counter[str](), Counter[str]()
-        self.resumed, self.restarted = Counter[str](), Counter[str]()  # after this fault
-        self.whole: dict[tuple[str, int], tuple[dict[str, str], float]] = {}  # undisturbed: fingerprint, seconds
+        self.resumed, self.restarted = Counter[str](), Counter[str]()  # by fault
+        self.whole: dict[tuple[str, int], tuple[dict[str, str], float]] = {}  # undisturbed runs: fingerprint, seconds
         self.job = 0  # process id; 0: none
         self.runs = self.largest_rss = 0
         self.stage = self.fault = ""
 
     # -------------------------------------------------------------------------------------------------------- 1. a run
     def settings(self, layout: dict[str, Any]) -> Any:
-        """Of the present stage."""
+        """Return the settings of the current stage."""
         small = make_miniature(self.run, train=False)
         common = {"out": self.run / self.stage, "save_every": 1, **layout}
         sampled = {"data": small.ppo.data, "device": "cpu", "max_query_length": 160, "response_length": 12}
@@ -142,7 +142,7 @@ class Soak:
         return replace(getattr(small, self.stage), **common, **extra)
 
     def start(self, args: Any) -> None:
-        """Fork the present stage, in a session of its own."""
+        """Fork the current stage, in a new session."""
         self.runs += 1
         log = os.open(self.root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.job = os.fork()
@@ -154,8 +154,8 @@ class Soak:
             try:
                 os.setsid()
                 launch.die_with_parent()
-                signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
-                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
                 wrong_clock()
                 os.dup2(log, 1)
                 os.dup2(log, 2)
@@ -168,7 +168,7 @@ class Soak:
                 code = 128 + signal.SIGINT
             except BaseException:
                 traceback.print_exc()
-            threading._shutdown()  # as the interpreter ends
+            threading._shutdown()  # as at the interpreter's exit
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -176,7 +176,7 @@ class Soak:
             os._exit(code)
 
     def begin(self, args: Any) -> None:
-        """Start the present stage; after a fault, resume it where there is a state."""
+        """Start the current stage; after a fault, resume it if there is a saved state."""
         if self.fault:
             resume = bool(states(args.out))
             (self.resumed if resume else self.restarted)[self.fault] += 1
@@ -185,16 +185,16 @@ class Soak:
         self.start(args)
 
     def wait(self, *codes: int) -> int:
-        """The run's exit code, which must be 0 or one of `codes`. Reaps orphans too, which this process adopts."""
+        """Return the run's exit code, which must be 0 or one of `codes`. Also reaps adopted orphans."""
         end = time.monotonic() + PATIENCE
         child, status = 0, 0
         while child != self.job:
             child, status, usage = os.wait4(-1, os.WNOHANG)
             if child and child == self.world.judge:
-                raise Failure("the judge itself ended")
+                raise Failure("the judge itself died")
             self.largest_rss = max(self.largest_rss, 1024 * usage.ru_maxrss)
             if child == 0 and time.monotonic() > end:
-                raise Failure(f"the run still goes on after {PATIENCE:.0f} seconds")
+                raise Failure(f"the run has not ended after {PATIENCE:.0f} seconds")
             time.sleep(0 if child else 0.01)
         self.job = 0
         code, log = os.waitstatus_to_exitcode(status), (self.root / "log").read_text()
@@ -207,19 +207,19 @@ class Soak:
             return code
         if code not in (0, *codes):
             raise Failure(f"the run ended with {code}: {log[-500:]}")
-        # TensorBoard's thread prints its own where the disk is full, and a bar of tqdm that Ctrl-C left half made
+        # TensorBoard's thread prints a traceback if the disk is full, and so does a tqdm bar interrupted by Ctrl-C
         noise = log.count("Exception in thread") + log.count("Exception ignored in: <function tqdm.__del__")
         tracebacks = log.count("Traceback") - noise
         if code not in (0, 1) and tracebacks or code == 2 and "error: " not in log:
-            raise Failure("the run ended in more than a sentence")
+            raise Failure("the run ended with a traceback or without an error message")
         (self.root / "log").unlink()
         return code
 
     # ------------------------------------------------------------------------------------------------------- 2. a stage
     def disturb(self, args: Any, faults: list[str], seconds: float) -> None:
-        """Run the present stage to its end while faults hit it."""
+        """Run the current stage to its end while faults hit it."""
         out, world = args.out, self.world
-        last = out / ("eval.json" if self.stage == "eval" else "summary.json")  # which a finished run has
+        last = out / ("eval.json" if self.stage == "eval" else "summary.json")  # exists once a run has finished
         foreign: set[Path] = set()
         for fault in faults:
             self.drawn[fault] += 1
@@ -232,7 +232,7 @@ class Soak:
                 struck = alive and world.strike(fault, self.job, out)
             if alive and not (struck and FAULTS[fault]):
                 self.hit[fault] += struck
-                continue  # the run goes on, and the next fault finds it
+                continue  # the run continues, and the next fault hits it
             code = self.wait(*(FAULTS[fault] if struck else ()))
             struck = struck and self.fault != CRASH
             world.heal(self.stage == "grpo")
@@ -251,19 +251,19 @@ class Soak:
         while self.job or not last.exists():
             if not self.job:
                 self.begin(args)
-            if self.wait() == 0:  # else it has crashed
+            if self.wait() == 0:  # otherwise it has crashed
                 break
         world.heal(judged=False)
         for path in foreign:
             if not path.exists():
-                raise Failure(f"it deleted {path}, which is none of its files")
+                raise Failure(f"it deleted {path}, which isn't one of its files")
             path.unlink()
 
     def check(self, out: Path, whole: dict[str, str]) -> None:
-        """Nothing but what the undisturbed run left; a lock goes with its process."""
+        """Check that the disk is as the undisturbed run left it, and that no process or shared memory is left."""
         now = fingerprint(self.world.disk)
         if wrong := sorted(name for name in now | whole if now.get(name) != whole.get(name)):
-            raise Failure(f"it left other files than the undisturbed run: {', '.join(wrong)}")
+            raise Failure(f"its files differ from the undisturbed run: {', '.join(wrong)}")
         for state in states(out):
             if reason := damage(state):
                 raise Failure(f"{state.name} is damaged ({reason})")
@@ -278,7 +278,7 @@ class Soak:
                 time.sleep(0.01)
 
     def play(self, number: int) -> Iterator[None]:
-        """One round; yields after each stage."""
+        """Run one round; yields after each stage."""
         draw = self.world.draw = random.Random(f"{self.seed} {number}")
         index = (number - 1) % len(LAYOUTS)
         shutil.rmtree(self.run, ignore_errors=True)
@@ -320,16 +320,16 @@ class Soak:
 
 # ------------------------------------------------------------------------------------------------------------- 3. main
 def own_size() -> tuple[int, int]:
-    """Bytes in memory, and open files, of this process."""
+    """Return this process's bytes in memory and number of open files."""
     gc.collect()
-    with contextlib.suppress(AttributeError):  # free memory that glibc keeps is no leak; other libraries keep none
+    with contextlib.suppress(AttributeError):  # free memory that glibc caches isn't a leak; other libcs lack the call
         ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
 
 
 def make_start(start: Path, world: World) -> None:
-    """What each round begins with: the data, a reward function, and the file of the judge."""
+    """Write the files that each round starts from: the data, a reward function, and the judge's settings."""
     child = os.fork()  # this process starts no threads: a fork would lose them
     if child == 0:
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
@@ -350,13 +350,13 @@ def main(args: Args) -> int:
     for name in ("disk", "view"):
         (root / name).mkdir()
     begin, number, code, sizes = time.monotonic(), args.first_round, 0, (0, 0)
-    tqdm.monitor_interval = 0  # no thread: a fork would wait for its lock for ever
-    tqdm.set_lock(threading.RLock())  # tqdm's own is shared with forks: one that is killed may hold it
+    tqdm.monitor_interval = 0  # no monitor thread: a fork would wait for its lock forever
+    tqdm.set_lock(threading.RLock())  # tqdm's default lock is shared with forks: a killed fork may still hold it
     bar = tqdm(total=round(3600 * args.hours), unit="s", bar_format="{l_bar}{bar}| {n}/{total} s{postfix}")
     with small_disk(root / "disk") as mounted:
         soak = Soak(root, args.seed, World(root, mounted))
         tempfile.tempdir = os.environ["TMPDIR"] = str(root / "disk" / "tmp")
-        os.environ["NANORLHF_KERNELS"] = "default"  # measured while it runs, others might be chosen
+        os.environ["NANORLHF_KERNELS"] = "default"  # otherwise timings during the run might choose other kernels
         os.mkdir(tempfile.tempdir)
         try:
             make_start(root / "start", soak.world)
@@ -376,7 +376,7 @@ def main(args: Args) -> int:
             layout = LAYOUTS[(number - 1) % len(LAYOUTS)]
             print(
                 f"FAILED in round {number}, {soak.stage} with {layout}, after {soak.fault or 'no fault'}: {failure}. "
-                f"All files are in {root}, what the run said in {root / 'log'}. To repeat it: "
+                f"All files are in {root}, the run's output in {root / 'log'}. To reproduce: "
                 f"python -m tools.soak --hours 0 --seed {args.seed} --first-round {number}"
             )
         except KeyboardInterrupt:
@@ -384,7 +384,7 @@ def main(args: Args) -> int:
         finally:
             bar.close()
             if soak.job:
-                os.kill(soak.job, signal.SIGKILL)  # what it has started ends with it
+                os.kill(soak.job, signal.SIGKILL)  # its children die with it
                 os.waitpid(soak.job, 0)
             soak.world.heal(judged=False)
     if code != 1:
@@ -393,7 +393,7 @@ def main(args: Args) -> int:
     memory = [f"{size / 2**20:.0f} MiB" for size in (soak.largest_rss, sizes[0], own_size()[0])]
     print(
         f"{number - args.first_round} rounds, {soak.runs} runs, {time.monotonic() - begin:.0f} seconds. Memory: a run "
-        f"{memory[0]} at most, the soak {memory[1]} after three rounds and {memory[2]} in the end."
+        f"at most {memory[0]}, the soak {memory[1]} after three rounds and {memory[2]} at the end."
     )
     return code
 

@@ -1,4 +1,4 @@
-"""A copy of the repository, made once, and a process that runs tests in it."""
+"""Fixtures: a copy of the repository, and processes that run tests in one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +24,6 @@ def desk() -> Iterator[Desk]:
 
 @pytest.fixture
 def copy(tmp_path) -> Path:
-    """Of the repository, with nothing taken out."""
+    """Return a complete copy of the repository."""
     copy_files(ROOT, tmp_path / "copy")
     return tmp_path / "copy"

@@ -1,4 +1,4 @@
-"""The notebooks for nbgrader hold all of an exercise; its rules empty and grade them; right passes, wrong does not."""
+"""nbgrader notebooks contain the whole exercise; nbgrader's rules empty and grade them; only right solutions pass."""
 
 import json
 import os
@@ -25,7 +25,7 @@ SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION$.*?^ *### END SOLUTION$", re.M |
 
 
 def cells_of(exercise, kind: str) -> list[str]:
-    """The sources of the cells that are graded, written by students, or given: by nbgrader's metadata."""
+    """Return the sources of the cells that are graded, written by students, or given, by nbgrader's metadata."""
     code = [cell for cell in assignment.assignment(exercise)["cells"] if cell["cell_type"] == "code"]
     kinds = {"grade": [], "solution": [], "given": []}
     for cell in code:
@@ -35,7 +35,7 @@ def cells_of(exercise, kind: str) -> list[str]:
 
 
 def emptied(source: str) -> str:
-    """As nbgrader gives it out."""
+    """Empty a cell like nbgrader does for students."""
     return SOLUTION.sub(lambda mark: "\n".join(mark[1] + line for line in STUB.splitlines()), source)
 
 
@@ -77,7 +77,7 @@ def test_the_solutions_arrive_at_the_grader_as_they_are(exercise, tmp_path) -> N
 
 @pytest.fixture
 def graded(desk, monkeypatch):
-    """Whitening's cells -> what nbgrader would show: nothing, or why it fails; in a worker that is there already."""
+    """Return a function from whitening's cells to the error that nbgrader would show, run in an existing worker."""
     monkeypatch.setattr(assignment, "desks", lambda number: nullcontext([desk]))
 
     def said(cells: list[str]) -> str:
@@ -155,7 +155,7 @@ def test_nbgrader_releases_and_grades(tmp_path) -> None:
         written = [c for c in notebook["cells"] if c["metadata"].get("nbgrader", {}).get("solution")]
         for cell, source in zip(written, sources or [cell["source"] for cell in written], strict=True):
             cell["source"] = source
-        notebook["cells"][-1]["source"] = "pass"  # the test is put back
+        notebook["cells"][-1]["source"] = "pass"  # nbgrader restores the test
         (place / "week-3/whitening.ipynb").write_text(json.dumps(notebook))
     nbgrader("autograde", "week-3")
     nbgrader("export")

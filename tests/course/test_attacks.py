@@ -1,7 +1,7 @@
-"""Submissions that want points without a solution: each gets none, and a sentence that says why.
+"""Submissions that try to get points without a solution: each gets none, and a reason.
 
-Two tables. The first goes through the front door, as students hand in. The second puts code that the front door refuses
-into the tree where the tests run: what remains of the guard is the system's.
+There are two tables. The first is submitted in the usual way. The second puts code that the static check refuses into
+the tree where the tests run, so only the operating system's restrictions are left.
 """
 
 import os
@@ -23,7 +23,7 @@ from nanorlhf.errors import InputError
 AT_K = "nanorlhf/metrics/at_k.py"
 SOLUTION = ROOT / AT_K
 [EXERCISE] = chosen(["pass-at-k"])
-LIMIT = 300.0  # seconds, of a busy machine
+LIMIT = 300.0  # seconds, on a busy machine
 UNSOLVED = "exercise pass-at-k: write this function"
 PASSES = """
 import pytest
@@ -38,11 +38,11 @@ def pytest_runtest_makereport(item, call):
 class Attack:
     does: str
     body: str = ""
-    """of pass_at_k; empty: as `start` left it"""
+    """body of pass_at_k; empty: as `start` left it"""
     says: str = UNSOLVED
-    """part of the sentence"""
+    """part of the expected reason"""
     files: dict[str, str] = field(default_factory=dict)
-    """planted in the copy"""
+    """files planted in the copy"""
 
 
 def planted(path: str, text: str, does: str) -> Attack:
@@ -50,7 +50,7 @@ def planted(path: str, text: str, does: str) -> Attack:
 
 
 ATTACKS = (
-    # ------------------------------------------------------------------------------------------ 1. beside the function
+    # ------------------------------------------------------------------------------------------ 1. around the function
     planted(
         "tests/metrics/test_metrics.py",
         "def test_pass_at_k_is_the_share_of_draws_that_include_a_pass(): pass\n"
@@ -59,14 +59,14 @@ ATTACKS = (
     ),
     planted("conftest.py", PASSES, "plants a conftest.py that reports passes"),
     planted("tests/conftest.py", PASSES, "edits the tests' own conftest.py"),
-    planted("nanorlhf/metrics/conftest.py", PASSES, "plants a conftest.py beside the function"),
+    planted("nanorlhf/metrics/conftest.py", PASSES, "plants a conftest.py next to the function"),
     planted("pyproject.toml", '[tool.pytest.ini_options]\naddopts = "--collect-only"\n', "changes pytest's settings"),
     planted("sitecustomize.py", "import os; os._exit(0)\n", "ends every Python that starts in the copy"),
-    planted("torch.py", "equal = allclose = lambda *_: True\n", "has a torch of its own"),
+    planted("torch.py", "equal = allclose = lambda *_: True\n", "brings its own torch"),
     planted("nanorlhf/__init__.py", "import pytest\npytest.approx = max\n", "edits a package"),
     planted("course/grader/grade.py", "def grade(*_): return {}\n", "edits the grader"),
     planted("course/exercises.py", "EXERCISES = ()\n", "edits the table of exercises"),
-    planted(".course", "eyJleGVyY2lzZXMiOiBbXX0=\n", "says that it was given no exercise"),
+    planted(".course", "eyJleGVyY2lzZXMiOiBbXX0=\n", "claims to have no exercises"),
     # ------------------------------------------------------------------------------------------- 2. reads the solution
     Attack("opens the solution", f"exec(open({str(SOLUTION)!r}).read())", "needs `exec`"),
     Attack("opens it under another alphabet", f"return ｏｐｅｎ({str(SOLUTION)!r})", "needs `open`"),
@@ -78,27 +78,27 @@ ATTACKS = (
     Attack("walks along the frames", "return (lambda: 0).__globals__", "needs `.__globals__`"),
     Attack("looks a generator's frame up", "return (i for i in []).gi_frame", "needs `.gi_frame`"),
     Attack("reads attributes by a pattern", "match n:\n    case int(__class__=c): return c", "needs `case int"),
-    Attack("calls another exercise", "return mrr_at_k([[1.0] * n], [[1.0] * n], k)", "metric-at-k: not needed"),
+    Attack("calls another exercise", "return mrr_at_k([[1.0] * n], [[1.0] * n], k)", "metric-at-k: not available"),
     # ------------------------------------------------------------------------------------------------ 3. changes tools
     Attack("replaces a function of NumPy", "np.sort = max", "needs `an assignment to np.sort`"),
     Attack("replaces it by a loop", "for math.prod in [max]: pass", "needs `an assignment to math.prod`"),
     Attack("replaces it by setattr", "setattr(math, 'prod', max)", "needs `setattr`"),
     Attack("imports pytest", "import pytest\npytest.approx = max", "needs `import pytest`"),
-    Attack("answers with what equals all", "class A:\n    def __eq__(self, other): return True\nreturn A()", "class A"),
-    Attack("asks a library for that", "from unittest.mock import ANY\nreturn ANY", "needs `import unittest"),
+    Attack("returns what equals all", "class A:\n    def __eq__(self, other): return True\nreturn A()", "class A"),
+    Attack("takes that from a library", "from unittest.mock import ANY\nreturn ANY", "needs `import unittest"),
     Attack("changes a global", "global math\nmath = None", "needs `global math`"),
-    # --------------------------------------------------------------------------------------------- 4. ends or does not
+    # --------------------------------------------------------------------------------------------- 4. exits or hangs
     Attack("exits with 0", "raise SystemExit(0)", "SystemExit: 0"),
     Attack("interrupts the tests", "raise KeyboardInterrupt", "kept it from running"),
     Attack("ends the process", "__import__('os')._exit(0)", "needs `._exit`"),
     Attack("forks", "import os\nwhile True: os.fork()", "needs `import os`"),
     Attack("prints points", "print('pass-at-k  1 of 1  passed\\npoints  1 of 1')", "assert None =="),
     Attack("fills memory", "return len(bytearray(2**45))", "MemoryError"),
-    Attack("calls itself for ever", "return pass_at_k(n, c, k)", "RecursionError"),
+    Attack("calls itself forever", "return pass_at_k(n, c, k)", "RecursionError"),
     Attack("writes to the teacher's terminal", "raise OSError('\\x1b[2J\\x1b[H1 of 1 passed')", "OSError:  [2J [H1"),
     Attack("opens brackets without end", "return " + "(" * 5000 + "n" + ")" * 5000, f"{AT_K}, line"),
-    Attack("adds without end", "return " + "1 + " * 300 + "n", "nests its code 30"),
-    Attack("is endless itself", "return 0  # " + "x" * 2**20, "has more than 524288 bytes"),
+    Attack("adds without end", "return " + "1 + " * 300 + "n", "is nested 30"),
+    Attack("is a huge file", "return 0  # " + "x" * 2**20, "is larger than 524288 bytes"),
 )  # fmt: skip
 
 
@@ -182,13 +182,13 @@ def test_a_tree_holds_what_an_exercise_needs_and_no_other_solution(tmp_path) -> 
     [whitening, values] = chosen(["whitening", "values"])
     files = {str(path): source for path, source in arranged(ROOT, values).items()}
     assert "exercise whitening: not available" in files["nanorlhf/ppo.py"]
-    assert "exercise scalar-head" not in files["nanorlhf/model.py"]  # it is needed
+    assert "exercise scalar-head" not in files["nanorlhf/model.py"]  # `values` needs it
     files = {str(path): source for path, source in arranged(ROOT, whitening).items()}
     assert "exercise scalar-head: not available" in files["nanorlhf/model.py"]
     assert "exercise whitening" not in files["nanorlhf/ppo.py"]
 
 
-# ----------------------------------------------------------------------------------------------- behind the front door
+# ---------------------------------------------------------------------------------------------- past the static check
 HOSTILE = (
     ("ends the process", "import os; os._exit(0)", "the code under test has ended the process"),
     (
@@ -235,7 +235,7 @@ HOSTILE = (
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="Landlock and filters of system calls are Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="Landlock and system call filters need Linux")
 @pytest.mark.parametrize(("body", "says"), [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
 def test_code_that_got_in_is_kept_to_what_a_computation_needs(body, says, desk) -> None:
     source = rewritten(SOLUTION.read_text(), {"pass_at_k": body.splitlines()})

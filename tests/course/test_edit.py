@@ -1,4 +1,4 @@
-"""Edits by position: what is not edited stays byte for byte."""
+"""Edits by position keep the rest of the file byte for byte."""
 
 import ast
 
@@ -80,9 +80,9 @@ def test_a_node_is_found_under_other_local_names_and_the_edit_uses_them() -> Non
     with pytest.raises(LookupError, match="2 matches of .* with 2 other local names"):
         replaced(SOURCE, "loss", "a / len(b)", "a")
     with pytest.raises(LookupError, match="0 matches"):
-        replaced(SOURCE, "loss", "min(total)", "stop(total)")  # a function is no local variable
+        replaced(SOURCE, "loss", "min(total)", "stop(total)")  # a function isn't a local variable
     with pytest.raises(LookupError, match="0 matches"):
-        replaced(SOURCE, "loss", "(x - x).sum()", "0")  # x and y are two
+        replaced(SOURCE, "loss", "(x - x).sum()", "0")  # x and y differ
 
 
 def local_variables(source: str, name: str) -> set[str]:
@@ -92,7 +92,7 @@ def local_variables(source: str, name: str) -> set[str]:
 
 
 def with_renamed(source: str, name: str, variables: set[str]) -> str:
-    """A file in which these local variables of a function have other names."""
+    """Rename these local variables of a function."""
     function = find_function(source, name)
     found = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id in variables]
     for node in sorted(found, key=lambda n: (n.lineno, n.col_offset), reverse=True):
@@ -102,7 +102,7 @@ def with_renamed(source: str, name: str, variables: set[str]) -> str:
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_renaming_a_local_variable_moves_no_bug(bug: Bug) -> None:
-    """Each of its function, in turn: the same bug is planted in the same place."""
+    """Rename each local variable in turn: the same bug is planted in the same place."""
     path, name = place_of(bug.where)
     source = (ROOT / path).read_text()
     planted = replaced(source, name, bug.old, bug.new, bug.number)

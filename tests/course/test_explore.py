@@ -1,4 +1,4 @@
-"""course/explore.ipynb runs from top to bottom on a finished run, and says what the models say."""
+"""course/explore.ipynb runs from top to bottom on a finished run and prints what the models compute."""
 
 import re
 from dataclasses import replace
@@ -64,7 +64,7 @@ def test_the_notebook_says_what_the_models_say(miniature, tmp_path, monkeypatch)
         logits[name][tokenizer.pad_id :] = -torch.inf  # [PAD] can't be sampled
         probabilities = logits[name].softmax(-1).tolist()
         assert max(float(line[i]) for line in lines[1:]) == pytest.approx(max(probabilities), abs=6e-4)
-        named: dict[str, list[float]] = {}  # halves of a character print alike
+        named: dict[str, list[float]] = {}  # different halves of a character look the same when printed
         for token, probability in enumerate(probabilities):
             word = "∎" if token == tokenizer.eos_id else repr(tokenizer.decode([token]))
             named.setdefault(word, []).append(probability)

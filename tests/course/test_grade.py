@@ -1,4 +1,4 @@
-"""Grading: points for what the repository's own tests let pass, whatever else the student's code does."""
+"""Grading gives points for passing the repository's own tests, whatever else the student's code does."""
 
 import importlib.util
 
@@ -14,7 +14,7 @@ from nanorlhf.errors import InputError
 
 pytestmark = pytest.mark.slow
 CHEAP = ["learning-rate", "pass-at-k"]
-LIMIT = 300.0  # of a busy machine
+LIMIT = 300.0  # seconds, on a busy machine
 
 
 def restore(copy, function: str) -> None:
@@ -111,10 +111,10 @@ def test_a_directory_that_is_no_copy_is_refused(tmp_path, desk) -> None:
 
 
 def test_without_the_libraries_of_the_tests_nothing_is_judged(monkeypatch) -> None:
-    """Every right answer would fail, as if its code had ended the process."""
+    """Otherwise every right answer would fail, as if its code had ended the process."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "hypothesis" else find(name))
-    with pytest.raises(InputError, match="The tests need hypothesis: install them with"):
+    with pytest.raises(InputError, match="The tests need hypothesis: run `pip install"):
         Worker()
 
 

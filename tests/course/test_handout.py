@@ -1,4 +1,4 @@
-"""Hand-outs hold what an exercise asks and nothing of its solution; the key holds the rest."""
+"""Handouts contain the task and none of the solution; the key contains the rest."""
 
 import ast
 import shutil
@@ -13,7 +13,7 @@ from nanorlhf.errors import InputError
 
 
 def lines_of_bodies(exercise) -> list[str]:
-    """The lines of code of the solution that are long enough to be its own."""
+    """Return the solution's lines of code that are long enough to be distinctive."""
     found = []
     for _, function in functions_of(exercise):
         for statement in function.body[ast.get_docstring(function) is not None :]:
@@ -25,14 +25,14 @@ def lines_of_bodies(exercise) -> list[str]:
 def test_a_hand_out_has_all_but_the_solution(exercise) -> None:
     page, key = exercise_page(exercise), key_page(exercise)
     for where, function in functions_of(exercise):
-        assert f"## `{where.partition(':')[2]}`" in page  # as code: Markdown would take underscores for emphasis
+        assert f"## `{where.partition(':')[2]}`" in page  # as code, or Markdown would read underscores as emphasis
         assert f"def {function.name}(" in page and f"def {function.name}(" in key
         assert not (text := ast.get_docstring(function)) or text in page
     assert exercise.read in page and exercise.hint in page and f"\n{exercise.points} point" in page
     assert all(name in page for name in exercise.needs)
     code = lines_of_bodies(exercise)
     assert not [line for line in code if line in page]
-    # the key has it as it stands in the file, where a statement may take several lines
+    # the key quotes the file, where a statement may take several lines
     words = "".join(key.split())
     assert sum("".join(line.split()).replace('"', "'") in words.replace('"', "'") for line in code) >= len(code) / 2
     assert all(f"`{test}`" in key for test in exercise.tests)

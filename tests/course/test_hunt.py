@@ -1,4 +1,4 @@
-"""The bug hunt: what is planted, what `check` says before and after it is fixed."""
+"""The bug hunt: planting a bug, and what `check` reports before and after the fix."""
 
 import pytest
 

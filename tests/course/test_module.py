@@ -1,4 +1,4 @@
-"""The module of four weeks: its table is the one that hand-outs are made of, and the exam's answers are right."""
+"""The four-week module: its table matches the handouts, and the exam's answers are right."""
 
 import math
 import re

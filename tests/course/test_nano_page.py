@@ -1,4 +1,4 @@
-"""nano.py stays one page, and docs/nano.md holds all of it."""
+"""nano.py stays one page, and docs/nano.md contains all of it."""
 
 import ast
 import re

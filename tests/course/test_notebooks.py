@@ -1,4 +1,4 @@
-"""A notebook per stage: made of its page, kept without outputs, and running from top to bottom."""
+"""The notebook of each stage is built from its page, is stored without outputs, and runs from top to bottom."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from tools.notebooks import PAGES, notebook, section
 
 NAMES = ("sft", "rm", "ppo", "evaluation")
 LENGTHS = "--max-query-length 160 --max-response-length 64"
-RUN = {  # the stage of each that a test runs in miniature, and how
+RUN = {  # notebook -> the stage that a test runs in miniature, and its flags
     "sft": ("sft", f"{LENGTHS} --n-layer 1 --d-model 16 --n-head 2 --batch-size 8 --warmup-steps 0 --num-samples 4"),
     "rm": ("rm", f"{LENGTHS} --batch-size 8 --num-normalisation None --warmup-steps 0"),
     "ppo": (
@@ -77,7 +77,7 @@ def test_a_notebook_runs(name, miniature, tmp_path, monkeypatch) -> None:
     found = nbformat.read(PAGES / f"{name}.ipynb", as_version=4)
     [cell] = [cell for cell in found.cells if "\nflags = []" in f"\n{cell.source}"]
     cell.source = cell.source.replace("flags = []", f"flags = {flags.split()!r}")
-    # without sliders: what is printed within them is no output of the cell
+    # without sliders, because text printed inside them isn't an output of the cell
     found.cells[1].source = f"import sys\n\nsys.modules['ipywidgets'] = None\n{found.cells[1].source}"
     where = {"metadata": {"path": PAGES}}
     nbclient.NotebookClient(found, timeout=300, kernel_name="python3", resources=where).execute()

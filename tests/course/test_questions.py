@@ -1,4 +1,4 @@
-"""Questions with a student's own numbers: their answers are those of the code that the course is about."""
+"""Questions with individual numbers: their answers equal the results of the repository's code."""
 
 import math
 import re
@@ -22,7 +22,7 @@ def numbers(text: str) -> list[float]:
 
 
 def by_the_code(name: str, text: str) -> float:
-    """The answer to a question as it is printed, by the functions of the repository."""
+    """Answer a printed question with the functions of the repository."""
     text = text.replace("pass@", "")
     x = numbers(text)
     if name == "pair":

@@ -1,4 +1,4 @@
-"""Copied submissions are found, whatever is renamed; what the class has in common is none."""
+"""Copied submissions are found even if names change; code that the class has in common doesn't count."""
 
 from pathlib import Path
 

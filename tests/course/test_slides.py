@@ -1,4 +1,4 @@
-"""The decks: pictures that are there, a note to each slide, formulas that come one by one, pages that stand alone."""
+"""The decks: existing pictures, a note for each slide, formulas shown step by step, self-contained pages."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ def test_a_deck_has_notes_pictures_and_steps(deck) -> None:
     for text, note in slides:
         assert text.startswith(("# ", "## ")) and len(note) > 20, text
         assert len(text.splitlines()) <= 16
-        for line in text.splitlines():  # a formula is a step of its own
+        for line in text.splitlines():  # a formula is a separate step
             assert not re.match(r"- |\d\. ", line), line
             assert " = " not in line or line.startswith(("* ", "    ", "![")), line
     pictures = re.findall(r"!\[([^]]+)\]\(([^)]+)\)", deck.read_text())

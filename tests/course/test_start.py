@@ -1,4 +1,4 @@
-"""A student's copy: what is taken out, and that nothing else is."""
+"""A student's copy lacks the exercises' bodies and nothing else."""
 
 import ast
 from pathlib import Path
@@ -23,13 +23,13 @@ def test_only_the_files_of_exercises_differ(copy) -> None:
     edited = {path_of(function) for exercise in EXERCISES for function in exercise.functions}
     files = {path for path in files_of(ROOT) if not any(path.is_relative_to(name) for name in ANSWERS)}
     differ = {path for path in files if (copy / path).read_bytes() != (ROOT / path).read_bytes()}
-    assert differ == edited | {Path("docs/nano.md")}  # the page holds nano.py
+    assert differ == edited | {Path("docs/nano.md")}  # the page quotes nano.py
     assert len(files) == sum(path.is_file() for path in copy.rglob("*")) - 1  # the mark
     assert not {".git", ".venv", "runs"} & {path.name for path in copy.iterdir()}
 
 
 def test_exactly_the_named_functions_are_empty(copy) -> None:
-    """With the emptied bodies put back, the trees are equal."""
+    """Without the emptied bodies, the trees are equal."""
     for module in {function.partition(":")[0] for exercise in EXERCISES for function in exercise.functions}:
         names = [
             function.partition(":")[2]

@@ -1,4 +1,4 @@
-"""The tables of exercises and bugs: what they name is there."""
+"""The tables of exercises and bugs refer only to things that exist."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ def source_of(function: str) -> tuple[str, str]:
 
 
 def is_a_test(node: str) -> bool:
-    """Whether a pytest node id names a test; the values in its brackets are pytest's business."""
+    """Return whether a pytest node id names a test, without checking the values in its brackets."""
     file, _, name = node.partition("::")
     return f"def {name.partition('[')[0]}(" in (ROOT / file).read_text()
 

@@ -1,4 +1,4 @@
-"""A class: one row per submission, whatever a submission is, and a run that goes on where it was interrupted."""
+"""Grading a class writes one row per submission, whatever is in it, and continues after an interruption."""
 
 import csv
 from pathlib import Path
@@ -13,11 +13,11 @@ from course.start import start
 from nanorlhf.errors import InputError
 
 EXERCISES = chosen(["learning-rate", "pass-at-k"])
-LIMIT = 300.0  # seconds, of a busy machine
+LIMIT = 300.0  # seconds, on a busy machine
 
 
 def hand_in(directory: Path, solved: int, body: str = "") -> Path:
-    """A copy with so many of the exercises solved; body: of pass_at_k instead."""
+    """Make a copy with the first exercises solved; body: replaces pass_at_k's."""
     start(directory, EXERCISES)
     for exercise in EXERCISES[:solved]:
         path = exercise.functions[0].partition(":")[0].replace(".", "/") + ".py"
@@ -58,7 +58,7 @@ def test_a_class_gets_a_row_each_and_an_interrupted_run_goes_on(tmp_path, desk) 
     assert "needs `open`" in found["eve"]["note"] and "has no data" in found["empty"]["note"]
     assert "is a link" in found["link"]["note"]
 
-    # again: only who has handed in again is graded again
+    # a second run grades only changed submissions
     marked = file.read_text().replace("ada,1,1,2", "ada,1,1,9")
     file.write_text(marked)
     path = inbox / "bob/nanorlhf/metrics/at_k.py"

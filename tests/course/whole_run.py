@@ -1,4 +1,4 @@
-"""All stages in miniature, for `python -m course verify`: pytest runs it by name, in a tree with a bug in it."""
+"""All stages in miniature, for `python -m course verify`, which runs this file by name in a tree with a bug."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,7 @@ TIMED = ("episodes_per_second", "seconds", "peak_resident_bytes")
 
 
 def test_every_stage_runs_to_its_end(tmp_path) -> None:
-    """Writes the metrics of all stages into the current directory."""
+    """Also writes the metrics of all stages to the current directory."""
     miniature = make_miniature(tmp_path)
     args = replace(
         miniature.ppo, sft=str(policy_that_stops(tmp_path)), total_episodes=16, num_minibatches=2, micro_batch_size=2,

@@ -47,7 +47,7 @@ def test_an_interrupted_call_resumes_and_the_table_has_a_row_per_bug(demo, judge
     judging.main(judging.Args(demo=demo, out=tmp_path / "doctor", jobs=2))
     known = [case.name for case in all_cases()]
     assert sorted(judged) == sorted(known)  # none was judged twice
-    assert f"the course's bugs: {len(BUGS)}, named by code 17, by run {len(BUGS)}" in capsys.readouterr().out
+    assert f"bugs of the course: {len(BUGS)}, found by code 17, by run {len(BUGS)}" in capsys.readouterr().out
     with (tmp_path / "doctor.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["bug"] for row in rows] == known
@@ -71,8 +71,8 @@ def test_every_run_below_the_healthy_directories_is_examined(demo, judged, tmp_p
     write_run(tmp_path / "runs/sick", PPO_SETTINGS, [row | {"policy/clip_fraction": 0.5} for row in ppo_rows()])
     args = judging.Args(demo=demo, out=tmp_path / "doctor", bugs=("gspo",), healthy=(tmp_path / "runs",), jobs=1)
     judging.main(args)
-    _, count, findings = capsys.readouterr().out.partition("2 runs, 1 of them with findings\n")
-    assert count and findings.startswith(f"{tmp_path}/runs/sick: clip-often: On average 50% of the tokens")
+    _, count, said = capsys.readouterr().out.partition("2 runs, 1 with findings\n")
+    assert count and said.startswith(f"{tmp_path}/runs/sick: clip-often: On average 50% of the tokens")
 
 
 def test_a_case_is_planted_and_its_stage_gets_its_flags(demo, tmp_path, monkeypatch):
@@ -101,7 +101,7 @@ def test_a_case_is_planted_and_its_stage_gets_its_flags(demo, tmp_path, monkeypa
 
 
 def test_a_missing_demo_and_an_unknown_bug_are_errors(demo, judged, tmp_path):
-    with pytest.raises(InputError, match="there is no such bug"):
+    with pytest.raises(InputError, match="unknown bug"):
         judging.main(judging.Args(demo=demo, out=tmp_path / "doctor", bugs=("unheard-of",)))
     shutil.rmtree(demo / "rm")
     with pytest.raises(InputError, match="has no rm: run `make demo` first"):
@@ -134,5 +134,5 @@ def test_each_panel_shows_its_metric_for_the_healthy_and_the_sick_run(tmp_path):
 
 def test_a_missing_run_is_named(demo, tmp_path):
     write_metrics(demo / "ppo", "objective/kl", [0.0])
-    with pytest.raises(InputError, match=f"{PANELS[0].bug}/ppo holds no metrics.jsonl: run `python -m tools"):
+    with pytest.raises(InputError, match=f"{PANELS[0].bug}/ppo has no metrics.jsonl: run `python -m tools"):
         side_by_side(demo, tmp_path / "doctor")

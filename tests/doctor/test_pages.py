@@ -49,11 +49,11 @@ def test_the_summary_counts_both_commands_and_names_missed_bugs():
         Verdict("5", "gspo", "wrong", 2, ["statistics"], [], [], 1.0),
     ]
     assert summary(verdicts).splitlines() == [
-        "the course's bugs: 2, named by code 1, by run 1, by neither: ['unseen']",
-        "those of level 1: 1, named by code 1, by run 1, by neither: none",
-        "new bugs: 1, named by code 0, by run 1, by neither: none",
-        "changes made right: 1, named by code 0, by run 0, by neither: ['gspo']",
-        "changes made wrong: 1, named by code 1, by run 0, by neither: none",
+        "bugs of the course: 2, found by code 1, by run 1, by neither: ['unseen']",
+        "bugs of the course, level 1: 1, found by code 1, by run 1, by neither: none",
+        "new bugs: 1, found by code 0, by run 1, by neither: none",
+        "right changes: 1, found by code 0, by run 0, by neither: ['gspo']",
+        "wrong changes: 1, found by code 1, by run 0, by neither: none",
     ]
 
 

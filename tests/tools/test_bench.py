@@ -1,4 +1,4 @@
-"""The benchmark runs, on a tiny shape; no test asserts what it measures."""
+"""The benchmark runs on a tiny shape; no test asserts its timings."""
 
 import functools
 import json
@@ -56,7 +56,7 @@ def test_every_part_gives_rows_with_ours_first(moment, tmp_path, capsys, dtype):
 
 
 def hangs(args: settings.Args, directory: Path) -> None:
-    """Stands for a way to measure: says which process it is, and takes for ever."""
+    """A fake measurement that writes its process id and never ends."""
     Path(directory.parent, "worker").write_text(str(os.getpid()))
     time.sleep(600)
 
@@ -85,7 +85,7 @@ def test_no_process_outlives_a_benchmark_that_is_killed(tmp_path):
             return
         time.sleep(0.05)
     os.kill(int(worker), signal.SIGKILL)
-    raise AssertionError(f"process {worker} is still there")
+    raise AssertionError(f"process {worker} is still alive")
 
 
 def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
@@ -115,7 +115,7 @@ def test_an_iteration_in_bfloat16_is_held_to_the_bytes_of_bfloat16(moment, monke
     [("cuda", "bfloat16", "bf16"), ("cuda", "float32", "no"), ("cpu", "bfloat16", "no")],
 )
 def test_trl_multiplies_in_the_dtype_of_ours_on_a_gpu(moment, tmp_path, monkeypatch, device, dtype, precision):
-    """TRL's trainer makes an Accelerator without a precision: it is read from the environment, as here."""
+    """TRL's trainer makes an Accelerator without a precision, so it comes from the environment, as here."""
     import transformers
 
     class PPOTrainer:
@@ -194,7 +194,7 @@ def test_quick_measures_tiny_and_a_few_tokens_of_small_once(moment, monkeypatch)
 
 def test_the_peak_is_what_is_held_at_once():
     def two_at_once() -> None:
-        for _ in range(3):  # 2 MB at a time, 6 MB in all
+        for _ in range(3):  # 2 MB at a time, 6 MB in total
             first, second = torch.empty(250_000), torch.empty(250_000)
             del first, second
 

@@ -15,7 +15,7 @@ def table(text: str) -> dict[str, list[float]]:
 
 @pytest.fixture
 def judged_by(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """The printed shares, where a function of two texts scores instead of a model."""
+    """Return a function that scores with a function of two texts instead of a model and returns the printed shares."""
 
     def run(score) -> dict[str, list[float]]:
         monkeypatch.setattr(blind_spots, "load_scalar", lambda place: None)
@@ -52,7 +52,7 @@ def test_an_error_is_in_its_slot_alone(slot: int) -> None:
         for text in texts.values():
             assert all(f" {fact} " in f"{text} " for fact in others)
             assert f" {post.facts[slot]} " not in f"{text} "
-        # one fact of four is gone, and a wrong one costs another 1.5
+        # one of four facts is missing, and a wrong one costs another 1.5
         golds = {kind: tiny.gold_score(post.query, text) for kind, text in texts.items()}
         assert golds == {"false": 1.5, "outlandish": 1.5, "missing": 3.0}
 

@@ -1,4 +1,4 @@
-"""docs/change-one-thing.md: its examples fit the tree, and their tests fail before and pass after."""
+"""docs/change-one-thing.md: its examples apply to the repository, and their tests fail before and pass after."""
 
 import os
 import re
@@ -16,7 +16,7 @@ EXAMPLES = re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```diff\n(.*?)^```", PAGE,
 
 
 def hunks_of(example: str) -> list[tuple[str, str, list[str]]]:
-    """(file, name, lines) of each; the name of a new file's only hunk is empty."""
+    """Return (file, name, lines) of each hunk; the name is "" for the only hunk of a new file."""
     found: list[tuple[str, str, list[str]]] = []
     file = ""
     for line in example.splitlines():
@@ -32,11 +32,11 @@ def hunks_of(example: str) -> list[tuple[str, str, list[str]]]:
 
 
 def apply(tree: Path, file: str, name: str, lines: list[str]) -> None:
-    """Change a file as a hunk says. AssertionError where its place is not found, or found twice."""
+    """Apply a hunk to a file. Raises AssertionError unless its position is found exactly once."""
     path = tree / file
     added = "".join(line[1:] + "\n" for line in lines if line.startswith("+"))
     if not name:
-        assert not path.exists(), f"{file} is there already"
+        assert not path.exists(), f"{file} exists already"
         path.write_text(added)
         return
     text = path.read_text()
@@ -45,13 +45,13 @@ def apply(tree: Path, file: str, name: str, lines: list[str]) -> None:
         return
     old = "".join(line[1:] + "\n" for line in lines if not line.startswith("+"))
     new = "".join(line[1:] + "\n" for line in lines if not line.startswith("-"))
-    assert text.count(old) == 1, f"{file}, {name}: these lines stand there {text.count(old)} times:\n{old}"
+    assert text.count(old) == 1, f"{file}, {name}: these lines occur {text.count(old)} times:\n{old}"
     assert re.search(rf"^.*\b{re.escape(name)}\b", text[: text.index(old) + len(old)], re.M), f"{file}: no {name}"
     path.write_text(text.replace(old, new))
 
 
 def outcomes(tree: Path, files: set[str], names: set[str]) -> list[tuple[str, str]]:
-    """(outcome, name) of each test of these names in a tree."""
+    """Run the tests with these names in a tree and return (outcome, name) of each."""
     environment = os.environ | {"PYTHONPATH": str(tree)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=no", *sorted(files)]
     command += ["--continue-on-collection-errors", "-k", " or ".join(sorted(names))]
@@ -81,7 +81,7 @@ def test_the_examples_of_the_page_pass_their_tests_which_fail_without_them(tmp_p
                 if is_test:
                     files.add(file)
                     names |= set(re.findall(r"^\+def (test_\w+)", "\n".join(lines), re.M))
-    # the tests of a model family are there; they get the rows of the example
+    # the tests of a model family exist already; the example adds rows to them
     names |= {
         f"{name} and gemma-" for name in ("test_hidden_states_and_logits", "test_transformers_loads_what_we_write")
     }

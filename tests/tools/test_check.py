@@ -1,4 +1,4 @@
-"""`python -m tools.check` finds the tests that a change concerns, in a tree of its own."""
+"""`python -m tools.check` finds the tests affected by a change, in a small repository made for the test."""
 
 import json
 import subprocess
@@ -88,11 +88,11 @@ def test_another_commit_to_compare_with(tree):
 def test_the_nearest_come_first_as_far_as_the_time_goes(tree):
     sums, means, report = (Path(f"tests/test_{name}.py") for name in ("sums", "means", "report"))
     distances = {sums: 1, means: 1, report: 2}
-    assert check.seconds_of(sums) == 2 * check.UNKNOWN  # by the number of its tests
+    assert check.seconds_of(sums) == 2 * check.UNKNOWN  # estimated from the number of tests
     check.known_seconds.cache_clear()
     (tree / "seconds").write_text(json.dumps({str(sums): 8.0, str(means): 3.0, str(report): 1.0}))
     assert check.chosen(distances, 100) == [means, sums, report]
-    assert check.chosen(distances, 10) == [means, report]  # sums does not fit any more
+    assert check.chosen(distances, 10) == [means, report]  # sums doesn't fit
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_of_own_tests_that_take_too_long_the_quickest_run_and_the_others_are_nam
     (tree / "seconds_of_tests").write_text(json.dumps({f"{sums}::test_a": 29.0, f"{sums}::test_b": 1.0}))
     assert check.own_first([sums, means], 100, 2) == ([str(means), str(sums)], [], 67)
     assert check.own_first([sums, means], 40, 2) == ([str(means), f"{sums}::test_b"], [f"{sums}::test_a"], 36)
-    assert check.own_first([sums], 0, 2) == ([f"{sums}::test_b"], [f"{sums}::test_a"], -1)  # one at least
+    assert check.own_first([sums], 0, 2) == ([f"{sums}::test_b"], [f"{sums}::test_a"], -1)  # at least one
 
 
 def test_the_seconds_of_a_test_that_has_not_run_are_its_share_of_the_file(tree):
@@ -151,7 +151,7 @@ def test_the_seconds_of_a_test_that_has_not_run_are_its_share_of_the_file(tree):
 
 def test_nothing_to_check_is_said(tree, capsys):
     check.main(check.Args())
-    assert capsys.readouterr().out == "nothing has changed since HEAD\n"
+    assert capsys.readouterr().out == "no changes since HEAD\n"
 
 
 def test_what_did_not_run_is_said_and_skips_are_counted_in_a_line(tree, monkeypatch, capsys):
@@ -172,7 +172,7 @@ def test_what_did_not_run_is_said_and_skips_are_counted_in_a_line(tree, monkeypa
     assert "-rfE" in pytest_command
     assert [part for part in pytest_command if "::" in part] == ["tests/test_train_x.py::test_0"]
     assert capsys.readouterr().out.endswith(
-        "for want of time 4 tests of tests/test_train_x.py did not run: test_1, test_2, test_3, test_4\n"
+        "not run, out of time: 4 tests in tests/test_train_x.py: test_1, test_2, test_3, test_4\n"
     )
 
 
@@ -200,12 +200,12 @@ def test_what_fails_is_the_exit_status(tree, monkeypatch, capsys):
     tools = [command[2] for command in commands]
     assert tools == ["ruff", "ruff", "mypy", "pytest"] and "tests/test_sums.py" in commands[-1]
     said = capsys.readouterr().out
-    assert "1 changed files, 3 test files that they concern, 1 of them run" in said
+    assert "1 changed files affect 3 test files; ran 1 of them" in said
     assert said.endswith("\nfailed: the tests\n")
 
 
 def test_a_script_is_formatted_at_its_own_width_alone(tree, monkeypatch, capsys):
-    """A line of 105 columns: at 100 it is broken, at 120 it would be joined."""
+    """A line of 105 columns is wrapped at 100 and would be joined at 120."""
     (tree / "pyproject.toml").write_text('[tool.ruff]\nline-length = 120\nformat.exclude = ["train_*.py"]\n')
     (tree / "train_x.py").write_text(f"x = sum(\n    {'1' * 46}, {'2' * 46}\n)\n")
     monkeypatch.setattr(check, "narrow_files", lambda root: [tree / "train_x.py"])

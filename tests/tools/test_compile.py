@@ -1,4 +1,4 @@
-"""The compilers' table: few spills, tensor cores, few bytes; its rows are the product's, its bytes counted again."""
+"""The table of compiled kernels: few spills, tensor cores, few bytes; its rows match the library's launches."""
 
 import csv
 import json
@@ -18,8 +18,8 @@ TABLE, MEASURED = (list(csv.DictReader((ROOT / "kernels" / f"{name}.csv").open()
 KEY = ("kernel", "dtype", "setting", "architecture")
 TENSOR_CORES = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA"}
 
-# the largest tile of each product, where registers are scarcest; it runs in a process of its own, as the interpreter
-# that the other tests use replaces Triton's compiler for the whole process
+# the largest tile of each matmul, which needs the most registers; compiled in a separate process, because the other
+# tests use Triton's interpreter, which replaces the compiler for the whole process
 COMPILE_A_SAMPLE = """
 import json
 from tools import compile_kernels
@@ -59,10 +59,10 @@ def compiled(tmp_path_factory) -> dict:
 
 
 def check(rows: list[dict]) -> None:
-    """What must hold whatever the version of Triton: see each line."""
+    """Check what must be true for every version of Triton."""
     for row in rows:
         name = " ".join(row[column] for column in KEY)
-        # the largest tiles are the fastest on an H200, with what they spill; the tuner takes them where that is so
+        # on an H200 the largest tiles are the fastest although they spill; the autotuner decides
         assert int(row["spilled_bytes"]) == 0 or "linear" in row["kernel"] and "V=256" in row["setting"], name
         assert float(row["occupancy"]) > 0, f"{name} does not fit"
         assert float(row["ratio"]) <= 1.3, name
@@ -86,7 +86,7 @@ def test_each_setting_was_measured_on_a_hopper():
     compiled = [tuple(row[column] for column in KEY) for row in TABLE if row["architecture"] == "sm_90"]
     assert [tuple(row[column] for column in KEY) for row in MEASURED] == compiled
     predicted = {tuple(row[column] for column in KEY): float(row["predicted_us"]) for row in TABLE}
-    for row in MEASURED:  # an H200 has 1.43 times the bandwidth that the prediction for an H100 counts with
+    for row in MEASURED:  # an H200 has 1.43 times the bandwidth of the H100 in the prediction
         assert float(row["measured_us"]) > predicted[tuple(row[column] for column in KEY)] / 1.5
 
 
@@ -103,7 +103,7 @@ def test_where_there_is_no_device_nothing_is_measured(tmp_path, monkeypatch):
     from tools import compile_kernels
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="--measure: this PyTorch sees no CUDA device"):
+    with pytest.raises(SystemExit, match="--measure needs a CUDA device"):
         compile_kernels.main(compile_kernels.Args(measure=tmp_path / "measured.csv"))
     assert not (tmp_path / "measured.csv").exists()
 
@@ -122,7 +122,7 @@ def test_the_table_has_the_product_s_settings_and_a_sample_compiles_to_what_it_s
 
 @pytest.fixture
 def count(monkeypatch):
-    """-> a function that runs a call and returns the bytes that interpreted kernels load and store meanwhile."""
+    """Return a function that runs a call and returns the bytes that interpreted kernels load and store in it."""
     pytest.importorskip("triton", reason="triton is not installed")
     if os.environ["TRITON_INTERPRET"] != "1":
         pytest.skip("the kernels are compiled here")
@@ -151,9 +151,9 @@ def count(monkeypatch):
 
 
 def calls() -> dict:
-    """Launches at sizes that no block divides; groups of two blocks of rows.
+    """Return launches at sizes that aren't multiples of a block, with groups of two blocks of rows.
 
-    But for the products' rows and ids: what is beyond the last is read as the last, from the cache.
+    The rows and ids of the matmuls are multiples: beyond the last one, the kernels read the last again, from the cache.
     """
     gae, kl, logprobs = (import_module(f"kernels.{name}") for name in ("gae", "kl", "logprobs"))
     torch.manual_seed(0)
@@ -211,7 +211,7 @@ def test_the_kernel_and_the_model_finish_a_group_of_rows_before_the_next(count, 
 
 
 def test_the_cache_of_the_model_keeps_what_fits(count, monkeypatch):
-    """By hand: 80 rows of 24 float32 in blocks of 16, 128 ids of which a program has 64, in tiles of 32."""
+    """Counts for 80 rows of 24 float32 in blocks of 16, and 128 ids, 64 per program, in tiles of 32."""
     from kernels import logprobs
     from tools import compile_kernels
 
@@ -221,9 +221,9 @@ def test_the_cache_of_the_model_keeps_what_fits(count, monkeypatch):
     assert compile_kernels.minimum_bytes(launch) == hidden + weight + once
     for at_a_time in (1, 7, 100):
         assert compile_kernels.moved_bytes(launch, at_a_time, 10**9) == hidden + weight + once
-    # no cache: all that is requested, since one program at a time reads nothing twice in a row
+    # without a cache, the requested bytes: a single program reads nothing twice in a row
     assert compile_kernels.moved_bytes(launch, 1, 0) == compile_kernels.requested_bytes(launch)
-    # five blocks of rows in groups of two: each reads all weights, biases and labels, and fits beside three tiles
+    # five blocks of rows in groups of two: each reads all weights, biases and labels, and fits along with three tiles
     monkeypatch.setattr(logprobs, "GROUP", 32 * 24 * 4)
     (launch,) = compile_kernels.launches_of(calls()["forward"])
     moved = compile_kernels.moved_bytes(launch, 2, 2 * 16 * 96 + 3 * 32 * 96 + 1000)

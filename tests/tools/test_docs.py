@@ -1,8 +1,8 @@
-"""Every command that README.md, docs/ and course/ print works.
+"""Every command printed in README.md, docs/ and course/ works.
 
-Commands that need no download are executed as they are printed, in a directory of their own, with flags appended that
-make them small; those of a make target one by one. Of all commands the flags are parsed by the script's own parser, and
-every path that one reads is a path that an earlier command of the same page writes, or that the page declares.
+Commands that need no download are executed as printed, in a temporary directory, with extra flags that make them small;
+the commands of a make target run one by one. For all commands, the script's own parser parses the flags, and every path
+that a command reads must be written by an earlier command of the same page or be declared by the page.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ def test_a_page_names_every_pipeline_and_so_its_commands_are_checked() -> None:
 
 
 # --------------------------------------------------------------------------------------------------- 2. the execution
-# what makes a program small; the flags of a recipe come after those of its script
+# flags that make a program small; an entry "SCRIPT RECIPE" takes precedence over its script
 SMALL = {
     "data.tiny": "--num-demonstrations 64 --num-comparisons 64 --num-validation 16",
     "data.site": "--num-questions 150 --validation-share 0.3",
@@ -129,7 +129,7 @@ SMALL = {
 }
 LENGTHS = {"tiny": (160, 64), "tiny-rm": (160, 64), "stackoverflow-tiny": (200, 80), "rlcf-tiny": (400, 300)}
 LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}
-# slow at any size: a test of their own executes them
+# slow at any size, so a separate test executes them
 ELSEWHERE = {
     "course": "tests/course/test_commands.py",
     "data.pretrained": "tests/data/test_pretrained.py",
@@ -170,7 +170,7 @@ def recipe_of(command: Command) -> str:
 
 
 def small_flags(command: Command) -> list[str]:
-    """The appended flags, of which the settings have the fields."""
+    """Return the flags to append, if the settings have these fields."""
     program, recipe = command.program, recipe_of(command)
     flags = shlex.split(SMALL.get(f"{program} {recipe}", SMALL.get(program, "")))
     if recipe in LENGTHS and not program.startswith("data."):
@@ -182,14 +182,14 @@ def small_flags(command: Command) -> list[str]:
 
 
 def runnable() -> dict[str, list[Command]]:
-    """The commands to execute by the world that they work in, each once, in the order of the pages.
+    """Group the commands to execute by world, each once, in the order of the pages.
 
-    Of TABLES, which differ in values, the first with its flags, and of SEEDS those of the first seed; none that reads
-    what the others make.
+    In TABLES, commands differ only in the values of flags: run one per set of flags. In SEEDS, run only the first seed.
+    Skip commands that read the outputs of skipped ones.
     """
     groups: dict[str, list[Command]] = {**{world: [] for world in WORLDS}, "none": []}
     seen: set[Command | tuple[str, ...] | str] = set()
-    left_out: set[str] = set()  # what nobody makes
+    left_out: set[str] = set()  # outputs of skipped commands
     for page in ALL.values():
         for command in check_page(page, ALL).runnable:
             if ELSEWHERE.get(command.program) is None:
@@ -212,12 +212,12 @@ def runnable() -> dict[str, list[Command]]:
 
 
 def flags_of(command: Command) -> tuple[str, ...]:
-    """What a command is but for the values of its flags."""
+    """Return a command's program and flags without their values."""
     return (command.program, *sorted({word for word in command.words if word.startswith("--")}))
 
 
 def without_seed(command: Command) -> str:
-    """A command of SEEDS, whichever its seed is."""
+    """Return a command of SEEDS with its seed removed."""
     return re.sub(r"(runs/compare/|runs/sums_study/|--seed )\d+", r"\1", str(command))
 
 
@@ -232,7 +232,7 @@ def execute(command: Command) -> None:
 
 @pytest.fixture
 def drawn_once(monkeypatch):
-    """Of the figures with the same titles only the first is drawn: drawing takes most of an evaluation's time."""
+    """Draw only the first of the figures with equal titles: drawing takes most of an evaluation's time."""
     savefig, drawn = Figure.savefig, set()
 
     def save(figure: Figure, file: IO[bytes], **settings) -> None:
@@ -325,11 +325,11 @@ def test_a_module_that_replaces_anothers_rows_is_told_so() -> None:
 
 
 def test_the_stages_of_rlcf_find_each_other_without_flags() -> None:
-    """Each default path is one that a command of the page writes, and the data fits the limits of what reads it."""
+    """Each default path is written by a command of the page, and the data fits the limits of its readers."""
     text = (ROOT / "docs" / "rlcf.md").read_text()
     stages = ("train_sft.py rlcf-bench", "train_rlcf.py rlcf", "eval.py rlcf")
     assert not problems_of(text + "".join(f"`python {stage} --dtype bfloat16`\n" for stage in stages))
-    limits = {}  # of what writes or reads a directory
+    limits = {}  # directory -> lengths of the commands that write or read it
     for command in read_page("rlcf.md", text).commands:
         if command.program not in ("make", "bench", "nanorlhf.plan"):
             args = settings_of(command)

@@ -1,4 +1,4 @@
-"""`make gpu` on a CPU: parts that pass, fail, hang and write half of what they should."""
+"""`make gpu` on a CPU: parts that pass, fail, hang and write incomplete output."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tools import gpu
 from tools.gpu import Args, Part, main, outcomes
 
 ROW = {"what": "gae", "size": "B=2", "way": "ours", "seconds": 0.5, "ratio": 1.0, "peak_bytes": 10**6}
-# as pytest prints them: the name before a test runs, the outcome after
+# like pytest's output: a test's name before it runs, its outcome after
 HANGING_TESTS = """
 import os, signal, sys, time
 print("tests/test_a.py::test_one[a b] PASSED    [ 50%]")
@@ -51,15 +51,15 @@ def test_each_part_runs_whatever_the_one_before_it_did(tmp_path, monkeypatch, ca
     )
     assert main(Args(out=tmp_path / "out"), parts) == 1
     report = json.loads((tmp_path / "out" / "gpu.json").read_text())
-    assert [part["status"] for part in report["parts"]] == ["passed", "failed with code 5", "ended after 3 s", "passed"]
+    assert [part["status"] for part in report["parts"]] == ["passed", "failed with code 5", "timed out (3 s)", "passed"]
     assert report["parts"][0]["bench"] == {"rows": [ROW]}
     assert report["parts"][2]["tests"] == {
         "tests/test_a.py::test_one[a b]": "passed", "tests/test_a.py::test_two": "unfinished",
     }  # fmt: skip
-    assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())  # nor what it had started
+    assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())  # its children are gone too
     written = (tmp_path / "out" / "gpu.md").read_text()
     for line in (
-        "| hangs | ended after 3 s |", "| 1 passed, 1 unfinished |", "- tests/test_b.py::test_x: failed\n",
+        "| hangs | timed out (3 s) |", "| 1 passed, 1 unfinished |", "- tests/test_b.py::test_x: failed\n",
         "| gae | B=2 | ours | 500.00 | 1.00 | 1.0 |",
     ):  # fmt: skip
         assert line in written
@@ -74,7 +74,7 @@ def test_it_ends_in_time_and_says_what_was_not_started(tmp_path, monkeypatch):
     assert main(Args(out=tmp_path, seconds=4.5), tuple(sleeping)) == 1
     assert time.monotonic() - start < 4.5
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
-    assert [part["status"] for part in parts] == ["ended after 3 s", "not started", "not started"]
+    assert [part["status"] for part in parts] == ["timed out (3 s)", "not started", "not started"]
 
 
 def test_sigterm_leaves_what_was_known_and_no_process(tmp_path):
@@ -99,7 +99,7 @@ def test_sigterm_leaves_what_was_known_and_no_process(tmp_path):
 
 @pytest.mark.parametrize("workers", [("-p", "no:xdist"), ("-n", "2")], ids=["in one process", "by workers"])
 def test_outcomes_of_pytest_itself(tmp_path, workers):
-    """Of the version that is installed: what its -vv prints is read back."""
+    """Parses the -vv output of the installed pytest."""
     file = tmp_path / "tests" / "test_z.py"
     file.parent.mkdir()
     file.write_text(
@@ -126,13 +126,13 @@ def test_without_a_device_one_sentence_and_its_own_exit_code(monkeypatch, capsys
     with pytest.raises(SystemExit) as stopped:
         gpu.command(Args(out=tmp_path / "out"))
     assert stopped.value.code == gpu.NO_DEVICE == 3 and not (tmp_path / "out").exists()
-    assert capsys.readouterr().err == "make gpu: this PyTorch sees no CUDA device, so nothing was run.\n"
+    assert capsys.readouterr().err == "make gpu: this PyTorch finds no CUDA device; nothing was run.\n"
 
 
 def test_the_parts_name_files_that_are_there_and_fit_into_the_time():
     files = [word for part in gpu.PARTS for word in part.command if word.startswith("tests/")]
     assert files and all((ROOT / file).exists() for file in files)
-    assert sum(part.limit for part in gpu.PARTS[:5]) < Args().seconds <= 8 * 60  # the others take what is left
+    assert sum(part.limit for part in gpu.PARTS[:5]) < Args().seconds <= 8 * 60  # the others share the rest
 
 
 def test_the_parts_have_every_file_with_a_test_of_a_gpu():
@@ -144,7 +144,7 @@ def test_the_parts_have_every_file_with_a_test_of_a_gpu():
 
 @pytest.mark.slow
 def test_the_tests_of_a_cpu_skip_the_others_and_print_nothing_after_their_result():
-    """Triton's bindings printed what pytest had frozen as leaked."""
+    """Triton's bindings used to report objects frozen by pytest as leaked."""
     command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "tests/kernels/test_gae.py"]
     environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", VARIABLE)}
     done = subprocess.run(

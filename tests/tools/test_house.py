@@ -1,4 +1,4 @@
-"""Lines stay narrow enough for a wall, and tools/house.py counts what it says."""
+"""Lines stay within 100 columns, and tools/house.py counts correctly."""
 
 import ast
 import textwrap
@@ -56,7 +56,7 @@ def test_a_tuple_that_hides_a_signature_is_told_from_other_stars() -> None:
     within = f"class C:\n  def m(self, *c):\n{textwrap.indent(body, '    ')}"
     assert house.hidden_signatures(ast.parse(within)) == 2
     assert house.hidden_signatures(ast.parse(f"def outer():\n{textwrap.indent(within, '  ')}")) == 2
-    assert house.hidden_signatures(ast.parse(body)) == 0  # words that a module lists
+    assert house.hidden_signatures(ast.parse(body)) == 0  # module-level tuples don't count
 
 
 def test_long_functions_are_counted_within_classes_too() -> None:

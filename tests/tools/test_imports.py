@@ -1,4 +1,4 @@
-"""The house: which room may import which (tools/floors.py), drawn from the source by `ast`."""
+"""The order of imports between packages (tools/floors.py), read from the source with `ast`."""
 
 import ast
 import sys
@@ -52,14 +52,14 @@ def test_no_import_is_relative() -> None:
 def test_rooms_on_one_floor_do_not_know_each_other() -> None:
     for module in MODULES:
         beside = {name for name in imports(module) if floor(name) == floor(module) and room(name) != room(module)}
-        assert not beside, f"{module} imports {sorted(beside)}, a room on the same floor"
+        assert not beside, f"{module} imports {sorted(beside)}, a package of the same row"
 
 
 def test_no_imports_go_in_a_circle() -> None:
     done: set[str] = set()
 
     def walk(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, f"a circle: {' -> '.join((*path[path.index(module) :], module))}"
+        assert module not in path, f"an import cycle: {' -> '.join((*path[path.index(module) :], module))}"
         if module not in done:
             for name in imports(module):
                 if name != module:
@@ -74,14 +74,14 @@ def test_a_circle_would_be_found(monkeypatch) -> None:
     graph = {"a": frozenset({"b"}), "b": frozenset({"a"})}
     monkeypatch.setattr("tests.tools.test_imports.MODULES", graph)
     monkeypatch.setattr("tests.tools.test_imports.imports", graph.__getitem__)
-    with pytest.raises(AssertionError, match="a circle: a -> b -> a"):
+    with pytest.raises(AssertionError, match="an import cycle: a -> b -> a"):
         test_no_imports_go_in_a_circle()
 
 
 def test_the_core_is_small_and_its_model_stands_alone() -> None:
     core = [name for name in MODULES if room(name) == "nanorlhf" and name.count(".") == 1]
     core.remove("nanorlhf.pretrained")
-    core.remove("nanorlhf.__main__")  # the command, which starts the others by name
+    core.remove("nanorlhf.__main__")  # the command, which runs the others by name
     assert len(core) <= 24, sorted(core)
     model = {name for name in imports("nanorlhf.model") if name.split(".")[0] != "kernels"}
     assert model == {"nanorlhf.config", "nanorlhf.masks", "nanorlhf.cache"}  # three parts of it

@@ -1,4 +1,4 @@
-"""What the limits count, beside the products that PyTorch sees."""
+"""The benchmark's limits, compared with PyTorch's FLOP counter."""
 
 import itertools
 from dataclasses import replace
@@ -18,8 +18,8 @@ GATED = dict(n_kv_head=1, gated_mlp=True, d_mlp=24, architecture="llama", rotary
 
 
 def products(way) -> int:
-    """The operations of the products in a call, as PyTorch counts them: attention to later tokens included."""
-    # PyTorch does not count what is within the CPU's fused attention
+    """Count the FLOPs of the matmuls in a call with PyTorch, which includes attention to later tokens."""
+    # PyTorch doesn't count FLOPs inside the CPU's fused attention
     with stopwatch.plain_matmuls(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         way()
     return counter.get_total_flops()
@@ -32,7 +32,7 @@ def test_a_forward_pass_counts_the_products_of_the_model(config, last):
     real = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad():
         counted = products(lambda: model.logits(model(ids, real, last=last)))
-    unused = 2 * (9 - last) * 16 * 16  # queries of the last block, which the model's joint projection makes as well
+    unused = 2 * (9 - last) * 16 * 16  # queries of the last block, which the model's joint projection computes too
     assert counted == limit.forward_flops(config, Read(9, 9 * 9), Read(last, last * 9), last) + unused
 
 
@@ -49,7 +49,7 @@ def test_pairs_are_those_of_causal_attention():
 
     assert limit.text(7) == Read(7, pairs(0, 7)) and limit.text(7, 2) == Read(2, pairs(5, 7))
     assert limit.total([Read(1, 2), Read(30, 40)]) == Read(31, 42)
-    # a query of 4, then two responses of 3 that see the query and themselves
+    # a query of 4 tokens, then two responses of 3, each attending to the query and itself
     sees = [[key <= query and not (query >= 7 and 4 <= key < 7) for key in range(10)] for query in range(10)]
     read, used = limit.comparison(4, 3, last=1)
     assert read == Read(10, sum(map(sum, sees))) and used == Read(2, sum(sees[6]) + sum(sees[9]))
@@ -69,8 +69,8 @@ def test_parameters_and_decode_steps_are_the_models():
 @pytest.mark.parametrize(
     ("changes", "weights", "cached"),
     [
-        # 2 layers of 16 x 16 to query, key, value and output and 16 x 64 twice, and a head of 40 x 16; 16 keys and 16
-        # values per layer and token
+        # 2 layers with four 16 x 16 projections and two 16 x 64 matrices, and a 40 x 16 head; per layer and token, 16
+        # keys and 16 values
         ({}, 2 * (4 * 256 + 2 * 1024) + 640, 64),
         ({"tied_head": True, "architecture": "gpt2", "positions": "learned", "rotary_dim": 0}, 2 * 3072 + 640, 64),
         (GATED, 2 * (2 * 256 + 2 * 128 + 3 * 384) + 640, 32),  # one of two heads has keys: 8 wide
@@ -79,7 +79,7 @@ def test_parameters_and_decode_steps_are_the_models():
 )
 @pytest.mark.parametrize(("dtype", "itemsize"), [(torch.float32, 4), (torch.bfloat16, 2)])
 def test_a_decode_step_reads_weights_and_cache_in_the_dtype_of_the_run(changes, weights, cached, dtype, itemsize):
-    """In a PPO iteration as well, whose AdamW stays in float32: two models, three epochs, seven numbers a weight."""
+    """Also in a PPO iteration, but AdamW stays in float32: two models, three epochs, seven numbers per weight."""
     config = replace(SHAPE.config, **changes)
     expected = [itemsize * (weights + cached * tokens) for tokens in (4 + 6, 5 + 7)]  # queries of 3 and 5, then 1, 2
     assert [size for _, size in limit.generation(config, [3, 5], 3, dtype.itemsize).steps] == expected
@@ -104,7 +104,7 @@ def test_a_straightforward_program_multiplies_more_than_the_limit(way, work, tmp
     settings.make_run(SHAPE, tmp_path, torch.device("cpu"))
     needed = work(SHAPE.config, [(length, SHAPE.response_length) for length in SHAPE.query_lengths])
     flops = needed.flops + sum(flops for flops, _ in needed.steps)
-    counted = products(lambda: way(settings.Args(device="cpu"), tmp_path)) / 2  # of two steps
+    counted = products(lambda: way(settings.Args(device="cpu"), tmp_path)) / 2  # per step
     assert flops < counted < 3 * flops
 
 

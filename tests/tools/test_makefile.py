@@ -1,4 +1,4 @@
-"""The Makefile: what it must not use, so that macOS's make, 3.81, and its tools run it; and what it lists."""
+"""The Makefile works with make 3.81 and the tools of macOS, and its help is complete."""
 
 import re
 import shutil
@@ -27,7 +27,7 @@ def test_nothing_is_newer_than_make_3_81_or_of_linux_alone(newer: str) -> None:
     ("variables", "backend"), [({}, "auto"), ({"UV_TORCH_BACKEND": "cpu"}, "cpu"), ({"UV_TORCH_BACKEND": ""}, "unset")]
 )
 def test_uv_takes_pytorch_for_the_gpu_that_it_finds(tmp_path, variables, backend) -> None:
-    """Left alone it takes the wheels for CUDA on Linux. With a uv and a Python that write down what they are told."""
+    """By default uv installs the CUDA wheels on Linux. The test uses a fake uv that records its arguments."""
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "uv").write_text('#!/bin/sh\necho "${UV_TORCH_BACKEND-unset} $*" > told\n')

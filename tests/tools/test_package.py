@@ -1,6 +1,6 @@
-"""What a wheel installs: one top-level package, whose commands run where a user has a data.py and a kernels.py.
+"""A wheel installs one top-level package, and its commands run next to a user's data.py and kernels.py.
 
-`make package` runs these tests against an environment of its own, which has only what pyproject.toml asks for.
+`make package` runs these tests in a new environment with only the dependencies in pyproject.toml.
 """
 
 import ast
@@ -27,7 +27,7 @@ NOT_CODE = {Path("kernels") / name for name in ("README.md", "compiled.csv", "ma
 
 
 def build(kind: str, tree: Path) -> Path:
-    """Without a network: by the setuptools of this environment. kind: wheel, sdist or editable."""
+    """Build a wheel, sdist or editable wheel with this environment's setuptools, without a network."""
     code = f"from setuptools import build_meta; build_meta.build_{kind}('dist/{kind}')"
     (tree / "dist" / kind).mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, capture_output=True)
@@ -37,7 +37,7 @@ def build(kind: str, tree: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """A copy: setuptools leaves directories behind."""
+    """Return a copy of the repository, because setuptools leaves directories behind."""
     directory = tmp_path_factory.mktemp("package") / "tree"
     copy_files(ROOT, directory)
     return directory
@@ -45,13 +45,13 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tree) -> dict[str, str]:
-    """The text of each of its files."""
+    """Return the text of each file in the wheel."""
     with zipfile.ZipFile(build("wheel", tree)) as file:
         return {name: file.read(name).decode() for name in file.namelist()}
 
 
 def place(path: Path) -> str:
-    """Of a file of the tree in a wheel."""
+    """Return the path in the wheel of a file of the repository."""
     return path.as_posix() if path.parts[0] == "nanorlhf" else f"nanorlhf/{path.as_posix()}"
 
 
@@ -95,14 +95,14 @@ def test_the_source_distribution_is_the_tree(tree) -> None:
 # -------------------------------------------------------------------------------------------------------- the command
 @pytest.fixture(scope="module")
 def commands(tree, tmp_path_factory) -> Path:
-    """The directory of the command `nanorlhf` of an installed copy."""
+    """Return the bin directory of an installed copy, with the command `nanorlhf`."""
     if "PACKAGE_BIN" in os.environ:
         return Path(os.environ["PACKAGE_BIN"]).resolve()
     environment = tmp_path_factory.mktemp("installed")
     venv.create(environment, symlinks=True)
     python = environment / "bin" / "python"
     [site] = environment.glob("lib/python*/site-packages")
-    # the packages that ours needs, without those that were installed as editable: this tree is one of them
+    # our dependencies, but no editable installs, because this repository is one of them
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, *(tree / "dist" / "wheel").iterdir()], check=True)
@@ -111,7 +111,7 @@ def commands(tree, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory) -> Path:
-    """A directory with modules of a user, which have names of ours."""
+    """Return a directory with a user's modules that have the same names as ours."""
     directory = tmp_path_factory.mktemp("desk")
     for name in ("data", "kernels"):
         (directory / f"{name}.py").write_text("MINE = True\n")
@@ -159,14 +159,14 @@ print(tune.PACKAGE, tune.ROOT)
 @pytest.mark.slow
 @pytest.mark.usefixtures("wheel")
 def test_an_installed_copy_runs_the_pipeline_beside_a_users_modules(commands, desk) -> None:
-    """From data to the evaluation by the gold score, which is a function in data/; the user's rule sees the user's."""
+    """Runs from data to the evaluation with the gold score, a function in data/; the user's rule imports the user's."""
     run(desk, commands / "nanorlhf", *PIPELINE[0].split())
-    said = run(desk, commands / "python", "-c", ONE_BY_ONE, *PIPELINE[1:])  # in one process, which imports PyTorch once
+    said = run(desk, commands / "python", "-c", ONE_BY_ONE, *PIPELINE[1:])  # one process, to import PyTorch once
     [site] = commands.parent.glob("lib/python*/site-packages")
     assert said.split()[-2:] == [
         "nanorlhf.kernels",
         str(site.resolve()),
-    ]  # what measures kernels starts another process
+    ]  # the kernel tuner starts another process
     assert (desk / "runs" / "eval" / "report.html").is_file()
     assert "train_ppo.py:" in (desk / "runs" / "ppo" / "microscope.html").read_text()
 
@@ -203,7 +203,7 @@ def test_a_program_that_has_moved_keeps_its_name_in_a_clone(monkeypatch, capsys)
     for old, new in ALIASES.items():
         assert module_of(old) == new and importlib.util.find_spec(new)
     monkeypatch.setattr("sys.argv", ["nanorlhf", "report.lab"])
-    monkeypatch.setattr("nanorlhf.__main__.TREE", nanorlhf.__main__.PACKAGE)  # as in an installed copy
+    monkeypatch.setattr("nanorlhf.__main__.TREE", nanorlhf.__main__.PACKAGE)  # like in an installed copy
     with pytest.raises(SystemExit, match="2"):
         main()
     assert capsys.readouterr().err.endswith("experiments.lab.report now, which needs a clone of the repository.\n")

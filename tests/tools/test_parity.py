@@ -1,4 +1,4 @@
-"""Every family but T5 has the logits and gradients of transformers, in both directions; the table of docs/data.md."""
+"""Every family except T5 has the logits and gradients of transformers in both directions, as in docs/data.md."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The pipelines: what they must not use, so that macOS's bash, 3.2, runs them; how they go on; what the demo says."""
+"""The pipelines work with macOS's bash 3.2 and continue after an interruption; the demo explains its stages."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def code_of(script: Path) -> str:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The pipelines, with a Python that writes down in the file `told` what it is called with."""
+    """Return a copy of the pipelines, with a fake Python that records its arguments in the file `told`."""
     shutil.copytree(ROOT / "pipelines", tmp_path / "pipelines")
     python = tmp_path / ".venv/bin/python"
     python.parent.mkdir(parents=True)
@@ -56,7 +56,7 @@ def test_shellcheck_finds_nothing() -> None:
 
 
 def test_processes_are_one_where_they_are_not_forked(copy: Path) -> None:
-    """As on macOS: `uname` says Darwin."""
+    """Like on macOS: `uname` prints Darwin."""
     uname = copy / ".venv/bin/uname"
     uname.write_text("#!/bin/sh\necho Darwin\n")
     uname.chmod(0o755)
@@ -84,7 +84,7 @@ def test_a_pipeline_ends_with_the_first_program_that_fails(copy: Path) -> None:
     ("left", "flag"), [(None, "--overwrite"), ("state/.partial", "--overwrite"), ("state/step-00000008", "--resume")]
 )
 def test_a_stage_goes_on_from_a_state_and_begins_again_without_one(left, flag, copy) -> None:
-    """A run whose first save failed has a directory of states, and none in it."""
+    """If a run's first save failed, its directory of states is empty."""
     if left is not None:
         (copy / "films/ppo" / left).mkdir(parents=True)
     environment = os.environ | {"MODEL": "m", "FILMS": "films"}
@@ -105,7 +105,7 @@ def test_a_stage_that_has_finished_is_not_run_again(copy: Path) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- the demo
 def test_the_demo_says_what_each_stage_does_and_what_is_left() -> None:
-    """One line before each stage; the shares of the time rise."""
+    """A line is printed before each stage; the stated shares of the time increase."""
     lines = re.findall(r'^say (\d+) "(\d) of 6: [^"]+" "[A-Z][^"]+\."$', DEMO, re.M)
     assert [stage for _, stage in lines] == ["2", "3", "4", "5", "6"]
     shares = [int(share) for share, _ in lines]

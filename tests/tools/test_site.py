@@ -1,6 +1,6 @@
-"""`make docs`: the site builds without a warning, loads nothing from elsewhere, and each link leads somewhere.
+"""`make docs`: the site builds without a warning, loads nothing from other hosts, and has no broken links.
 
-In a browser, where there is one: all can read it, in both themes, on a telephone too.
+With a browser: the pages are accessible in both themes, and on a phone.
 """
 
 import ast
@@ -32,14 +32,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Html(HTMLParser):
-    """The ids of a page, what it links to and what it loads; the text of each line of source."""
+    """A page's ids, links and loaded files, and the text of each line of source code."""
 
     def __init__(self, text: str):
         super().__init__()
         self.ids: set[str] = set()
         self.links: list[str] = []
         self.loaded: list[str] = []
-        self.alts: dict[str, str] = {}  # of each picture
+        self.alts: dict[str, str] = {}  # picture -> alt text
         self.lines: dict[str, str] = {}
         self.line, self.skipped = "", 0
         self.feed(text)
@@ -72,13 +72,13 @@ class Html(HTMLParser):
 
 
 def html_text(page: str) -> str:
-    """What a reader reads."""
+    """Return the visible text of a page."""
     return html.unescape(re.sub(r"<[^>]+>", "", page))
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """Raises where a link, an anchor or a page of the menu is missing: a warning ends a strict build."""
+    """Build the site. A strict build fails on warnings, so it raises if a link, an anchor or a menu page is missing."""
     out = tmp_path_factory.mktemp("site") / "docs"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NO_MKDOCS_2_WARNING", "1")
@@ -234,7 +234,7 @@ def test_every_formula_of_the_pages_can_be_drawn() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- 4. in a browser
-# one page of each kind: what is wrong with a kind is wrong with all its pages
+# one page of each kind, because pages of a kind have the same problems
 KINDS = ("index", "readme", "docs/lecture", "docs/formulas", "docs/nano", "docs/stackoverflow", "kernels/gae.py",
          "course/exercises/index", "course/exercises/whitening", "docs/microscope/demo",
          "nanorlhf/doctor/__main__.py")  # fmt: skip
@@ -249,8 +249,8 @@ SEARCH = """new Promise(done => {
 
 @pytest.mark.slow
 def test_every_kind_of_page_is_readable_by_all_at_two_widths(site, pages, unreadable) -> None:
-    """`make accessibility` takes every page, which needs minutes. The page 404 needs a server: its styles have the
-    addresses that the site will have."""
+    """`make accessibility` checks every page, which takes minutes. 404.html is skipped: its styles have absolute
+    addresses and need a server."""
     names = sorted(pages) if os.environ.get("ALL_PAGES") else [site / f"{name}.html" for name in KINDS]
     wrong = [found for page in names for found in unreadable(page)]
     assert not wrong, "\n".join(wrong)

@@ -1,4 +1,4 @@
-"""Workflows, containers, constraints: one definition of the suite, .ci/run, and no right that a job does not need."""
+"""Workflows, containers, constraints: .ci/run alone defines the test suite, and jobs have minimal permissions."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def test_a_workflow_reads_the_repository_and_no_more(path) -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_a_step_runs_what_can_be_run_by_hand(path) -> None:
-    """A target of the Makefile, .ci/run, or the installation of uv; actions are GitHub's own, by version."""
+    """Steps run a make target, .ci/run, or the installation of uv; actions are GitHub's own, pinned by version."""
     for step in steps(read(path)):
         if "run" in step:
             ours = step["run"] in (".ci/run", "python -m pip install uv")
@@ -67,7 +67,7 @@ def test_the_suite_runs_on_two_systems_and_three_pythons_and_with_the_newest_pac
 
 @pytest.mark.parametrize("newest", ["", "1"])
 def test_ci_runs_what_was_tested_or_the_newest(newest, tmp_path) -> None:
-    """With a make and a Python that write down what they are called with."""
+    """Uses a fake make and a fake Python that print their arguments."""
     (tmp_path / ".ci").mkdir()
     (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_the_image_is_built_by_the_readmes_two_commands() -> None:
 
 
 def test_the_image_that_grades_runs_the_courses_command_on_what_is_mounted() -> None:
-    """Its entry point with the words that the course's page appends; without root, a network or files to write to."""
+    """The entry point with the page's arguments parses; the image runs without root, network or writable files."""
     _, stage, _ = STAGES
     assert stage.startswith("tools AS grade\n") and re.search(r"^USER [1-9]\d*$", stage, re.M)
     [build] = re.findall(r"^RUN UV_CONSTRAINT=.ci/constraints.txt UV_COMPILE_BYTECODE=1 make (.+)$", stage, re.M)
@@ -133,7 +133,7 @@ def test_the_development_container_is_the_images_first_stage() -> None:
 
 
 def test_no_package_registry_is_named() -> None:
-    """Whoever installs says where from: in pip's and uv's own settings."""
+    """Users choose the registry in the settings of pip and uv."""
     hosts = re.compile(r"pypi\.org|pythonhosted|download\.pytorch\.org|index-url|find-links|ghcr\.io|docker\.io")
     names = (".devcontainer/Dockerfile", "Makefile", "pyproject.toml", ".ci/constraints.txt", ".ci/run")
     assert not [path.name for path in (*WORKFLOWS, *(ROOT / name for name in names)) if hosts.search(path.read_text())]
@@ -146,7 +146,7 @@ def test_every_package_that_the_suite_asks_for_has_a_tested_version_that_it_allo
     assert list(tested) == sorted(tested) and not [name for name in tested if name != canonicalize_name(name)]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = {"dependencies": project["dependencies"], **project["optional-dependencies"]}
-    for group in groups.keys() - {"bench", "others"}:  # peers, which pin older packages
+    for group in groups.keys() - {"bench", "others"}:  # peers pin older packages
         for text in groups[group]:
             asked = Requirement(text)
             if asked.name != "nanorlhf":

@@ -1,9 +1,9 @@
-"""How good are the course's graders? Each exercise's function is changed in one place at a time: do its tests notice?
+"""Mutation testing of the course's graders: change each exercise's function in one place; do its tests fail?
 
     python -m tools.mutants whitening     # all mutants of one exercise
     python -m tools.mutants --sample 12   # twelve of each
 
-The file of verdicts lets an interrupted sweep go on.
+An interrupted sweep continues from its file of verdicts.
 """
 
 from dataclasses import dataclass
@@ -22,26 +22,26 @@ COUNTS = Path(__file__).with_name("mutants.csv")
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """Change the exercises' functions in one place at a time, and list the changes that no test notices."""
+    """Change the exercises' functions in one place at a time, and list the changes that no test catches."""
 
     exercises: tyro.conf.Positional[tuple[str, ...]] = ()
-    """names; none: all"""
+    """exercise names; default: all"""
     sample: Count | None = None
-    """mutants per exercise, drawn by the seed; None: all"""
+    """random mutants per exercise; None: all"""
     seed: Seed = 1
     jobs: Workers = 2
-    """processes at once"""
+    """parallel processes"""
     limit: Seconds = 5.0
-    """seconds of processor time for the tests of a mutant; five times as many as without it, if that is more"""
+    """processor time for the tests of a mutant, seconds; or five times the time without a mutation, if that is more"""
     json: Path = Path("runs/mutants.jsonl")
-    """file for the verdicts, a line each; those that it holds, on the same source and tests, are not asked for again"""
+    """file of verdicts, one per line; mutants that it has for the same source and tests are not run again"""
     publish: bool = False
-    """write the numbers into tools/mutants/mutants.csv; they must be of all mutants"""
+    """write the counts to tools/mutants/mutants.csv; needs all mutants"""
 
 
 def main(args: Args) -> None:
     if args.publish and (args.exercises or args.sample is not None):
-        raise InputError("--publish needs all mutants: leave out the names and --sample.")
+        raise InputError("--publish needs all mutants: don't pass names or --sample.")
     exercises = chosen(args.exercises)
     tasks = sweep.tasks_of(exercises, args.sample, args.seed)
     known = sweep.read_verdicts(args.json)

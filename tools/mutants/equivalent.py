@@ -1,6 +1,6 @@
-"""Mutants that no test can kill, as they do what the function does, or what a CPU can't tell from it.
+"""Mutants that no test can kill, because they do the same as the function, or the same on a CPU.
 
-`python -m tools.mutants` leaves them out of the shares, and says so if one is killed after all.
+`python -m tools.mutants` excludes them from the shares, and reports any that a test kills after all.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class Equivalent:
     function: str
     """module:name"""
     changes: tuple[str, ...]
-    """the mutated statements, as `operators.Mutant.change` has them"""
+    """the mutated statements, as in `operators.Mutant.change`"""
     why: str
 
 
@@ -29,7 +29,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "visible = key < query if causal else torch.ones_like(key == query)",
             "visible = key <= query if causal else torch.ones_like(key != query)",
         ),
-        why="The last line lets every token attend to itself; of the argument of ones_like only the shape counts.",
+        why="The last line lets every token attend to itself; ones_like uses only the shape of its argument.",
     ),
     Equivalent(
         function="kernels.attention:apply_rotary_",
@@ -42,7 +42,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "a, b = (qk[..., ::2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)",
             "a, b = (qk[..., 0:-1:2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)",
         ),
-        why="The number of channels is even, so the last one is odd.",
+        why="The number of channels is even, so the last index is odd.",
     ),
     Equivalent(
         function="nanorlhf.generate:draw",
@@ -65,7 +65,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
         function="nanorlhf.generate:keep_top_k",
         changes=("if k <= 0 or k > logits.size(-1):",),
-        why="With k = V the least logit is the threshold, and none is below it.",
+        why="With k = V the smallest logit is the threshold, and no logit is below it.",
     ),
     Equivalent(
         function="nanorlhf.generate:keep_top_p",
@@ -89,17 +89,17 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "keys, values = (self.keys[layer - 1], self.values[layer])",
             "keys, values = (self.keys[layer], self.values[layer - 1])",
         ),
-        why="Each layer still has a place of its own: layer 0 gets the last one.",
+        why="Each layer still has its own slot: layer 0 gets the last one.",
     ),
     Equivalent(
         function="nanorlhf.cache:KVCache.append",
         changes=("if self.length:",),
-        why="Both ways write the same columns; a slice in half the time.",
+        why="Both branches write the same columns; the slice takes half the time.",
     ),
     Equivalent(
         function="nanorlhf.metrics.at_k:pass_at_k",
         changes=("if n < k:", "if n + c < k:", "pass  # return 1.0"),
-        why="With fewer failures than draws one factor of the product is 1 - k / k: it is 0, and the result 1.",
+        why="With fewer failures than draws, one factor is 1 - k / k = 0, so the result is 1.",
     ),
     Equivalent(
         function="nanorlhf.generate:ban_repeated_ngrams",
@@ -109,7 +109,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
         function="data.tldr:truncate",
         changes=("paragraphs = [i for i in range(first + 1, len(text)) if text[i] == '\\n']",),
-        why="`first` is the place of the first character that is not blank, so no newline stands there.",
+        why="`first` is the position of the first non-whitespace character, so it isn't a newline.",
     ),
     Equivalent(
         function="data.tldr:truncate",
@@ -117,12 +117,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "first_paragraph = text[:paragraphs[0] + 1] if paragraphs else text",
             "characters = range(first + 1, len(first_paragraph) + 1)",
         ),
-        why="It adds one place to cut, the end of the first paragraph, which did not fit a line earlier.",
+        why="It adds one cut position, the end of the first paragraph, which didn't fit in the previous step.",
     ),
     Equivalent(
         function="train_sft:demonstration_loss",
         changes=("first = query_length if loss_on == 'response' else torch.zeros_like(query_length)",),
-        why="The first token is no label in any case.",
+        why="The first token is never a label.",
     ),
     Equivalent(
         function="train_rm:regression_loss",
@@ -132,7 +132,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
         function="kernels.gae:gae_doubling",
         changes=("while step <= rewards.size(1) and decay > 0:",),
-        why="A round with step = T adds nothing, as no position has another T ahead.",
+        why="A round with step = T adds nothing, because no position has another one T steps ahead.",
     ),
     Equivalent(
         function="data.stackoverflow:regression_scores",
@@ -142,7 +142,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
         function="nanorlhf.metrics.at_k:mrr_at_k",
         changes=("ranked = np.take_along_axis(labels, order)[:, :k] > 0",),
-        why="NumPy's default, since 2.3, is the last axis; before, the argument is required.",
+        why="Since NumPy 2.3 the default is the last axis; before, the argument is required.",
     ),
     Equivalent(
         function="nanorlhf.selfrank.text_rank:text_rank",
@@ -152,12 +152,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "if np.abs(weights + before).max() < tolerance:",
             "pass  # break",
         ),
-        why="All passes are made, and those after convergence change no digit that counts.",
+        why="All passes run, and those after convergence change no digit that matters.",
     ),
     Equivalent(
         function="nanorlhf.selfrank.text_rank:text_rank",
         changes=("if (weights - before).max() < tolerance:",),
-        why="A pass keeps the sum of the weights: where none rises by the tolerance, none falls by m times as much.",
+        why="A pass keeps the sum of the weights: if none rises by the tolerance, none falls by m times as much.",
     ),
     Equivalent(
         function="nanorlhf.selfrank.text_rank:text_rank",
@@ -165,7 +165,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "if np.abs(weights - before).max() <= tolerance:",
             "if np.abs(before - weights).max() < tolerance:",
         ),
-        why="A pass more or less at the tolerance changes no digit that counts; the sign goes with abs.",
+        why="One pass more or less at the tolerance changes no digit that matters; abs removes the sign.",
     ),
     Equivalent(
         function="nanorlhf.selfrank.text_rank:text_rank",
@@ -187,12 +187,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "if (len(members) >= max_size or too_wide) and distances.max() > -1:",
             "if len(members) >= max_size or too_wide:",
         ),
-        why="Equal members leave their cluster together, which gives it another number; in_order takes it back.",
+        why="Equal members leave their cluster together, which only changes its number; in_order restores it.",
     ),
     Equivalent(
         function="nanorlhf.selfrank.isodata:split",
         changes=("if (len(members) >= max_size or too_wide) and distances.min() > 0:",),
-        why="The mean of different vectors of length 1 is shorter: none of them is at it.",
+        why="The mean of different vectors of length 1 is shorter than 1, so none of them equals it.",
     ),
     Equivalent(
         function="nanorlhf.selfrank.isodata:split",
@@ -200,7 +200,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "equal = squared_distances(points[members], farthest[None])[:, 0] != 0",
             "result[members[equal]] = result.max() + 2",
         ),
-        why="The same two clusters, with other numbers; in_order gives them back their own.",
+        why="The same two clusters with other numbers; in_order restores them.",
     ),
     Equivalent(
         function="nanorlhf.selfrank.isodata:merge",
@@ -214,12 +214,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "if sizes[cluster] <= limits.min_size and len(sizes) >= 1 and (not merged & {cluster, nearest}):",
             "if sizes[cluster] <= limits.min_size and len(sizes) > 0 and (not merged & {cluster, nearest}):",
         ),
-        why="The nearest of a single cluster is itself: merging them changes nothing.",
+        why="A single cluster's nearest neighbour is itself, and merging the two changes nothing.",
     ),
     Equivalent(
         function="nanorlhf.rlcf.discriminator:triplet_loss",
         changes=("return (loss.sum(), (near < far).sum())",),
-        why="Where there is no negative, `far` is 0, and nothing is nearer than that.",
+        why="Without a negative, `far` is 0, and nothing is nearer than that.",
     ),
     Equivalent(
         function="nanorlhf.rlcf.discriminator:triplet_loss",
@@ -227,32 +227,32 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "far, near = (nearest, (anchors - positives).square().sum(1))",
             "far, near = (nearest.masked_fill(~has_negative, 1.0), (anchors - positives).square().sum(1))",
         ),
-        why="Where there is no negative, both results leave `far` out, and so does the gradient.",
+        why="Without a negative, both results ignore `far`, and so does the gradient.",
     ),
     Equivalent(
         function="nanorlhf.rlcf.discriminator:triplet_loss",
         changes=("far, near = (nearest.masked_fill(~has_negative, 0.0), (positives - anchors).square().sum(1))",),
-        why="The sign goes with the square.",
+        why="The square removes the sign.",
     ),
     Equivalent(
         function="kernels.logprobs:stored_logprobs",
         changes=("finite = logits.masked_fill(logits == -torch.inf, 1.0)",),
-        why="Its probability is 0: any finite number does.",
+        why="Its probability is 0, so any finite number works.",
     ),
     Equivalent(
         function="nanorlhf.reward:end_scores",
         changes=("first = torch.as_tensor(query_length).min() - 1",),
-        why="A tensor of one whole number serves as a number.",
+        why="An integer tensor with one element works like a number.",
     ),
     Equivalent(
         function="train_rm:normalise",
         changes=("scores = [torch.ones(0, device=device)]", "scores = [torch.zeros(1, device=device)]"),
-        why="Neither no number nor a 0 changes a sum or a sum of squares.",
+        why="Neither an empty tensor nor a 0 changes the sum or the sum of squares.",
     ),
     Equivalent(
         function="train_rm:normalise",
         changes=("scores.append(response_scores(full, list(some), pad_id, 'left!'))",),
-        why="All but 'left' pads on the right, which changes no score [N+ 14].",
+        why="Any value except 'left' pads on the right, which changes no score [N+ 14].",
     ),
     Equivalent(
         function="nanorlhf.ppo:eos_masks",
@@ -262,7 +262,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "eos_index = torch.minimum(first_eos, first_pad - 1).clamp(min=0, max=T)",
             "eos_index = torch.minimum(first_eos, first_pad - 1).clamp(min=0, max=T - 0)",
         ),
-        why="A search that finds nothing gives T, and the one for [PAD] is reduced by one: no end is beyond T - 1.",
+        why="A search without a match returns T, and the one for [PAD] is reduced by 1, so no end is beyond T - 1.",
     ),
     Equivalent(
         function="kernels.kl:stored_kl_divergence",
@@ -270,7 +270,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "ratio = torch.where(possible, log_p, 1.0) - torch.where(possible, log_q, 0.0)",
             "ratio = torch.where(possible, log_p, 0.0) - torch.where(possible, log_q, 1.0)",
         ),
-        why="The other factor is p = 0: any finite number does.",
+        why="The other factor is p = 0, so any finite number works.",
     ),
     Equivalent(
         function="kernels.gae:gae_loop",
@@ -289,17 +289,17 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
         function="nanorlhf.ppo:policy_loss",
         changes=("log_ratio = torch.where(actions, new_logprobs - logprobs, 1.0)",),
-        why="The advantage is 0 there: any finite ratio does.",
+        why="The advantage is 0 there, so any finite ratio works.",
     ),
     Equivalent(
         function="nanorlhf.report.microscope:policy_push",
         changes=("is_clipped = torch.where(advantages >= 0, ratio > most, ratio < least)",),
-        why="With an advantage of 0 the push is 0 on either side.",
+        why="With an advantage of 0 the push is 0 in both cases.",
     ),
     Equivalent(
         function="data.stackoverflow:regression_scores",
         changes=("return 1.0 if share >= bounds.high else -1.0",),
-        why="A share outside the fences is not on one.",
+        why="A share outside the fences is never equal to one.",
     ),
     Equivalent(
         function="data.stackoverflow:contrastive_scores",
@@ -309,7 +309,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
         function="nanorlhf.metrics.at_k:metric_at_k",
         changes=("ascending = np.sort(score_table(scores))",),
-        why="NumPy sorts the last axis by default, and there are two.",
+        why="NumPy sorts the last axis by default, and there are two axes.",
     ),
     Equivalent(
         function="nanorlhf.metrics.at_k:metric_at_k",
@@ -319,7 +319,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
         function="nanorlhf.metrics.at_k:mrr_at_k",
         changes=("order = np.argsort(-values, kind='stable')", "order = np.argsort(-values, axis=1, kind='stable!')"),
-        why="NumPy sorts the last axis by default, and reads the first letter of the kind.",
+        why="NumPy sorts the last axis by default, and reads only the first letter of the kind.",
     ),
     Equivalent(
         function="nanorlhf.metrics.at_k:mrr_at_k",
@@ -329,7 +329,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
         function="kernels.gae:gae_kernel",
         changes=("row = tl.program_id(0) * T",),
-        why="Not below 2^31 numbers; beyond, on a GPU, int32 overflows, and no test here is as large.",
+        why="Only above 2^31 numbers does int32 overflow, on a GPU; no test here is that large.",
     ),
     Equivalent(
         function="kernels.gae:gae_kernel",
@@ -341,13 +341,13 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "value = tl.load(values + row + t, mask=t <= T, other=0.0)",
             "value = tl.load(values + row + t, mask=t < T, other=1.0)",
         ),
-        why="What is loaded from T on is not used; the number after the last row exists in no test, which the "
-        "interpreter does not see.",
+        why="Numbers loaded from T on aren't used. The one after the last row is out of bounds, but the interpreter "
+        "doesn't check.",
     ),
     Equivalent(
         function="kernels.gae:gae_kernel",
         changes=("next_value = tl.load(values + row + t + 1, mask=t + 1 < T)",),
-        why="Triton's interpreter loads 0 where the mask is false; on a GPU that is undefined.",
+        why="Triton's interpreter loads 0 if the mask is false; on a GPU the value is undefined.",
     ),
     Equivalent(
         function="kernels.gae:gae_kernel",
@@ -356,6 +356,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "c = tl.where(t <= T, decay, 1.0)",
             "c = tl.where(t < T, decay, 0.0)",
         ),
-        why="Positions from T on are in the first block that is scanned: their x is 0, and so is its carry.",
+        why="Positions from T on are in the first block to be scanned: their x is 0, and so is the carry.",
     ),
 )

@@ -1,8 +1,8 @@
-"""Mutation operators: what a slip of the pen makes of a function, one change at a time.
+"""Mutation operators: change a function in one place, like a typo would.
 
-An operator takes a place in the syntax tree and yields what may stand there instead. Not mutated, as no test could or
-should tell the difference: annotations, docstrings, `assert`, the texts of errors, f-strings, and the arguments
-`device` (the tests run on a CPU) and `strict` (of `zip`, a check that never fires).
+An operator takes a node of the syntax tree and yields replacements. We don't mutate what no test could or should
+detect: annotations, docstrings, `assert`, error messages, f-strings, and the arguments `device` (the tests run on a
+CPU) and `strict` (of `zip`, a check that never fires).
 """
 
 import ast
@@ -24,7 +24,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.MatMult: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
 COMMUTATIVE_OPERATORS = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
-# with these, a swap changes nothing; of isinstance, it only crashes
+# swapping the arguments changes nothing; for isinstance, it only crashes
 COMMUTATIVE_CALLS = {"max", "min", "maximum", "minimum", "promote_types", "addcmul_", "isinstance"}
 TWINS = [
     *(("min", "max"), ("minimum", "maximum"), ("amin", "amax"), ("argmin", "argmax"), ("any", "all"), ("sum", "mean")),
@@ -32,7 +32,7 @@ TWINS = [
     *(("zeros_", "ones_"), ("left_pad", "right_pad")),
 ]
 TWIN = dict(TWINS) | {second: first for first, second in TWINS}
-# calls of which the argument, or what stands before the dot, may be left as it is
+# calls that may be replaced by their argument, or by the object before the dot
 OPTIONAL_CALLS = {
     *("abs", "neg", "exp", "exp_", "expm1", "log", "log2", "sqrt", "rsqrt", "square", "ceil", "floor", "sigmoid"),
     *("logsigmoid", "tanh", "relu", "softmax", "log_softmax", "cumsum", "clamp", "clip", "masked_fill", "detach"),
@@ -42,25 +42,25 @@ NOT_MUTATED = {"device", "strict"}
 ATOMS = (
     *(ast.stmt, ast.Slice, ast.Name, ast.Call, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Dict, ast.Set),
     ast.Constant,
-)  # what needs no brackets
+)  # nodes that need no parentheses
 
 
 @dataclass(frozen=True)
 class Mutant:
     operator: str
     line: int
-    """in the file, as it was"""
+    """line in the original file"""
     change: str
-    """the statement as it reads now, or the head of a compound one; `pass  # what it was` where it is gone"""
+    """the mutated statement, or the head of a compound one; `pass  # original` for a deleted one"""
     number: int
-    """which of those of the function that read alike"""
+    """index among the function's mutants with the same `change`"""
     source: str
-    """of the whole file"""
+    """the whole mutated file"""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A node, where it hangs, and the statement that it is part of."""
+    """A node, its position in its parent, and the statement that contains it."""
 
     node: ast.AST
     parent: ast.AST
@@ -76,7 +76,7 @@ class Place:
 
 
 def mutants_of(source: str, name: str) -> list[Mutant]:
-    """All mutants of a function of a file, no two of which are the same program; LookupError if it isn't there."""
+    """Return all distinct mutants of a function in a file. Raises LookupError if the function doesn't exist."""
     function = find_function(source, name)
     known = names_of(ast.parse(source)) | set(dir(builtins))
     programs = {ast.dump(function)}
@@ -104,7 +104,7 @@ def mutants_of(source: str, name: str) -> list[Mutant]:
 
 
 def names_of(module: ast.Module) -> set[str]:
-    """What a module imports or defines at its top."""
+    """Return the names that a module imports or defines at the top level."""
     nodes = [node for node in module.body if not isinstance(node, ast.If | ast.Try)]
     nodes += [child for node in module.body if isinstance(node, ast.If | ast.Try) for child in node.body]
     aliases = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
@@ -113,12 +113,12 @@ def names_of(module: ast.Module) -> set[str]:
 
 
 def unknown_name(new: ast.AST, known: set[str]) -> bool:
-    """Whether the mutation is a call of a twin that the module doesn't know: it would only crash."""
+    """Return whether the mutation calls a twin that the module doesn't import, which would only crash."""
     return isinstance(new, ast.Call) and isinstance(new.func, ast.Name) and new.func.id in set(TWIN) - known
 
 
 def places(node: ast.AST, statement: ast.stmt | None = None) -> Iterator[Place]:
-    """Every node below that may be mutated."""
+    """Yield every node below that may be mutated."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "args") and not isinstance(node, ast.Call):
             continue
@@ -137,7 +137,7 @@ def places(node: ast.AST, statement: ast.stmt | None = None) -> Iterator[Place]:
 
 
 def head(statement: ast.AST) -> str:
-    """A statement in one line; of a compound one, what stands before its body."""
+    """Return a statement in one line; for a compound one, the part before its body."""
     bodies = {field: [] for field in ("body", "orelse", "finalbody", "handlers") if hasattr(statement, field)}
     whole = changed(statement, **bodies) if isinstance(statement, ast.stmt) else statement
     return ast.unparse(whole).splitlines()[0]
@@ -151,7 +151,7 @@ def text_of(node: ast.AST) -> str:
 
 
 def changed(node: ast.AST, **fields: object) -> ast.AST:
-    """A shallow copy with other fields."""
+    """Return a shallow copy with changed fields."""
     new = copy(node)
     for field, value in fields.items():
         setattr(new, field, value)
@@ -163,12 +163,12 @@ def with_item(items: list, index: int, item: object) -> list:
 
 
 def number(value: float) -> ast.expr:
-    """Negative ones are an operator and a number, as Python reads them."""
+    """Return the node of a number; a negative one is an operator and a number, as in Python's parser."""
     return ast.Constant(value) if value >= 0 else ast.UnaryOp(ast.USub(), ast.Constant(-value))
 
 
 def shifted(node: ast.expr) -> Iterator[ast.expr]:
-    """An index that is one off. Of constants, `constant` takes care."""
+    """Yield an index off by one, except for constants, which the operator `constant` handles."""
     a_number = isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
     if not a_number and not isinstance(node, ast.Constant | ast.Slice | ast.Starred):
         yield ast.BinOp(node, ast.Add(), ast.Constant(1))
@@ -224,7 +224,7 @@ def boolean(place: Place, _: Function) -> Iterator[ast.AST]:
 
 
 def negated_condition(place: Place, _: Function) -> Iterator[ast.AST]:
-    """if a: if not a; of `a < b` and `not a` other operators make the opposite"""
+    """if a: if not a; other operators negate `a < b` and `not a`"""
     node, parent = place.node, place.parent
     condition = place.field == "ifs" or (isinstance(parent, ast.If | ast.While | ast.IfExp) and place.field == "test")
     if condition and not (isinstance(node, ast.UnaryOp) or (isinstance(node, ast.Compare) and len(node.ops) == 1)):
@@ -317,7 +317,7 @@ MODULES = ("torch", "math", "np", "F", "tl")
 
 
 def removed_statement(place: Place, function: Function) -> Iterator[ast.AST]:
-    """A call, a change of what is there already, `continue`, `break`, `raise`, or a `return` before the end."""
+    """Delete a call, a reassignment, `continue`, `break`, `raise`, or an early `return`."""
     node = place.node
     if isinstance(node, ast.Assign):
         targets = [part for target in node.targets for part in getattr(target, "elts", [target])]
@@ -337,7 +337,7 @@ def removed_statement(place: Place, function: Function) -> Iterator[ast.AST]:
 
 
 def called(node: ast.Call) -> str:
-    """The last part of a called function's name; "" of one without a name."""
+    """Return the last part of a called function's name; "" if it has no name."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 

@@ -1,7 +1,7 @@
-"""Judge mutants: each exercise's function is changed in one place at a time, and its tests should notice.
+"""Test mutants: each exercise's function is changed in one place at a time, and the exercise's tests should fail.
 
-A mutant is killed if a test of its exercise fails, ends the process or takes too long with it, and survives if all
-pass. One that survives in a process that has imported the function unchanged is judged again in a fresh one.
+A mutant is killed if a test of its exercise fails, ends the process or takes too long, and survives if all pass. A
+mutant that survives in a process that has imported the unchanged function is tested again in a fresh process.
 """
 
 import ast
@@ -27,8 +27,8 @@ from nanorlhf.errors import InputError
 from tools.mutants.equivalent import EQUIVALENT
 from tools.mutants.operators import Mutant, mutants_of
 
-PATIENCE = 600.0  # seconds for the tests in a fresh process
-BATCH = 40  # mutants that one process judges: its start takes as long as a few of them
+PATIENCE = 600.0  # time limit for the tests in a fresh process, seconds
+BATCH = 40  # mutants per process; starting one takes as long as testing a few mutants
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Task:
     function: str
     mutant: Mutant
     key: str
-    """of the mutant's file and the tests: with the same, the verdict is the same"""
+    """hash of the mutant's file and the tests, which determine the verdict"""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Verdict:
     change: str
     killed: bool
     claim: str
-    """the test that failed, in words"""
+    """name of the failing test, in words"""
     reason: str
     seconds: float
 
@@ -66,7 +66,7 @@ class Verdict:
 
 
 def reads_like(change: str, other: str, fixed: set[str]) -> bool:
-    """Whether two mutated statements, as `Mutant.change` has them, are alike but for local names."""
+    """Return whether two mutated statements (`Mutant.change`) are the same except for local names."""
     deleted = "pass  # "
     if change.startswith(deleted) != other.startswith(deleted):
         return False
@@ -76,9 +76,9 @@ def reads_like(change: str, other: str, fixed: set[str]) -> bool:
 
 @functools.cache
 def equivalent_changes(function: str) -> frozenset[str]:
-    """The mutants of a function, `module:name`, that EQUIVALENT names; local variables may have other names there.
+    """Return the mutants of a function, `module:name`, listed in EQUIVALENT, ignoring the names of local variables.
 
-    Raises LookupError for a name of EQUIVALENT that is no mutant.
+    Raises LookupError for an entry of EQUIVALENT that isn't a mutant.
     """
     path, name = place_of(function)
     source = (ROOT / path).read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def equivalent_changes(function: str) -> frozenset[str]:
 
 
 def tasks_of(exercises: Iterable[Exercise], sample: int | None, seed: int) -> list[Task]:
-    """All mutants of each exercise, or `sample` of them."""
+    """Return all mutants of each exercise, or a random sample of them."""
     found = []
     for exercise in exercises:
         files = sorted({test.partition("::")[0] for test in exercise.tests})
@@ -114,7 +114,7 @@ def tasks_of(exercises: Iterable[Exercise], sample: int | None, seed: int) -> li
 
 
 def batches(tasks: Iterable[Task]) -> list[list[Task]]:
-    """Tasks of one exercise each, BATCH at most."""
+    """Split tasks into batches of one exercise and at most BATCH tasks."""
     found: list[list[Task]] = []
     for task in tasks:
         if not found or found[-1][0].exercise is not task.exercise or len(found[-1]) == BATCH:
@@ -124,7 +124,7 @@ def batches(tasks: Iterable[Task]) -> list[list[Task]]:
 
 
 def judge(batch: Sequence[Task], tree: Path, worker: Worker, limit: float) -> Iterator[Verdict]:
-    """The verdicts on the tasks of one exercise, those that survive last."""
+    """Yield the verdicts on a batch of one exercise, survivors last."""
     exercise = batch[0].exercise
     requests = []
     for task in batch:
@@ -134,16 +134,16 @@ def judge(batch: Sequence[Task], tree: Path, worker: Worker, limit: float) -> It
     clean = next(outcomes, None)
     if clean is not None and not clean.passed:
         assert next(outcomes, None) is None
-        raise InputError(f"{exercise.name}: {clean.claim}: {clean.reason}, without a mutation: fix it first.")
+        raise InputError(f"{exercise.name} fails without a mutation, fix it first: {clean.claim}: {clean.reason}.")
     survivors, judged = [], 0
-    for result, task in zip(outcomes, batch, strict=False):  # this way round it hears the worker's last word
+    for result, task in zip(outcomes, batch, strict=False):  # in this order zip reads the worker's last answer
         judged += 1
         if result.passed:
             survivors.append(task)
         else:
             yield verdict(task, result)
     if judged < len(batch):
-        raise InputError(f"{exercise.name}: the process that judges its mutants has ended: start again.")
+        raise InputError(f"{exercise.name}: the process that tests its mutants has died: run the command again.")
     for task in survivors:
         path = tree / path_of(task.function)
         source = path.read_text(encoding="utf-8")
@@ -155,9 +155,9 @@ def judge(batch: Sequence[Task], tree: Path, worker: Worker, limit: float) -> It
 def outcomes_of(
     worker: Worker, tree: Path, tests: Sequence[str], mutants: Sequence[dict], limit: float
 ) -> Iterator[Outcome]:
-    """What these tests say of the tree as it is, then of it with each of the mutants; see `worker.py`.
+    """Yield the outcome of these tests in the unchanged tree, then with each of the mutants; see `worker.py`.
 
-    Ends after the first outcome if the tests don't pass; has nothing but that if they can't be imported.
+    Ends after the first outcome if the tests don't pass or can't be imported.
     """
     judged = False
     for answer in worker.answers(root=str(tree), tests=list(tests), limit=limit, mutants=list(mutants)):
@@ -178,7 +178,7 @@ def verdict(task: Task, result: Outcome) -> Verdict:
 
 
 def sweep(tasks: Sequence[Task], jobs: int, limit: float, tell: Callable[[Verdict], None]) -> None:
-    """Judge all tasks, `jobs` at once; tell is called with each verdict."""
+    """Test all tasks, `jobs` at a time, and call `tell` with each verdict."""
     waiting: SimpleQueue[list[Task]] = SimpleQueue()
     for batch in batches(tasks):
         waiting.put(batch)
@@ -189,7 +189,7 @@ def sweep(tasks: Sequence[Task], jobs: int, limit: float, tell: Callable[[Verdic
             while True:
                 for verdict in judge(waiting.get_nowait(), tree, worker, limit):
                     found.put(verdict)
-        except Exception as error:  # raised again below; Empty: nothing is left
+        except Exception as error:  # raised again below; Empty: no batches left
             found.put(error)
 
     with ExitStack() as stack:
@@ -198,7 +198,7 @@ def sweep(tasks: Sequence[Task], jobs: int, limit: float, tell: Callable[[Verdic
             tree, worker = stack.enter_context(tree_of(ROOT)), Worker("tools.mutants.worker")
             thread = threading.Thread(target=work, args=(worker, tree))
             stack.callback(thread.join)
-            stack.enter_context(worker)  # left first: a thread ends when its worker has
+            stack.enter_context(worker)  # exited before the join: a thread ends when its worker has ended
             thread.start()
         while working:
             result = found.get()
@@ -211,7 +211,7 @@ def sweep(tasks: Sequence[Task], jobs: int, limit: float, tell: Callable[[Verdic
 
 
 def read_verdicts(file: Path) -> dict[str, Verdict]:
-    """What an earlier sweep has found, by key; InputError for a line that is none."""
+    """Read the verdicts of an earlier sweep, by key. Raises InputError for a line that isn't a verdict."""
     found = {}
     for number, line in enumerate(file.read_text().splitlines() if file.exists() else [], start=1):
         try:
@@ -231,7 +231,7 @@ def append(file: Path, verdict: Verdict) -> None:
 
 
 def counts(verdicts: Sequence[Verdict]) -> list[tuple[str, int, int, int]]:
-    """(name, mutants, equivalent ones, killed ones) of each exercise, and of all in the last row."""
+    """Count (name, mutants, equivalent, killed) for each exercise, and for all in the last row."""
     rows = []
     for name in [*dict.fromkeys(verdict.exercise for verdict in verdicts), "all"]:
         of = [verdict for verdict in verdicts if name in (verdict.exercise, "all")]
@@ -240,7 +240,7 @@ def counts(verdicts: Sequence[Verdict]) -> list[tuple[str, int, int, int]]:
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """`counts`, and the share of the mutants that aren't equivalent which the tests kill."""
+    """Format `counts` as a table, with the killed share of the mutants that aren't equivalent."""
     rows = counts(verdicts)
     width = max(len(name) for name, *_ in rows)
     lines = [
@@ -261,7 +261,7 @@ def write_counts(file: Path, verdicts: Sequence[Verdict]) -> None:
 
 
 def listed(verdicts: Iterable[Verdict]) -> str:
-    """Survivors that nobody has explained, and explanations that are wrong."""
+    """List unexplained survivors, and killed mutants that EQUIVALENT lists by mistake."""
     lines = []
     for verdict in verdicts:
         place = f"{path_of(verdict.function)}:{verdict.line}"

@@ -1,13 +1,13 @@
-"""The grader's worker, which also judges mutants in forks of a process that has imported the project and the tests.
+"""A version of the grader's worker that tests mutants in forks of a process that has already imported everything.
 
-So one costs what its tests cost. A request of `course/grader/worker_main.py` with
+So a mutant costs only the time of its tests. A request of `course/grader/worker_main.py` with
 
     "mutants": [{"module": name, "function": name, "source": of the file}]
-    -> an answer for the function as it is, then one for each mutant, of the same form, and one more, with "last", when
-       there are no others; "limit": in processor seconds
+    -> an answer for the unchanged function, then one for each mutant, in the same format, and a final one with "last";
+       "limit": in processor seconds
 
-The file is written, and a function that the process has imported gets its new code. What was made of the old code at
-the import stays: of a mutant that survives, only a fresh process tells for certain.
+For each mutant, the file is written, and the imported function gets the new code. Objects that were made from the old
+code at import stay, so a mutant that survives must be tested again in a fresh process.
 """
 
 import gc
@@ -24,22 +24,22 @@ from typing import Any
 from course.grader import worker_main
 from course.grader.forks import be_a_fork, outcome_of
 
-LONGER = 5  # times the processor time of the function as it is: what a mutant may take, or `limit`, whichever is more
-WAITING = 10  # times that: how long it may take on a busy machine, or waiting
+LONGER = 5  # a mutant's limit of processor time, as a multiple of the unchanged function's time; at least `limit`
+WAITING = 10  # a mutant's limit of wall-clock time, as a multiple of that limit
 
 
 class Nest:
-    """A plugin that stands between collection and tests: it forks, and pytest goes on in the fork."""
+    """A pytest plugin that forks between collection and tests; pytest continues in the fork."""
 
     def __init__(self, root: str, mutants: list[dict], limit: float, answers: int, reporter: Any):
         self.root, self.mutants, self.limit, self.answers, self.reporter = root, mutants, limit, answers, reporter
 
     def pytest_runtestloop(self, session: Any) -> bool | None:
-        """True: the tests have run; None: pytest runs them here."""
+        """Fork once per mutant. Returns True if the tests have run in forks, None to let pytest run them here."""
         if session.testsfailed:  # in collection
             return None
-        gc.freeze()  # a collection in a fork would copy all pages
-        seconds = None  # of processor time
+        gc.freeze()  # otherwise garbage collection in a fork would copy all memory pages
+        seconds = None  # limit of processor time
         for mutant in [None, *self.mutants]:
             path = path_in(self.root, mutant["module"]) if mutant is not None else None
             source = path.read_text(encoding="utf-8") if path is not None else ""
@@ -68,7 +68,7 @@ class Nest:
 
 
 def at_most(kind: int, limit: int) -> None:
-    """The system stops a process that takes more."""
+    """Set a resource limit for this process."""
     resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
 
 
@@ -77,17 +77,17 @@ def path_in(root: str, module: str) -> Path:
 
 
 def put_in(root: str, module: str, function: str, source: str) -> None:
-    """Write a mutant's file, and give the function its code, whoever has imported it.
+    """Write a mutant's file, and replace the code of the function object, so that every importer sees it.
 
-    The file alone is written where the module is not imported yet, where the function is none (a kernel in Triton's
-    interpreter, which reads the file), and where its code refers to other outer variables and can't be exchanged.
+    Only the file is written if the module isn't imported yet, if the function isn't a Python function (a kernel in
+    Triton's interpreter, which reads the file), or if its code can't be replaced because its free variables differ.
     """
     path = path_in(root, module)
     worker_main.write(path, source)
     part: Any = sys.modules.get(module)
     for name in function.split(".") if part is not None else []:
         part = inspect.unwrap(vars(part)[name])
-        if isinstance(part, types.FunctionType):  # a function within it is made anew at each call
+        if isinstance(part, types.FunctionType):  # nested functions are created at each call
             code = code_named(compile(source, path, "exec"), part.__qualname__)
             if code is not None and code.co_freevars == part.__code__.co_freevars:
                 part.__code__ = code
@@ -95,7 +95,7 @@ def put_in(root: str, module: str, function: str, source: str) -> None:
 
 
 def code_named(code: types.CodeType, name: str) -> types.CodeType | None:
-    """The code of a function, `Class.method`, among all that a module's code holds."""
+    """Find the code object of a function, `Class.method`, inside a module's code."""
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             found = inner if inner.co_qualname == name else code_named(inner, name)
@@ -105,7 +105,7 @@ def code_named(code: types.CodeType, name: str) -> types.CodeType | None:
 
 
 def answer(root: str, tests: list[str], limit: float, mutants: list[dict] | None = None, **others: Any) -> dict:
-    """As the worker of the grader does; with mutants, it takes as long as all of them take."""
+    """Answer a request like the grader's worker; with mutants, test all of them before returning."""
     if mutants is None:
         return worker_main.answer(root, tests, limit, **others)
     answers = os.dup(1)

@@ -1,4 +1,4 @@
-"""Mutation operators, each on a small function whose mutants are written out by hand."""
+"""Each mutation operator gives the expected mutants of a small function."""
 
 import ast
 
