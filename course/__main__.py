@@ -25,7 +25,7 @@ from course.copies import check_copy
 from course.exercises import chosen
 from course.grader import similar, whole_class
 from course.grader.formats import FORMATS, points_of, table
-from course.grader.grade import desks, first_open, given, grade
+from course.grader.grade import first_open, given, grade, graders
 from course.grader.worker import Worker
 from course.questions import right_answers
 from course.start import start
@@ -64,12 +64,12 @@ class Next:
 
     def run(self) -> None:
         check_copy(self.directory)
-        with desks(1) as [desk]:
-            found = first_open(self.directory, self.limit, desk)
-        if found is None:
+        with graders(1) as [grader]:
+            open_exercise = first_open(self.directory, self.limit, grader)
+        if open_exercise is None:
             print("All exercises are solved.")
             return
-        exercise, result = found
+        exercise, result = open_exercise
         print(f"{exercise.name}: {exercise.points} point(s), level {exercise.level}")
         for function in exercise.functions:
             print(f"  write  {function.replace(':', ': ')}")
@@ -107,17 +107,17 @@ class Grade:
             assert self.out is not None
             submissions = whole_class.submissions_in(self.directory)
             whole_class.read_class(self.out, exercises)  # raises before anything runs
-            with Progress(total=len(submissions), unit="submission", leave=False) as bar, desks(num) as found:
-                rows = whole_class.grade_class(self.directory, exercises, self.limit, found, self.out, bar.update)
+            with Progress(total=len(submissions), unit="submission", leave=False) as bar, graders(num) as started:
+                rows = whole_class.grade_class(self.directory, exercises, self.limit, started, self.out, bar.update)
             print(f"{self.out}: {len(rows)} submissions, at most {points_of(exercises)} points each.")
             return
         check_copy(self.directory)
-        with Progress(total=len(exercises), unit="exercise", leave=False) as bar, desks(num) as found:
-            outcomes = grade(self.directory, exercises, self.limit, found, bar.update)
+        with Progress(total=len(exercises), unit="exercise", leave=False) as bar, graders(num) as started:
+            outcomes = grade(self.directory, exercises, self.limit, started, bar.update)
         if self.format == "table" or self.out is not None:
             print(table(exercises, outcomes))
-            if (asked := right_answers(self.directory)) is not None:
-                print(f"{asked[0]}'s questions: {asked[1]} of {len(questions.MAKERS)} right")
+            if (answers := right_answers(self.directory)) is not None:
+                print(f"{answers[0]}'s questions: {answers[1]} of {len(questions.MAKERS)} right")
         if self.format != "table":
             text = FORMATS[self.format](exercises, outcomes)
             if self.out is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from course.copies import ROOT, check_new, place_of
 from course.edit import Function, find_function, rewritten
 from course.exercises import Exercise, chosen
-from course.grader.grade import desks
+from course.grader.grade import graders
 from course.grader.submission import lines_of, names_of, top_level, with_statements
 from course.handout import exercise_page, functions_of
 from course.sessions import SESSIONS
@@ -78,9 +78,9 @@ def solution(where: str, function: Function) -> str:
     first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
     has_docstring = ast.get_docstring(function) is not None
     statement = function.body[0]
-    start = statement.end_lineno if has_docstring else statement.lineno - 1
-    assert start is not None
-    head, body = source[first - 1 : start], source[start : function.end_lineno]
+    body_start = statement.end_lineno if has_docstring else statement.lineno - 1
+    assert body_start is not None
+    head, body = source[first - 1 : body_start], source[body_start : function.end_lineno]
     margin = " " * (function.col_offset + 4)
     lines = [*head, f"{margin}### BEGIN SOLUTION", *body, f"{margin}### END SOLUTION"]
     return "\n".join([f"# {name}, in {path}", *(line[function.col_offset :] for line in lines)])
@@ -108,8 +108,8 @@ def check(name: str, cells: Iterable[str]) -> None:
     [exercise] = chosen([name])
     with tempfile.TemporaryDirectory(prefix="course-") as directory:
         hand_in(cells, exercise, Path(directory))
-        with desks(1) as [desk]:
-            outcome = desk.judge(Path(directory), exercise, LIMIT)
+        with graders(1) as [grader]:
+            outcome = grader.judge(Path(directory), exercise, LIMIT)
     if not outcome.passed:
         raise AssertionError(f"{outcome.claim}: {outcome.reason}")
 
@@ -128,13 +128,13 @@ def hand_in(cells: Iterable[str], exercise: Exercise, directory: Path) -> None:
     bodies: dict[Path, dict[str, list[str]]] = {}
     for where in exercise.functions:
         path, name = place_of(where)
-        theirs = defined.get(name.rpartition(".")[2])
+        student_function = defined.get(name.rpartition(".")[2])
         lines = [f"raise NotImplementedError({f'no cell defines {name}'!r})"]
-        if isinstance(theirs, Function):
-            ours = find_function((ROOT / path).read_text(encoding="utf-8"), name)
-            if names_of(theirs.args) != names_of(ours.args):
-                raise AssertionError(f"{name} must keep its arguments, {ast.unparse(ours.args)}")
-            lines = lines_of(theirs)
+        if isinstance(student_function, Function):
+            our_function = find_function((ROOT / path).read_text(encoding="utf-8"), name)
+            if names_of(student_function.args) != names_of(our_function.args):
+                raise AssertionError(f"{name} must keep its arguments, {ast.unparse(our_function.args)}")
+            lines = lines_of(student_function)
         bodies.setdefault(path, {})[name] = lines
     written = {name.rpartition(".")[2] for of_file in bodies.values() for name in of_file}
     for path, of_file in bodies.items():

@@ -53,10 +53,10 @@ def files_of(root: Path, names: Iterable[str] = CODE + OTHERS) -> list[Path]:
         if listed.returncode == 0:
             paths = (Path(name) for name in listed.stdout.split("\0") if name)
             return [path for path in paths if (root / path).is_file()]
-    found = [
+    candidates = [
         path for name in names for path in ([root / name] if (root / name).is_file() else (root / name).rglob("*"))
     ]
-    relative = (path.relative_to(root) for path in found if path.is_file())
+    relative = (path.relative_to(root) for path in candidates if path.is_file())
     return [path for path in relative if "__pycache__" not in path.parts]
 
 

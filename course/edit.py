@@ -21,14 +21,14 @@ def find_function(source: str, name: str) -> Function:
     """
     node: ast.AST = parsed(source)
     for part in name.split("."):
-        found = [
+        matches = [
             child
             for child in ast.walk(node)
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and child.name == part
         ]
-        if not found:
+        if not matches:
             raise LookupError(f"no function {name}")
-        node = found[0]
+        node = matches[0]
     if isinstance(node, ast.ClassDef):
         raise LookupError(f"{name} is a class")
     assert isinstance(node, Function)
@@ -44,13 +44,15 @@ def rewritten(source: str, bodies: Mapping[str, Sequence[str]]) -> str:
         first, end = function.body[0], function.end_lineno
         assert end is not None and first.end_lineno is not None
         if ast.get_docstring(function) is not None:
-            start = first.end_lineno + 1
+            body_start = first.end_lineno + 1
         else:
-            start = first.lineno
-            while lines[start - 2].strip().startswith("#"):  # comments above the first statement are part of the body
-                start -= 1
+            body_start = first.lineno
+            while (
+                lines[body_start - 2].strip().startswith("#")
+            ):  # comments above the first statement belong to the body
+                body_start -= 1
         indent = " " * first.col_offset
-        lines[start - 1 : end] = [f"{indent}{line}".rstrip() + "\n" for line in bodies[name]]
+        lines[body_start - 1 : end] = [f"{indent}{line}".rstrip() + "\n" for line in bodies[name]]
     return "".join(lines)
 
 
@@ -74,12 +76,13 @@ def replaced(source: str, name: str, old: str, new: str, number: int = 0) -> str
     ]
     nodes.sort(key=lambda node: (node.lineno, node.col_offset))
     fixed = fixed_names(source)
-    matches = [(node, local_names(wanted, node.value if is_call_alone else node, fixed)) for node in nodes]
-    found = [(node, names) for node, names in matches if names is not None]
-    others = [sum(ours != theirs for ours, theirs in names.items()) for _, names in found]  # names that differ
-    nearest = [match for match, number_of in zip(found, others, strict=True) if number_of == min(others)]
-    if number >= len(nearest) or (min(others) > 0 and len(nearest) > 1):
-        raise LookupError(f"{name}: {len(nearest)} matches of {old!r} with {min(others, default=0)} other local names")
+    mappings = [(node, local_names(wanted, node.value if is_call_alone else node, fixed)) for node in nodes]
+    matches = [(node, names) for node, names in mappings if names is not None]
+    num_renamed = [sum(ours != theirs for ours, theirs in names.items()) for _, names in matches]
+    nearest = [match for match, number_of in zip(matches, num_renamed, strict=True) if number_of == min(num_renamed)]
+    if number >= len(nearest) or (min(num_renamed) > 0 and len(nearest) > 1):
+        least = min(num_renamed, default=0)
+        raise LookupError(f"{name}: {len(nearest)} matches of {old!r} with {least} other local names")
     node, names = nearest[number]
     return spliced(source, node, renamed(new, names))
 
@@ -120,8 +123,8 @@ def local_names(ours: ast.AST, theirs: ast.AST, fixed: set[str]) -> dict[str, st
 
 def renamed(text: str, names: dict[str, str]) -> str:
     """Rename the local variables of an expression or of statements."""
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and node.id in names]
-    for node in sorted(found, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and node.id in names]
+    for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset), reverse=True):
         text = spliced(text, node, names[node.id])
     return text
 

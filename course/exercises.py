@@ -756,11 +756,11 @@ def chosen(names: Iterable[str]) -> list[Exercise]:
 def closure(exercise: Exercise) -> set[str]:
     """Return the names of all exercises that this one needs, directly or indirectly."""
     by_name = {other.name: other for other in EXERCISES}
-    found: set[str] = set()
-    open_ = list(exercise.needs)
-    while open_:
-        name = open_.pop()
-        if name not in found:
-            found.add(name)
-            open_ += by_name[name].needs
-    return found
+    needed: set[str] = set()
+    pending = list(exercise.needs)
+    while pending:
+        name = pending.pop()
+        if name not in needed:
+            needed.add(name)
+            pending += by_name[name].needs
+    return needed

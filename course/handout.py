@@ -51,11 +51,11 @@ def measured() -> dict[str, tuple[int, int]]:
 
 def functions_of(exercise: Exercise) -> list[tuple[str, Function]]:
     """Return (module:name, function in this repository) for each function of the exercise."""
-    found = []
+    functions = []
     for where in exercise.functions:
         path, name = place_of(where)
-        found.append((where, find_function((ROOT / path).read_text(encoding="utf-8"), name)))
-    return found
+        functions.append((where, find_function((ROOT / path).read_text(encoding="utf-8"), name)))
+    return functions
 
 
 def signature(function: Function) -> str:
@@ -136,9 +136,9 @@ def key_page(exercise: Exercise) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- 3. writing
 def write_handouts(
-    out: Path, exercises: Sequence[Exercise], key: bool, pdf: bool, tell: Callable[[], None]
+    out: Path, exercises: Sequence[Exercise], key: bool, pdf: bool, on_done: Callable[[], None]
 ) -> list[Path]:
-    """Write a page per exercise, and one per week with the pages of its exercises; call `tell` after each file."""
+    """Write a page per exercise, and one per week with the pages of its exercises; call `on_done` after each file."""
     check_new(out, "--out ")
     browser = browser_here() if pdf else ""
     pages = {exercise.name: (key_page if key else exercise_page)(exercise) for exercise in exercises}
@@ -155,7 +155,7 @@ def write_handouts(
         written[-1].write_text(text, encoding="utf-8")
         if pdf:
             written.append(as_pdf(written[-1], browser))
-        tell()
+        on_done()
     return written
 
 
@@ -188,5 +188,5 @@ def print_page(address: str, file: Path, browser: str, profile: Path) -> None:
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer", f"--user-data-dir={profile}"]
     done = subprocess.run([browser, *flags, f"--print-to-pdf={file}", address], capture_output=True, text=True)
     if done.returncode != 0 or not file.is_file():
-        said = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
-        raise InputError(f"{browser} did not print {file}: {said[0]}")
+        message = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+        raise InputError(f"{browser} did not print {file}: {message[0]}")

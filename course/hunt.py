@@ -51,9 +51,14 @@ def check(directory: Path, limit: float, worker: Worker) -> str:
 
 def page(bug: Bug) -> str:
     """Return the description of a bug: symptom, cause, who had it, the change, and the tests that catch it."""
-    parts = {"where": bug.where.replace(":", ", "), "symptom": bug.symptom, "cause": bug.cause, "who had it": bug.who}
+    sections = {
+        "where": bug.where.replace(":", ", "),
+        "symptom": bug.symptom,
+        "cause": bug.cause,
+        "who had it": bug.who,
+    }
     lines = [f"{bug.name} (level {bug.level})", ""]
-    for title, text in parts.items():
+    for title, text in sections.items():
         lines += textwrap.wrap(
             text, 110, break_on_hyphens=False, initial_indent=f"{title:12}", subsequent_indent=" " * 12
         )

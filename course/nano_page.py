@@ -12,14 +12,14 @@ SOURCE, PAGE = ROOT / "nano.py", ROOT / "docs" / "nano.md"
 RULE = re.compile(r"# -{3,} (?P<title>.+)")
 
 
-def parts(source: str) -> list[tuple[str, list[str], list[str]]]:
+def split_blocks(source: str) -> list[tuple[str, list[str], list[str]]]:
     """Split nano.py into (title, prose, code) at each unindented comment block; most have no title."""
-    found: list[tuple[str, list[str], list[str]]] = []
+    blocks: list[tuple[str, list[str], list[str]]] = []
     title, prose, code = "", [], []
     for line in source.splitlines():
         if line.startswith("#"):
             if code:
-                found.append((title, prose, code))
+                blocks.append((title, prose, code))
                 title, prose, code = "", [], []
             rule = RULE.fullmatch(line)
             if rule:
@@ -28,7 +28,7 @@ def parts(source: str) -> list[tuple[str, list[str], list[str]]]:
                 prose.append(line.removeprefix("#").removeprefix(" "))
         elif line or code:
             code.append(line)
-    return [*found, (title, prose, code)]
+    return [*blocks, (title, prose, code)]
 
 
 def page(source: str) -> str:
@@ -41,7 +41,7 @@ def page(source: str) -> str:
         f"# {title}", "", "<!-- written by `python -m course.nano_page` from nano.py -->", "",
         about[0].upper() + about[1:], "", "This page is all of [nano.py](../nano.py).",
     ]  # fmt: skip
-    for heading, prose, code in parts(after):
+    for heading, prose, code in split_blocks(after):
         if heading:
             lines += ["", f"## {heading}"]
         text = "\n".join(code).strip("\n")

@@ -27,8 +27,8 @@ def run_stages(*names: str, flags: Sequence[str] = ()) -> None:
     """Run stages of the pipeline, skipping those that already have a result; flags: extra flags for the last one."""
     for name in names:
         if not Path(RUNS, name).exists():
-            more = flags if name == names[-1] else ()
-            subprocess.run([sys.executable, *STAGES[name].split(), *more], check=True)
+            extra = flags if name == names[-1] else ()
+            subprocess.run([sys.executable, *STAGES[name].split(), *extra], check=True)
 
 
 def play(draw: Callable[..., object], **values: tuple[float, float, float]) -> None:

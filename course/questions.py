@@ -140,9 +140,9 @@ def right_answers(directory: Path) -> tuple[str, int] | None:
         return None
     file = directory / FILE
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() and not file.is_symlink() else ""
-    given = dict(re.findall(r"^(\w+) = *([-+]?[0-9]{1,6}(?:\.[0-9]{1,9})?)\s*$", text, re.M))
+    answers = dict(re.findall(r"^(\w+) = *([-+]?[0-9]{1,6}(?:\.[0-9]{1,9})?)\s*$", text, re.M))
     questions = questions_of(student)
     return student, sum(
-        question.name in given and abs(float(given[question.name]) - question.answer) < TOLERANCE
+        question.name in answers and abs(float(answers[question.name]) - question.answer) < TOLERANCE
         for question in questions
     )

@@ -66,11 +66,11 @@ def slides_of(deck: Path) -> tuple[str, list[tuple[str, str]]]:
     text = deck.read_text(encoding="utf-8")
     _, settings, text = text.split("---\n", 2)
     [title] = re.findall(r'^title: "(.*)"$', settings, re.M)
-    found = []
+    slides = []
     for slide in re.split(r"^---$", text, flags=re.M):
         notes = " ".join(note.strip() for note in re.findall(r"<!--(.*?)-->", slide, re.S))
-        found.append((re.sub(r"<!--.*?-->", "", slide, flags=re.S).strip(), notes))
-    return title, found
+        slides.append((re.sub(r"<!--.*?-->", "", slide, flags=re.S).strip(), notes))
+    return title, slides
 
 
 def page_of(deck: Path) -> str:
@@ -93,8 +93,8 @@ def page_of(deck: Path) -> str:
     return PAGE.format(title=title, slides="\n".join(sections))
 
 
-def write_slides(out: Path, pdf: bool, tell: Callable[[], object]) -> list[Path]:
-    """Write every deck as an HTML page, and as a PDF if asked for; call `tell` after each deck."""
+def write_slides(out: Path, pdf: bool, on_done: Callable[[], object]) -> list[Path]:
+    """Write every deck as an HTML page, and as a PDF if asked for; call `on_done` after each deck."""
     browser = browser_here() if pdf else ""
     pages = {deck.stem: page_of(deck) for deck in sorted(DECKS.glob("*.md"))}
     out.mkdir(parents=True, exist_ok=True)
@@ -106,5 +106,5 @@ def write_slides(out: Path, pdf: bool, tell: Callable[[], object]) -> list[Path]
             written.append(out / f"{name}.pdf")
             with tempfile.TemporaryDirectory() as profile:
                 print_page((out / f"{name}.html").resolve().as_uri(), written[-1].resolve(), browser, Path(profile))
-        tell()
+        on_done()
     return written

@@ -33,7 +33,7 @@ def empty(directory: Path, exercise: Exercise) -> None:
 
 
 def body_of(exercise: Exercise) -> list[str]:
-    said = f"Exercise {exercise.name}, {exercise.points} point(s). Read {exercise.read}. {exercise.hint}"
-    return [f"# {line}" for line in textwrap.wrap(said, 100)] + [
+    text = f"Exercise {exercise.name}, {exercise.points} point(s). Read {exercise.read}. {exercise.hint}"
+    return [f"# {line}" for line in textwrap.wrap(text, 100)] + [
         f'raise NotImplementedError("exercise {exercise.name}: write this function")'
     ]

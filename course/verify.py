@@ -42,9 +42,9 @@ def exercise_holds(exercise: Exercise, tree: Path, worker: Worker, limit: float)
             empty(tree, other)
     solved = worker.run(tree, exercise.tests, limit)
     empty(tree, exercise)
-    open_ = worker.run(tree, exercise.tests, limit)
-    holds = solved.passed and not open_.passed and f"exercise {exercise.name}:" in open_.reason
-    return {"name": exercise.name, "holds": holds, "solved": asdict(solved), "empty": asdict(open_)}
+    emptied = worker.run(tree, exercise.tests, limit)
+    holds = solved.passed and not emptied.passed and f"exercise {exercise.name}:" in emptied.reason
+    return {"name": exercise.name, "holds": holds, "solved": asdict(solved), "empty": asdict(emptied)}
 
 
 def bug_is_caught(bug: Bug, tree: Path, worker: Worker, limit: float) -> dict:
@@ -89,20 +89,20 @@ def verify(parts: Sequence[str], names: Sequence[str], limit: float, file: Path 
             raise InputError(f"unknown exercise or bug: {name!r}.")
     exercises = [exercise for exercise in EXERCISES if not names or exercise.name in names]
     bugs = [bug for bug in BUGS if not names or bug.name in names]
-    found: dict[str, list[dict]] = {part: [] for part in parts}
+    results: dict[str, list[dict]] = {part: [] for part in parts}
 
-    def keep(part: str, result: dict, said: str) -> None:
-        found[part].append(result)
-        print(f"{'ok   ' if result['holds'] else 'WRONG'} {part:9} {result['name']:34} {said}".rstrip(), flush=True)
+    def keep(part: str, result: dict, text: str) -> None:
+        results[part].append(result)
+        print(f"{'ok   ' if result['holds'] else 'WRONG'} {part:9} {result['name']:34} {text}".rstrip(), flush=True)
         if file is not None:
-            file.write_text(json.dumps(found, indent=2) + "\n")
+            file.write_text(json.dumps(results, indent=2) + "\n")
 
     with tree_of(ROOT) as tree, Worker() as worker:
         for exercise in exercises if "exercises" in parts else []:
             result = exercise_holds(exercise, tree, worker, limit)
-            solved, open_ = (result[state]["claim"] + " " + result[state]["reason"] for state in ("solved", "empty"))
-            said = f"{result['solved']['seconds']:.1f} s"
-            keep("exercises", result, said if result["holds"] else f"solved: {solved}; empty: {open_}")
+            solved, emptied = (result[state]["claim"] + " " + result[state]["reason"] for state in ("solved", "empty"))
+            text = f"{result['solved']['seconds']:.1f} s"
+            keep("exercises", result, text if result["holds"] else f"solved: {solved}; empty: {emptied}")
         if "bugs" in parts and bugs:
             restore(tree)
             clean = worker.run(tree, sorted({test for bug in bugs for test in bug.guard}), limit * len(bugs))
@@ -119,8 +119,8 @@ def verify(parts: Sequence[str], names: Sequence[str], limit: float, file: Path 
             for bug in bugs:
                 result = bug_runs(bug, tree, worker, limit, usual)
                 names_of = ", ".join(result["changed"][:5]) or "no metric changes"
-                said = f"level {bug.level}: {len(result['changed'])} metrics: {names_of}"
-                keep("runs", result, said if result["holds"] else result["ran"]["reason"])
-    wrong = [result["name"] for results in found.values() for result in results if not result["holds"]]
+                text = f"level {bug.level}: {len(result['changed'])} metrics: {names_of}"
+                keep("runs", result, text if result["holds"] else result["ran"]["reason"])
+    wrong = [result["name"] for part_results in results.values() for result in part_results if not result["holds"]]
     if wrong:
         raise InputError(f"{len(wrong)} exercises or bugs are wrong: {', '.join(wrong)}.")

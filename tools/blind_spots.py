@@ -54,7 +54,7 @@ def scores(model: ScalarModel, tokenizer: Tokenizer, queries: list[str], respons
         Demonstration(tokenizer.encode(query), [*tokenizer.encode(response), tokenizer.eos_id], {})
         for query, response in zip(queries, responses, strict=True)
     ]
-    pieces = (response_scores(model, list(some), tokenizer.pad_id, "left") for some in micro_batches(rows, 100))
+    pieces = (response_scores(model, list(batch), tokenizer.pad_id, "left") for batch in micro_batches(rows, 100))
     return torch.cat(list(pieces)).tolist()
 
 

@@ -69,14 +69,14 @@ def files_of(module: str) -> set[Path]:
 
 def imported(file: Path) -> set[Path]:
     """Return the files that a file's import statements may refer to, including imports inside functions."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.Import):
-            found = found.union(*(files_of(alias.name) for alias in node.names))
+            files = files.union(*(files_of(alias.name) for alias in node.names))
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= files_of(node.module)
-            found = found.union(*(files_of(f"{node.module}.{alias.name}") for alias in node.names))
-    return found
+            files |= files_of(node.module)
+            files = files.union(*(files_of(f"{node.module}.{alias.name}") for alias in node.names))
+    return files
 
 
 def distances(changed: Iterable[Path]) -> dict[Path, int]:
@@ -84,8 +84,8 @@ def distances(changed: Iterable[Path]) -> dict[Path, int]:
     importers: dict[Path, set[Path]] = {}
     for file in python_files():
         if (ROOT / file).exists():  # not deleted
-            for found in imported(file):
-                importers.setdefault(found, set()).add(file)
+            for target in imported(file):
+                importers.setdefault(target, set()).add(file)
     reached = {file: 0 for file in changed}
     for file in [file for file in reached if file.suffix != ".py"]:
         reached |= {test: 1 for test in test_files() if file.name in (ROOT / test).read_text()}
@@ -106,15 +106,15 @@ def own_tests(changed: Iterable[Path]) -> set[Path]:
     tests/x/test_y.py belongs to x/y.py and nanorlhf/x/y.py, tests/test_y.py to y.py and nanorlhf/y.py. Files outside
     the library, such as the Makefile, may have their tests in tests/tools.
     """
-    found = set()
+    tests = set()
     for file in changed:
         folders = [part for part in file.parts[:-1] if part != "nanorlhf"]
         for name in (file.stem.lower(), *folders):
-            found |= {Path("tests/tools", f"test_{name}.py"), Path("tests", f"test_{name}.py")}
-        found.add(Path("tests", *folders, f"test_{file.stem.lower()}.py"))
+            tests |= {Path("tests/tools", f"test_{name}.py"), Path("tests", f"test_{name}.py")}
+        tests.add(Path("tests", *folders, f"test_{file.stem.lower()}.py"))
         if file.suffix == ".md":
-            found.add(Path("tests/tools/test_docs.py"))
-    return found & test_files()
+            tests.add(Path("tests/tools/test_docs.py"))
+    return tests & test_files()
 
 
 @cache
@@ -148,13 +148,13 @@ def functions_of(file: Path) -> dict[str, float]:
 
 def quickest(seconds_of_each: dict[str, float], seconds: float) -> list[str]:
     """Return the quickest tests that fit in the time together, at least one."""
-    found: list[str] = []
+    selected: list[str] = []
     for name in sorted(seconds_of_each, key=lambda name: seconds_of_each[name]):
         seconds -= seconds_of_each[name]
-        if found and seconds < 0:
+        if selected and seconds < 0:
             break
-        found.append(name)
-    return found
+        selected.append(name)
+    return selected
 
 
 def own_first(files: Iterable[Path], seconds: float, workers: int) -> tuple[list[str], list[str], float]:
@@ -162,32 +162,32 @@ def own_first(files: Iterable[Path], seconds: float, workers: int) -> tuple[list
 
     A worker runs a whole file, so no file may take longer than one worker's share of the time.
     """
-    found: list[str] = []
-    left: list[str] = []
+    selected: list[str] = []
+    skipped: list[str] = []
     waiting = sorted(files, key=seconds_of)
     limit = seconds / workers
     while waiting:
         file, share = waiting.pop(0), min(limit, seconds / (1 + len(waiting)))
         if seconds_of(file) <= share:
-            found.append(str(file))
+            selected.append(str(file))
             seconds -= seconds_of(file)
             continue
         each = functions_of(file)
         picked = quickest(each, share)
-        found += picked
-        left += [name for name in each if name not in picked]
+        selected += picked
+        skipped += [name for name in each if name not in picked]
         seconds -= sum(each[name] for name in picked)
-    return found, left, seconds
+    return selected, skipped, seconds
 
 
 def chosen(distance_of: dict[Path, int], seconds: float) -> list[Path]:
     """Return the closest files that fit, quicker ones first; a file that doesn't fit is skipped, later ones may fit."""
-    found = []
+    selected = []
     for file in sorted(distance_of, key=lambda file: (distance_of[file], seconds_of(file))):
         if seconds_of(file) <= seconds:
-            found.append(file)
+            selected.append(file)
             seconds -= seconds_of(file)
-    return found
+    return selected
 
 
 def main(args: Args) -> None:
@@ -201,9 +201,9 @@ def main(args: Args) -> None:
     near = distances(changed)
     own = own_tests(changed) | {file for file, distance in near.items() if distance == 0}
     near |= dict.fromkeys(own, 0)
-    tests, left, seconds = own_first(own, args.workers * max(0.0, args.seconds - START), args.workers)
-    others = chosen({file: distance for file, distance in near.items() if file not in own}, seconds)
-    files = {name.split("::")[0] for name in tests} | {str(file) for file in others}
+    tests, skipped, seconds = own_first(own, args.workers * max(0.0, args.seconds - START), args.workers)
+    other_tests = chosen({file: distance for file, distance in near.items() if file not in own}, seconds)
+    files = {name.split("::")[0] for name in tests} | {str(file) for file in other_tests}
     ruff = [sys.executable, "-m", "ruff"]
     hundred = ["--config", "line-length = 100", "--config", "format.exclude = []"]
     commands = {
@@ -217,7 +217,7 @@ def main(args: Args) -> None:
     failed = []
     if files:
         # -r: list failures; the last line counts the skipped tests
-        pytest = [sys.executable, "-m", "pytest", "-rfE", "-m", "not slow and not gpu", *tests, *map(str, others)]
+        pytest = [sys.executable, "-m", "pytest", "-rfE", "-m", "not slow and not gpu", *tests, *map(str, other_tests)]
         pytest += ["--numprocesses", str(args.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
         if subprocess.run(pytest, cwd=ROOT).returncode not in (0, 5):  # 5: all tests are marked slow
             failed.append("the tests")
@@ -226,8 +226,8 @@ def main(args: Args) -> None:
         f"{len(changed)} changed files affect {len(near)} test files; ran {len(files)} of them "
         f"in {time.perf_counter() - start:.0f} s. `make test-all` runs everything."
     )
-    for file in sorted({name.split("::")[0] for name in left}):
-        names = [name.split("::")[1] for name in left if name.startswith(f"{file}::")]
+    for file in sorted({name.split("::")[0] for name in skipped}):
+        names = [name.split("::")[1] for name in skipped if name.startswith(f"{file}::")]
         print(f"not run, out of time: {len(names)} tests in {file}: {', '.join(names)}")
     if failed:  # last, because the tools' own messages may be far above
         print(f"failed: {'; '.join(failed)}")

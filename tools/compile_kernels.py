@@ -112,22 +112,22 @@ class Launch:
 
 def launches() -> list[Launch]:
     """Return every kernel in every configuration that the library can launch, recorded from calls on meta tensors."""
-    found = []
+    result = []
     for length in (2**i for i in range(gae.BLOCK.bit_length())):
-        found += launches_of(gae.gae_triton, empty(B, length), empty(B, length), 1.0, 0.95)
+        result += launches_of(gae.gae_triton, empty(B, length), empty(B, length), 1.0, 0.95)
     rows, ids = empty(N), slice(0, logprobs.GPU_BLOCK // N)
     for dtype in (torch.float32, torch.bfloat16):
         logits = empty(N, V, dtype=dtype)
-        found += launches_of(kl.kl_triton, logits, logits)
+        result += launches_of(kl.kl_triton, logits, logits)
     hidden, weight = empty(N, C, dtype=torch.bfloat16), empty(V, C, dtype=torch.bfloat16)
     labels = empty(N, dtype=torch.int64)
     # with neither bias nor cap, and with both
     for bias, cap in ((None, None), (empty(V), 30.0)):
-        found += launches_of(logprobs.linear_forward_triton, hidden, weight, labels, bias, 0.7, cap, None)
-        found += launches_of(
+        result += launches_of(logprobs.linear_forward_triton, hidden, weight, labels, bias, 0.7, cap, None)
+        result += launches_of(
             logprobs.linear_backward_triton, hidden, weight, labels, bias, 0.7, cap, rows, rows, (rows, rows), ids, None
         )  # fmt: skip
-    return found
+    return result
 
 
 def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -208,10 +208,10 @@ Step = list[tuple[tuple, int]]
 
 def programs(launch: Launch) -> Iterator[list[Step]]:
     """Yield the steps of each program, in the order that programs start."""
-    name, given = launch.kernel.__name__, dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
+    name, arguments = launch.kernel.__name__, dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
     width = launch.dtype.itemsize
     if name == "gae_kernel":
-        rows, length = given["rewards"].shape
+        rows, length = arguments["rewards"].shape
         for row in range(rows):
             inputs = [
                 (("rewards", row), 4 * length),
@@ -220,16 +220,16 @@ def programs(launch: Launch) -> Iterator[list[Step]]:
             ]
             yield [[*inputs, (("advantages", row), 4 * length), (("returns", row), 4 * length)]]
     elif name == "kl_kernel":
-        for row in range(len(given["logits"])):
-            yield [[((x, row), width * given["V"]) for x in ("logits", "ref_logits")] + [(("kl", row), 4)]]
+        for row in range(len(arguments["logits"])):
+            yield [[((x, row), width * arguments["V"]) for x in ("logits", "ref_logits")] + [(("kl", row), 4)]]
     else:
-        yield from linear_programs(name, given, width, launch.constants, launch.config.kwargs)
+        yield from linear_programs(name, arguments, width, launch.constants, launch.config.kwargs)
 
 
-def linear_programs(name: str, given: dict, width: int, constants: dict, sizes: dict) -> Iterator[list[Step]]:
-    num_rows, num_ids, channels, block = given["N"], given["V"], given["C"], sizes["BLOCK_N"]
+def linear_programs(name: str, arguments: dict, width: int, constants: dict, sizes: dict) -> Iterator[list[Step]]:
+    num_rows, num_ids, channels, block = arguments["N"], arguments["V"], arguments["C"], sizes["BLOCK_N"]
     split = constants.get("SPLIT", sizes["BLOCK_V"])  # ids per program
-    row_blocks, group = ceil(num_rows / block), max(given["group"] // block, 1)
+    row_blocks, group = ceil(num_rows / block), max(arguments["group"] // block, 1)
     for first_block in range(0, row_blocks, group):
         blocks = range(first_block, min(first_block + group, row_blocks))
         for first, row_block in product(range(0, num_ids, split), blocks):
@@ -284,8 +284,8 @@ def predicted_seconds(launch: Launch, card: Card, num_bytes: int) -> float:
     """Return a lower bound of a launch's time: no kernel reaches the published bandwidth or rate."""
     products = 0.0
     if launch.kernel.__name__.startswith("linear"):
-        given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
-        products = 2 * given["N"] * given["V"] * given["C"] / card.rate
+        arguments = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
+        products = 2 * arguments["N"] * arguments["V"] * arguments["C"] / card.rate
     return max(num_bytes / card.bandwidth, products)
 
 

@@ -169,16 +169,16 @@ def names(findings: Sequence) -> list[str]:
     return list(dict.fromkeys(finding.name for finding in findings))
 
 
-def train(tree: Path, stage: str, demo: Path, out: Path, others: Sequence[str]) -> bool:
+def train(tree: Path, stage: str, demo: Path, out: Path, extra_flags: Sequence[str]) -> bool:
     """Train a stage of the demo with the tree's scripts and extra flags; return whether it finished."""
     flags: dict[str, object] = {"data": demo / "data", "out": out, "seed": 1, "device": "cpu"}
     if stage != "sft":
         flags["sft"] = demo / "sft"
     if stage in ("ppo", "grpo"):  # a bug in the reward model has trained a separate one
-        own = out.parent / "rm"
-        flags |= {"reward-model": own if own.exists() else demo / "rm", "trace": 4}
+        own_reward_model = out.parent / "rm"
+        flags |= {"reward-model": own_reward_model if own_reward_model.exists() else demo / "rm", "trace": 4}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, str(tree / f"train_{stage}.py"), *words, *others, "--overwrite"]
+    command = [sys.executable, str(tree / f"train_{stage}.py"), *words, *extra_flags, "--overwrite"]
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True).returncode == 0
 
@@ -225,17 +225,17 @@ def main(args: Args) -> None:
     wanted = {case.key for case in cases}
     file = args.out / "verdicts.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    found = {line["key"]: Verdict(**line) for line in lines if line["key"] in wanted}
-    open_ = [case for case in cases if case.key not in found]
-    with ThreadPoolExecutor(args.jobs) as pool, Progress(total=len(open_), desc="bugs") as bar:
-        for verdict in pool.map(lambda case: judge(case, args), open_):
-            found[verdict.key] = verdict
+    by_key = {line["key"]: Verdict(**line) for line in lines if line["key"] in wanted}
+    pending = [case for case in cases if case.key not in by_key]
+    with ThreadPoolExecutor(args.jobs) as pool, Progress(total=len(pending), desc="bugs") as bar:
+        for verdict in pool.map(lambda case: judge(case, args), pending):
+            by_key[verdict.key] = verdict
             with file.open("a") as stream:
                 stream.write(json.dumps(asdict(verdict)) + "\n")
             bar.update()
             seen = f"code: {' '.join(verdict.by_code) or '-'}; run: {' '.join(verdict.by_run) or '-'}"
             bar.write(f"{verdict.bug} ({verdict.kind}, level {verdict.level}): {seen}")
-    verdicts = [found[case.key] for case in cases]
+    verdicts = [by_key[case.key] for case in cases]
     print(summary(verdicts))
     if not args.bugs:
         with TABLE.open("w", newline="") as stream:

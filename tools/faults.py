@@ -56,12 +56,14 @@ def small_disk(directory: Path) -> Iterator[bool]:
     Yields False if the kernel doesn't permit mounts.
     """
     user = os.getuid()
-    own = ctypes.CDLL(None).unshare(CLONE_NEWNS | (CLONE_NEWUSER if user else 0)) == 0
-    if own and user:
+    unshared = ctypes.CDLL(None).unshare(CLONE_NEWNS | (CLONE_NEWUSER if user else 0)) == 0
+    if unshared and user:
         Path("/proc/self/uid_map").write_text(f"0 {user} 1")
     tmpfs = ("mount", "-t", "tmpfs", "-o", f"size={DISK}", "soak")
     commands = (("mount", "--make-rprivate", "/"), (*tmpfs, directory), (*tmpfs, "/dev/shm"))
-    mounted = own and all(subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0 for command in commands)
+    mounted = unshared and all(
+        subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0 for command in commands
+    )
     try:
         yield mounted
     finally:
@@ -100,12 +102,12 @@ def wrong_clock() -> None:
 
 def saves(out: Path) -> set[tuple[Path, int]]:
     """Return the directories of unfinished saves, with the time of their last change."""
-    found = set()
-    for place in (out, out / "state", out / "value_model", out / "best"):
-        for path in (place / ".partial", place / ".doomed"):
+    result = set()
+    for directory in (out, out / "state", out / "value_model", out / "best"):
+        for path in (directory / ".partial", directory / ".doomed"):
             with contextlib.suppress(FileNotFoundError):
-                found.add((path, path.stat().st_ctime_ns))
-    return found
+                result.add((path, path.stat().st_ctime_ns))
+    return result
 
 
 def is_alive(job: int) -> bool:
@@ -115,13 +117,13 @@ def is_alive(job: int) -> bool:
 
 def processes_of(job: int) -> list[int]:
     """Return the running processes of a job's process group."""
-    found = []
+    processes = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, _, group = file.read_text().rpartition(") ")[2].split()[:3]
             if int(group) == job and state != "Z":
-                found.append(int(file.parent.name))
-    return found
+                processes.append(int(file.parent.name))
+    return processes
 
 
 class World:

@@ -41,14 +41,14 @@ def module_of(file: Path, root: Path) -> str:
 
 def imports(tree: ast.Module, known: dict[str, Path]) -> set[str]:
     """Return the known modules that a file imports, including imports inside functions."""
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            whole = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {full if full in known else str(node.module) for full in whole.values()}
-    return found & known.keys()
+            full_names = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {full if full in known else str(node.module) for full in full_names.values()}
+    return names & known.keys()
 
 
 def room(module: str, known: dict[str, Path]) -> str:

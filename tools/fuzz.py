@@ -132,12 +132,12 @@ EVAL = "--device cpu --max-query-length 600 --out out/eval --response-length 8 -
 CONVERT = "--out out/data --tokenizer data"
 
 
-def script(of: Any, command: str, reads: str) -> Entry:
-    return Entry(of.main, of.RECIPES, command, reads)
+def script(program: Any, command: str, reads: str) -> Entry:
+    return Entry(program.main, program.RECIPES, command, reads)
 
 
-def module(of: Any, command: str, reads: str) -> Entry:
-    return Entry(of.main, of.Args, command, reads)
+def module(program: Any, command: str, reads: str) -> Entry:
+    return Entry(program.main, program.Args, command, reads)
 
 
 ENTRIES = {
@@ -369,8 +369,13 @@ def make_sources() -> None:
     Path("cornell/movie_lines.txt").write_text("".join(lines))
     talks = [f"u0 +++$+++ u2 +++$+++ m0 +++$+++ ['L{i}', 'L{i + 1}', 'L{i + 2}']\n" for i in range(0, 12, 3)]
     Path("cornell/movie_conversations.txt").write_text("".join(talks))
-    asked = {"id": "1", "question": "Where?", "answers": [{"answer_start": 3, "text": "Rome"}], "is_impossible": False}
-    paragraphs = [{"context": "In Rome. In Paris.", "qas": [asked]}]
+    question = {
+        "id": "1",
+        "question": "Where?",
+        "answers": [{"answer_start": 3, "text": "Rome"}],
+        "is_impossible": False,
+    }
+    paragraphs = [{"context": "In Rome. In Paris.", "qas": [question]}]
     articles = [{"title": f"Rome {i}", "paragraphs": paragraphs} for i in range(6)]
     Path("squad.json").write_text(json.dumps({"version": "v2.0", "data": articles}))
     posts = [row for _, row in stackoverflow.read_posts(Path("site/Posts.xml"))]
@@ -526,13 +531,13 @@ VALUES: tuple[tuple[str, Any], ...] = (  # replacements for a JSON value; `raw:`
 )
 
 
-def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
+def json_paths(value: Any, path: tuple = ()) -> Iterator[tuple]:
     """Yield the paths to all values in parsed JSON, at most 40 per level."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for count, (key, child) in enumerate(inner):
         if count < 40:
-            yield from places(child, (*path, key))
+            yield from json_paths(child, (*path, key))
 
 
 def with_value(value: Any, path: tuple, new: Any) -> Any:
@@ -551,7 +556,7 @@ def attack_json(data: bytes, rng: random.Random) -> tuple[str, bytes]:
     except ValueError:
         number = rng.randrange(max(1, len(lines) - 1))
         value = json.loads(lines[number])
-    path = rng.choice(list(places(value)))
+    path = rng.choice(list(json_paths(value)))
     how = rng.choice(("value", "value", "value", "value", "delete", "repeat"))
     if how == "value" or not path:
         what, new = rng.choice(VALUES)
@@ -864,8 +869,8 @@ def in_child(entry: Entry, log: Path) -> None:
 
 def resident(process: int | str) -> int:
     """Return resident bytes without mapped files, because a fork maps those again when it reads them."""
-    _, whole, of_files, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
-    return (whole - of_files) * PAGE
+    _, total, of_files, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
+    return (total - of_files) * PAGE
 
 
 def wait_for(child: int) -> tuple[int, int, str]:
@@ -922,7 +927,7 @@ def main(args: Args) -> None:
                 sys.exit("making the world failed: " + Path(top, "log").read_text()[-3000:])
             for extra in ("out", "made", "made2"):
                 shutil.rmtree(world / extra, ignore_errors=True)
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         largest = slowest = 0.0
         number, end = args.case, None
         if number is None:
@@ -931,7 +936,7 @@ def main(args: Args) -> None:
             if number == 0 and args.case is None:
                 number, end = args.first, time.monotonic() + 60 * args.minutes
             outcome = run_case(number, args.seed, world)
-            found[outcome.kind] += 1
+            counts[outcome.kind] += 1
             largest, slowest = max(largest, outcome.peak), max(slowest, outcome.seconds)
             if outcome.kind not in ("fine", "refused") or args.case is not None:
                 shown = outcome.output if args.case is not None else "\n".join(outcome.output.strip().splitlines()[-4:])
@@ -942,10 +947,11 @@ def main(args: Args) -> None:
                 break
             number += 1
         print(
-            f"{found.total()} cases of seed {args.seed}: " + ", ".join(f"{n} {kind}" for kind, n in found.most_common())
+            f"{counts.total()} cases of seed {args.seed}: "
+            + ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
         )
         print(f"largest {largest / 2**30:.2f} GB, slowest {slowest:.0f} s")
-    sys.exit(any(kind not in ("fine", "refused") for kind in found))
+    sys.exit(any(kind not in ("fine", "refused") for kind in counts))
 
 
 def in_world(log_file: Path) -> None:

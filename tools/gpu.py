@@ -156,10 +156,10 @@ def group_lives(process: subprocess.Popen) -> bool:
 
 def outcomes(text: str) -> dict[str, str]:
     """Read the outcome of each test from pytest's -vv output; `unfinished`: was running when pytest was killed."""
-    found = re.findall(r"^(tests?\S*::.+?) ?(PASSED|FAILED|ERROR|SKIPPED|XFAIL|$)(?: .*)?$", text, re.MULTILINE)
+    matches = re.findall(r"^(tests?\S*::.+?) ?(PASSED|FAILED|ERROR|SKIPPED|XFAIL|$)(?: .*)?$", text, re.MULTILINE)
     of_workers = re.findall(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL) (.+?) *$", text, re.MULTILINE)
-    found += [(name, outcome) for outcome, name in of_workers]
-    return {name: outcome.lower() or "unfinished" for name, outcome in found}
+    matches += [(name, outcome) for outcome, name in of_workers]
+    return {name: outcome.lower() or "unfinished" for name, outcome in matches}
 
 
 def write(out: Path, report: dict[str, Any]) -> None:
@@ -172,15 +172,15 @@ def table(report: dict[str, Any]) -> str:
     """Format the report as Markdown: a row per part, the tests that did not pass, and the benchmark's rows."""
     lines = [f"{report['device']}, torch {report['torch']}, CUDA {report['cuda']}", ""]
     lines += ["| part | status | seconds | tests |", "|---|---|---|---|"]
-    others, rows = [], []
+    not_passed, rows = [], []
     for part in report["parts"]:
-        found = list(part.get("tests", {}).values())
-        counts = ", ".join(f"{found.count(outcome)} {outcome}" for outcome in dict.fromkeys(found))
+        results = list(part.get("tests", {}).values())
+        counts = ", ".join(f"{results.count(outcome)} {outcome}" for outcome in dict.fromkeys(results))
         lines.append(f"| {part['name']} | {part['status']} | {part['seconds']} | {counts} |")
-        others += [f"- {name}: {outcome}" for name, outcome in part.get("tests", {}).items() if outcome != "passed"]
+        not_passed += [f"- {name}: {outcome}" for name, outcome in part.get("tests", {}).items() if outcome != "passed"]
         rows += (part.get("bench") or {}).get("rows", [])
-    if others:
-        lines += ["", *others]
+    if not_passed:
+        lines += ["", *not_passed]
     if rows:
         names = ("what", "size", "way", "ms", "times ours", "peak MB", "of the limit", "")
         lines += ["", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]

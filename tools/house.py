@@ -94,7 +94,7 @@ def flags(root: Path, script: Path) -> int:
     return len(settings("Args"))
 
 
-def room(file: str) -> str:
+def folder_of(file: str) -> str:
     """Return the folder that a file belongs to; nanorlhf's subfolders count separately."""
     parts = Path(file).parts
     if len(parts) == 1:
@@ -102,13 +102,13 @@ def room(file: str) -> str:
     return "/".join(parts[:2]) if parts[0] == "nanorlhf" and len(parts) > 2 else parts[0]
 
 
-def lines_per_room(root: Path) -> dict[str, int]:
+def lines_per_folder(root: Path) -> dict[str, int]:
     """Count the lines of Python, Java, shell and make files under version control, per folder."""
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout
     lines: dict[str, int] = {}
     for file in listed.splitlines():
         if file.endswith((".py", ".java", ".sh")) or file == "Makefile":
-            lines[room(file)] = lines.get(room(file), 0) + len((root / file).read_text().splitlines())
+            lines[folder_of(file)] = lines.get(folder_of(file), 0) + len((root / file).read_text().splitlines())
     return dict(sorted(lines.items()))
 
 
@@ -129,15 +129,15 @@ def hidden_signatures(tree: ast.Module) -> int:
 
     The reader has to count arguments there. Results of calls, parameters, and words of a command don't count.
     """
-    found = set()  # a set, because an outer function's nodes include those of inner functions
+    hidden = set()  # a set, because an outer function's nodes include those of inner functions
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             nodes = [*ast.walk(function)]
             assigned = [node for node in nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)]
             stored = {name.id for node in assigned for name in node.targets if isinstance(name, ast.Name)}
             stars = (a for node in nodes if isinstance(node, ast.Call) for a in node.args if isinstance(a, ast.Starred))
-            found |= {star for star in stars if isinstance(star.value, ast.Name) and star.value.id in stored}
-    return len(found)
+            hidden |= {star for star in stars if isinstance(star.value, ast.Name) and star.value.id in stored}
+    return len(hidden)
 
 
 def long_functions(tree: ast.Module, limit: int = 60) -> int:
@@ -145,7 +145,7 @@ def long_functions(tree: ast.Module, limit: int = 60) -> int:
     return sum(function.end_lineno - function.lineno + 1 > limit for function in functions)
 
 
-def whole(root: Path) -> dict[str, str]:
+def totals(root: Path) -> dict[str, str]:
     """Count over the whole tree: what scripts load; and, without tests, long files, long functions, hidden tuples."""
     files = [file for name, file in floors.modules(root).items() if name.partition(".")[0] != "tests"]
     trees = [ast.parse(file.read_text()) for file in files]
@@ -186,12 +186,12 @@ def main() -> None:
     core = [file for file in (root / "nanorlhf").glob("*.py") if file.name != "__init__.py"]
     too_long = sum(len(long_lines(file)) for file in narrow_files(root))
     print(f"\nthe core: {len(core)} modules; lines over 100 columns in scripts, core and kernels: {too_long}\n")
-    lines = lines_per_room(root)
+    lines = lines_per_folder(root)
     for name, number in lines.items():
         print(f"{name:24} {number:7,}")
     library = sum(number for name, number in lines.items() if name not in OUTSIDE)
     print(f"{'library':24} {library:7,}  without {', '.join(OUTSIDE)}\n")
-    for name, count in whole(root).items():
+    for name, count in totals(root).items():
         print(f"{name:28} {count}")
 
 

@@ -106,18 +106,18 @@ def write_models(family: str, changes: dict, directory: Path) -> list[Path]:
 
 def compare(paths: list[Path], dtype: torch.dtype) -> Difference:
     """Load each checkpoint with both libraries and return the larger differences."""
-    found = []
+    differences = []
     for path in paths:
         ours = load_gpt(path).to(dtype)
         theirs = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
         if dtype == torch.float32:
-            found.append(difference(ours, theirs))
+            differences.append(difference(ours, theirs))
         else:
             with NoFloat32():
                 wide = type(theirs)(theirs.config).eval()  # its rotary tables in float64 too
                 wide.load_state_dict(theirs.state_dict())
-                found.append(difference(ours, wide))
-    return Difference(*map(max, *found))
+                differences.append(difference(ours, wide))
+    return Difference(*map(max, *differences))
 
 
 def table() -> str:

@@ -84,7 +84,7 @@ class Failure(Exception):
 
 def fingerprint(disk: Path) -> dict[str, str]:
     """Map each path to a hash of its content without times; directories and the names of states are included."""
-    found = {}
+    hashes = {}
     for path in sorted(disk.rglob("*")):
         # None for directories; for states, because they contain times and resuming shows that they are right; and for
         # the evaluation's page, because it shows how each run was last started
@@ -102,8 +102,8 @@ def fingerprint(disk: Path) -> dict[str, str]:
         elif path.is_file() and "state" not in path.parts and path.name != "report.html":
             content = sha256(path.read_bytes()).hexdigest()
         if not path.name.startswith("events.out.tfevents."):  # one per start, named by time
-            found[str(path.relative_to(disk))] = sha256(json.dumps(content).encode()).hexdigest()
-    return found
+            hashes[str(path.relative_to(disk))] = sha256(json.dumps(content).encode()).hexdigest()
+    return hashes
 
 
 class Soak:
@@ -113,7 +113,9 @@ class Soak:
         self.root, self.seed, self.world, self.run = root, seed, world, world.run
         self.drawn, self.hit = Counter[str](), Counter[str]()
         self.resumed, self.restarted = Counter[str](), Counter[str]()  # by fault
-        self.whole: dict[tuple[str, int], tuple[dict[str, str], float]] = {}  # undisturbed runs: fingerprint, seconds
+        self.undisturbed: dict[
+            tuple[str, int], tuple[dict[str, str], float]
+        ] = {}  # undisturbed runs: fingerprint, seconds
         self.job = 0  # process id; 0: none
         self.runs = self.largest_rss = 0
         self.stage = self.fault = ""
@@ -259,10 +261,10 @@ class Soak:
                 raise Failure(f"it deleted {path}, which isn't one of its files")
             path.unlink()
 
-    def check(self, out: Path, whole: dict[str, str]) -> None:
+    def check(self, out: Path, expected: dict[str, str]) -> None:
         """Check that the disk is as the undisturbed run left it, and that no process or shared memory is left."""
         now = fingerprint(self.world.disk)
-        if wrong := sorted(name for name in now | whole if now.get(name) != whole.get(name)):
+        if wrong := sorted(name for name in now | expected if now.get(name) != expected.get(name)):
             raise Failure(f"its files differ from the undisturbed run: {', '.join(wrong)}")
         for state in states(out):
             if reason := damage(state):
@@ -287,13 +289,13 @@ class Soak:
             self.fault = ""
             args = self.settings(LAYOUTS[index])
             self.world.heal(self.stage == "grpo")
-            if (self.stage, index) not in self.whole:
+            if (self.stage, index) not in self.undisturbed:
                 shutil.copytree(self.run, self.root / "before")
                 begin = time.monotonic()
                 self.start(args)
                 if self.wait():
                     raise Failure("the undisturbed run crashed")
-                self.whole[self.stage, index] = fingerprint(self.world.disk), time.monotonic() - begin
+                self.undisturbed[self.stage, index] = fingerprint(self.world.disk), time.monotonic() - begin
                 shutil.rmtree(self.run)
                 shutil.move(self.root / "before", self.run)
             possible = [
@@ -304,9 +306,9 @@ class Soak:
                 and (fault != "dead rank" or LAYOUTS[index]["processes"] > 1)
                 and (fault != "read-only disk" or self.world.mounted)
             ]
-            whole, seconds = self.whole[self.stage, index]
+            expected, seconds = self.undisturbed[self.stage, index]
             self.disturb(args, draw.choices(possible, k=draw.randint(2, 4)), seconds)
-            self.check(args.out, whole)
+            self.check(args.out, expected)
             yield
 
     def table(self) -> str:
@@ -328,19 +330,19 @@ def own_size() -> tuple[int, int]:
     return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
 
 
-def make_start(start: Path, world: World) -> None:
+def make_inputs(directory: Path, world: World) -> None:
     """Write the files that each round starts from: the data, a reward function, and the judge's settings."""
     child = os.fork()  # this process starts no threads: a fork would lose them
     if child == 0:
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
             sizes = {"num_demonstrations": 64, "num_comparisons": 64, "num_validation": 16, "vocab_size": 320}
-            tiny.main(tiny.Args(out=start / "data", **sizes))
+            tiny.main(tiny.Args(out=directory / "data", **sizes))
         os._exit(0)
     os.waitpid(child, 0)
-    (start / "rule.py").write_text(RULE)
+    (directory / "rule.py").write_text(RULE)
     url, cache = f"http://127.0.0.1:{world.reserved.getsockname()[1]}/v1", str(world.run / "answers.jsonl")
     judge = {"url": url, "model": "judge", "rubric": RUBRIC, "timeout": 10.0, "workers": 4, "cache": cache}
-    (start / "judge.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in judge.items()))
+    (directory / "judge.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in judge.items()))
 
 
 def main(args: Args) -> int:
@@ -359,7 +361,7 @@ def main(args: Args) -> int:
         os.environ["NANORLHF_KERNELS"] = "default"  # otherwise timings during the run might choose other kernels
         os.mkdir(tempfile.tempdir)
         try:
-            make_start(root / "start", soak.world)
+            make_inputs(root / "start", soak.world)
             while number == args.first_round or time.monotonic() - begin < 3600 * args.hours:
                 for _ in soak.play(number):
                     bar.n = min(bar.total, round(time.monotonic() - begin))

@@ -20,14 +20,14 @@ def be_a_fork() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def outcome_of(child: int, reader: int, limit: float | None, word: str = "") -> dict:
+def outcome_of(child: int, reader: int, limit: float | None, prefix: str = "") -> dict:
     """Collect a fork's reports until its end, its first failure or the time limit; then kill it.
 
-    word: the prefix of the reporter's lines; other lines are ignored.
+    prefix: beginning of the reporter's lines; other lines are ignored.
     """
     began = time.monotonic()
     data, late = b"", False
-    ends = tuple(f'{word}["{kind}"'.encode() for kind in ("ended", "failed"))
+    ends = tuple(f'{prefix}["{kind}"'.encode() for kind in ("ended", "failed"))
     while len(data) < MOST:
         left = None if limit is None else max(began + limit - time.monotonic(), 0.0)
         late = not select.select([reader], [], [], left)[0]
@@ -42,14 +42,16 @@ def outcome_of(child: int, reader: int, limit: float | None, word: str = "") -> 
             kill(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
     os.close(reader)
-    lines = [line for line in data.splitlines(keepends=True) if line.startswith(word.encode()) and line.endswith(b"\n")]
-    said = [json.loads(line[len(word) :]) for line in lines]
-    result: dict = {kind: [words[1:] for words in said if words[0] == kind] for kind in ("failed", "skipped")}
-    result |= {kind: [words[1] for words in said if words[0] == kind] for kind in ("passed", "collected", "decoys")}
-    result["ended"] = any(words[0] == "ended" for words in said)
+    lines = [
+        line for line in data.splitlines(keepends=True) if line.startswith(prefix.encode()) and line.endswith(b"\n")
+    ]
+    reports = [json.loads(line[len(prefix) :]) for line in lines]
+    result: dict = {kind: [words[1:] for words in reports if words[0] == kind] for kind in ("failed", "skipped")}
+    result |= {kind: [words[1] for words in reports if words[0] == kind] for kind in ("passed", "collected", "decoys")}
+    result["ended"] = any(words[0] == "ended" for words in reports)
     of_processor = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
     if late or of_processor:
-        started = [words[1] for words in said if words[0] == "started"]
+        started = [words[1] for words in reports if words[0] == "started"]
         why = "exceeded its processor time" if of_processor else f"not finished after {limit:g} s"
         result["failed"].append([started[-1] if started else "the tests", why])
     seconds = {"seconds": time.monotonic() - began, "processor_seconds": usage.ru_utime + usage.ru_stime}

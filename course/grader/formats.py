@@ -22,7 +22,7 @@ def total(exercises: Sequence[Exercise], outcomes: Outcomes) -> int:
     return sum(reached(exercise, outcomes) for exercise in exercises)
 
 
-def said(result: Outcome) -> str:
+def summary(result: Outcome) -> str:
     return "passed" if result.passed else f"{result.claim}: {result.reason}"
 
 
@@ -31,7 +31,7 @@ def table(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
     width = max(len(exercise.name) for exercise in exercises)
     lines = [
         f"{exercise.name:{width}}  {reached(exercise, outcomes):2} of {exercise.points}  "
-        f"{said(outcomes[exercise.name]):.160}"
+        f"{summary(outcomes[exercise.name]):.160}"
         for exercise in exercises
     ]
     return "\n".join([*lines, f"{'points':{width}}  {total(exercises, outcomes):2} of {points_of(exercises)}"])
@@ -50,8 +50,8 @@ def as_json(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
         }
         for exercise in exercises
     ]
-    whole = {"points": total(exercises, outcomes), "of": points_of(exercises), "exercises": rows}
-    return json.dumps(whole, indent=2) + "\n"
+    report = {"points": total(exercises, outcomes), "of": points_of(exercises), "exercises": rows}
+    return json.dumps(report, indent=2) + "\n"
 
 
 def as_gradescope(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
@@ -62,7 +62,7 @@ def as_gradescope(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
             "score": reached(exercise, outcomes),
             "max_score": exercise.points,
             "status": "passed" if outcomes[exercise.name].passed else "failed",
-            "output": said(outcomes[exercise.name]),
+            "output": summary(outcomes[exercise.name]),
             "visibility": "visible",
         }
         for exercise in exercises
@@ -80,7 +80,7 @@ def as_github_classroom(exercises: Sequence[Exercise], outcomes: Outcomes) -> st
             "name": exercise.name,
             "status": "pass" if outcomes[exercise.name].passed else "fail",
             "score": reached(exercise, outcomes),
-            "message": "" if outcomes[exercise.name].passed else said(outcomes[exercise.name]),
+            "message": "" if outcomes[exercise.name].passed else summary(outcomes[exercise.name]),
             "test_code": "",
             "filename": "",
             "line_no": 0,

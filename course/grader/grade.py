@@ -32,7 +32,7 @@ def tree_of(directory: Path) -> Iterator[Path]:
         yield tree
 
 
-class Desk:
+class Grader:
     """A worker and its tree: this repository's code and tests, with an exercise's functions replaced by a student's."""
 
     def __init__(self, worker: Worker, tree: Path):
@@ -52,7 +52,7 @@ class Desk:
 
 
 @contextmanager
-def desks(number: int) -> Iterator[list[Desk]]:
+def graders(number: int) -> Iterator[list[Grader]]:
     """Start workers, each with a separate tree. Its code is already compiled, because the tests can't write to it."""
     with tree_of(ROOT) as tree, ExitStack() as stack:
         workers = [stack.enter_context(Worker()) for _ in range(number)]  # they import while this compiles
@@ -63,34 +63,34 @@ def desks(number: int) -> Iterator[list[Desk]]:
         for _ in workers[1:]:
             other = stack.enter_context(tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True))
             trees.append(Path(shutil.copytree(tree, Path(other).resolve() / "tree")))
-        yield [Desk(worker, tree) for worker, tree in zip(workers, trees, strict=True)]
+        yield [Grader(worker, tree) for worker, tree in zip(workers, trees, strict=True)]
 
 
 def grade(
     directory: Path,
     exercises: Sequence[Exercise],
     limit: float,
-    desks: Sequence[Desk],
-    tell: Callable[[], None] = lambda: None,
+    graders: Sequence[Grader],
+    on_done: Callable[[], None] = lambda: None,
 ) -> dict[str, Outcome]:
-    """Return the outcome of each exercise, by name. Each runs in a separate process, one per desk at a time.
+    """Return the outcome of each exercise, by name. Each runs in a separate process, one per grader at a time.
 
-    A process that takes longer than `limit` seconds fails only its own exercise. `tell` is called after each exercise.
+    A process that takes longer than `limit` seconds fails only its own exercise. `on_done` is called after each.
     """
     check_copy(directory)
-    idle: SimpleQueue[Desk] = SimpleQueue()
-    for desk in desks:
-        idle.put(desk)
+    idle: SimpleQueue[Grader] = SimpleQueue()
+    for grader in graders:
+        idle.put(grader)
 
     def judge(exercise: Exercise) -> Outcome:
-        desk = idle.get()
+        grader = idle.get()
         try:
-            return desk.judge(directory, exercise, limit)
+            return grader.judge(directory, exercise, limit)
         finally:
-            idle.put(desk)
-            tell()
+            idle.put(grader)
+            on_done()
 
-    with ThreadPoolExecutor(len(desks)) as pool:
+    with ThreadPoolExecutor(len(graders)) as pool:
         outcomes = list(pool.map(judge, exercises))
     return {exercise.name: result for exercise, result in zip(exercises, outcomes, strict=True)}
 
@@ -100,7 +100,7 @@ def given(directory: Path) -> list[Exercise]:
     return chosen(read_mark(directory).get("exercises") or ())
 
 
-def first_open(directory: Path, limit: float, desk: Desk) -> tuple[Exercise, Outcome] | None:
+def first_open(directory: Path, limit: float, grader: Grader) -> tuple[Exercise, Outcome] | None:
     """Return the first unsolved exercise with all its needs solved, and its outcome; None if all are solved.
 
     The copy's mark records which exercises have passed, so only those that changed since are tested again.
@@ -114,7 +114,7 @@ def first_open(directory: Path, limit: float, desk: Desk) -> tuple[Exercise, Out
         if set(exercise.needs) & names <= solved:
             digest = digest_of(directory, exercise)
             if digest is None or passed.get(exercise.name) != digest:
-                result = desk.judge(directory, exercise, limit)
+                result = grader.judge(directory, exercise, limit)
                 if not result.passed:
                     return exercise, result
                 passed[exercise.name] = digest

@@ -67,38 +67,38 @@ def locals_of(function: Function) -> list[str]:
 
 
 def shingles(functions: Sequence[Function]) -> Shingles:
-    found: set[tuple[str, ...]] = set()
+    result: set[tuple[str, ...]] = set()
     for function in functions:
         local = {name: f"local {number}" for number, name in enumerate(locals_of(function))}
         body = function.body[ast.get_docstring(function) is not None :]
         words = [word for statement in body for word in tokens(statement, local)]
-        found.update(tuple(words[i : i + LENGTH]) for i in range(len(words) - LENGTH + 1))
-    return frozenset(found)
+        result.update(tuple(words[i : i + LENGTH]) for i in range(len(words) - LENGTH + 1))
+    return frozenset(result)
 
 
 def written(directory: Path, exercise: Exercise) -> list[Function]:
     """Return the functions of an exercise that a student has written; [] if there are none or they can't be read."""
     try:
-        found = bodies_of(directory, exercise)
+        bodies = bodies_of(directory, exercise)
     except Refused:
         return []
-    given = ast.dump(ast.parse(body_of(exercise)[-1]).body[0])
+    stub = ast.dump(ast.parse(body_of(exercise)[-1]).body[0])
     return [
         function
-        for functions in found.values()
+        for functions in bodies.values()
         for function in functions.values()
-        if ast.dump(function.body[-1]) != given
+        if ast.dump(function.body[-1]) != stub
     ]
 
 
 def pairs_of(submissions: Sequence[Path], exercise: Exercise, threshold: float) -> list[Pair]:
     """Return the pairs of submissions with at least this similarity, most similar first."""
-    functions = {path.name: found for path in submissions if (found := written(path, exercise))}
-    texts = {name: shingles(found) for name, found in functions.items()}
+    functions = {path.name: solution for path in submissions if (solution := written(path, exercise))}
+    texts = {name: shingles(solution) for name, solution in functions.items()}
     counts = Counter(shingle for text in texts.values() for shingle in text)
     most = max(2, COMMON * len(texts))  # in a class of three, two aren't enough to make it common
     common = {shingle for shingle, count in counts.items() if count > most} | shingles(written(ROOT, exercise))
-    found = []
+    pairs = []
     for one, other in combinations(sorted(texts), 2):
         ours, theirs = texts[one] - common, texts[other] - common
         fewer = min(len(ours), len(theirs))
@@ -106,8 +106,8 @@ def pairs_of(submissions: Sequence[Path], exercise: Exercise, threshold: float) 
             names = [{name for function in functions[who] for name in locals_of(function)} for who in (one, other)]
             either = len(names[0] | names[1])
             share = len(names[0] & names[1]) / either if either else 0.0
-            found.append(Pair(exercise.name, one, other, len(ours & theirs) / fewer, len(ours & theirs), share))
-    return sorted(found, key=lambda pair: (-pair.similarity, -pair.shared, pair.one, pair.other))
+            pairs.append(Pair(exercise.name, one, other, len(ours & theirs) / fewer, len(ours & theirs), share))
+    return sorted(pairs, key=lambda pair: (-pair.similarity, -pair.shared, pair.one, pair.other))
 
 
 def table(pairs: Sequence[Pair]) -> str:

@@ -25,8 +25,8 @@ DEEPEST = 100  # levels of a syntax tree, because we read it recursively
 # ---------------------------------------------------------------------------------------------------- 1. the submission
 def read_file(directory: Path, path: Path) -> str:
     """Read a file of a submission. Raises Refused unless it is a regular file, not a link, pipe or device."""
-    here = directory.resolve()
-    file = here / path
+    root = directory.resolve()
+    file = root / path
     try:
         mode = os.lstat(file).st_mode
     except OSError:
@@ -58,7 +58,7 @@ def depth(tree: ast.AST) -> int:
 
 def bodies_of(directory: Path, exercise: Exercise) -> dict[Path, dict[str, Function]]:
     """Return the student's functions of an exercise, by file and name. Raises Refused if one can't be graded."""
-    found: dict[Path, dict[str, Function]] = {}
+    bodies: dict[Path, dict[str, Function]] = {}
     for where in exercise.functions:
         path, name = place_of(where)
         theirs = read_file(directory, path)
@@ -69,8 +69,8 @@ def bodies_of(directory: Path, exercise: Exercise) -> dict[Path, dict[str, Funct
         ours = find_function(read_file(ROOT, path), name)
         if names_of(function.args) != names_of(ours.args):
             raise Refused(f"{path}, line {function.lineno}: {name} must keep its arguments, {ast.unparse(ours.args)}")
-        found.setdefault(path, {})[name] = function
-    return found
+        bodies.setdefault(path, {})[name] = function
+    return bodies
 
 
 def names_of(arguments: ast.arguments) -> list[list[str]]:
@@ -96,13 +96,13 @@ def added(theirs: str, ours: str, functions: Mapping[str, Function]) -> list[ast
 
 def top_level(source: str) -> dict[str, ast.stmt]:
     """Return the top-level functions, classes and imports of a file, by each name that they define."""
-    found: dict[str, ast.stmt] = {}
+    definitions: dict[str, ast.stmt] = {}
     for node in parsed(source).body:
         if isinstance(node, Function | ast.ClassDef):
-            found[node.name] = node
+            definitions[node.name] = node
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(alias.asname or alias.name).partition(".")[0]: node for alias in node.names}
-    return found
+            definitions |= {(alias.asname or alias.name).partition(".")[0]: node for alias in node.names}
+    return definitions
 
 
 # ------------------------------------------------------------------------------------------------- 2. the grader's tree
@@ -153,10 +153,10 @@ def emptied_except(path: Path, kept: frozenset[str]) -> str:
     bodies = {}
     for exercise in EXERCISES:
         if exercise.name not in kept:
-            said = f"exercise {exercise.name}: not available here, as it isn't needed"
+            message = f"exercise {exercise.name}: not available here, as it isn't needed"
             for file, name in map(place_of, exercise.functions):
                 if file == path:
-                    bodies[name] = [f"raise NotImplementedError({said!r})"]
+                    bodies[name] = [f"raise NotImplementedError({message!r})"]
     try:
         return rewritten(read_file(ROOT, path), bodies)
     except LookupError as error:  # a student's copy that grades itself

@@ -8,26 +8,34 @@ from pathlib import Path
 from course.copies import MARK
 from course.exercises import Exercise
 from course.grader.allowed import Refused
-from course.grader.formats import points_of, reached, said, total
-from course.grader.grade import Desk, grade
+from course.grader.formats import points_of, reached, summary, total
+from course.grader.grade import Grader, grade
 from course.grader.submission import files_of, read_file
 from course.questions import FILE, right_answers
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic
 
-ASKED = ("student", "questions")  # the student's name stored in the copy, and the number of right answers
+QUESTION_COLUMNS = ("student", "questions")  # the student's name stored in the copy, and the number of right answers
 
 
 def submissions_in(directory: Path) -> list[Path]:
     """Return the subdirectories of `directory`, sorted by name. Raises InputError if there are none."""
-    found = sorted(path for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
-    if not found:
+    submissions = sorted(path for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
+    if not submissions:
         raise InputError(f"{directory} has no submissions: expected one subdirectory per student.")
-    return found
+    return submissions
 
 
 def columns_of(exercises: Sequence[Exercise]) -> list[str]:
-    return ["submission", *(exercise.name for exercise in exercises), "points", "of", *ASKED, "note", "digest"]
+    return [
+        "submission",
+        *(exercise.name for exercise in exercises),
+        "points",
+        "of",
+        *QUESTION_COLUMNS,
+        "note",
+        "digest",
+    ]
 
 
 def read_class(file: Path, exercises: Sequence[Exercise]) -> dict[str, dict[str, str]]:
@@ -46,11 +54,16 @@ def read_class(file: Path, exercises: Sequence[Exercise]) -> dict[str, dict[str,
 
 
 def grade_class(
-    directory: Path, exercises: Sequence[Exercise], limit: float, desks: Sequence[Desk], file: Path, tell: Callable
+    directory: Path,
+    exercises: Sequence[Exercise],
+    limit: float,
+    graders: Sequence[Grader],
+    file: Path,
+    on_done: Callable,
 ) -> list[dict[str, str]]:
     """Write one row per submission as soon as it is graded, and keep the rows of unchanged submissions.
 
-    An error in a submission becomes the note in its row and doesn't stop the others. `tell` is called after each.
+    An error in a submission becomes the note in its row and doesn't stop the others. `on_done` is called after each.
     """
     known = read_class(file, exercises)
     rows: list[dict[str, str]] = []
@@ -58,28 +71,28 @@ def grade_class(
         digest = digest_of(submission, exercises)
         row = known.get(cell(submission.name))
         if row is None or row["digest"] != digest:
-            row = row_of(submission, exercises, limit, desks) | {"digest": digest}
+            row = row_of(submission, exercises, limit, graders) | {"digest": digest}
         rows.append(row)
-        others = [known[name] for name in known if name not in {row["submission"] for row in rows}]
-        write_class(file, exercises, [*rows, *others])
-        tell()
+        remaining = [known[name] for name in known if name not in {row["submission"] for row in rows}]
+        write_class(file, exercises, [*rows, *remaining])
+        on_done()
     write_class(file, exercises, rows)
     return rows
 
 
-def row_of(submission: Path, exercises: Sequence[Exercise], limit: float, desks: Sequence[Desk]) -> dict[str, str]:
-    row = {"submission": cell(submission.name), "of": str(points_of(exercises)), **dict.fromkeys(ASKED, "")}
+def row_of(submission: Path, exercises: Sequence[Exercise], limit: float, graders: Sequence[Grader]) -> dict[str, str]:
+    row = {"submission": cell(submission.name), "of": str(points_of(exercises)), **dict.fromkeys(QUESTION_COLUMNS, "")}
     try:
         if submission.is_symlink():
             raise InputError(f"{submission} is a link: submit the directory itself.")
-        outcomes = grade(submission, exercises, limit, desks)
-        asked = right_answers(submission)
+        outcomes = grade(submission, exercises, limit, graders)
+        answers = right_answers(submission)
     except InputError as error:
         return row | {exercise.name: "0" for exercise in exercises} | {"points": "0", "note": cell(str(error))}
     row |= {exercise.name: str(reached(exercise, outcomes)) for exercise in exercises}
-    notes = [f"{name}: {said(result):.160}" for name, result in outcomes.items() if not result.passed]
-    if asked is not None:
-        row |= {"student": cell(asked[0]), "questions": str(asked[1])}
+    notes = [f"{name}: {summary(result):.160}" for name, result in outcomes.items() if not result.passed]
+    if answers is not None:
+        row |= {"student": cell(answers[0]), "questions": str(answers[1])}
     return row | {"points": str(total(exercises, outcomes)), "note": cell("; ".join(notes))}
 
 

@@ -94,15 +94,15 @@ def guarded_outcome(answer: dict, tests: Sequence[str]) -> Outcome:
     if answer["failed"] or not answer["ended"]:
         return result
     done = {*answer["passed"], *(test for test, _ in answer["skipped"])}  # skipped by a fixture: no data, no GPU
-    said = done.union(answer["decoys"])
-    silent = [test for test in answer["collected"] if test not in said]
-    decoys = [test for test in silent if test.startswith(DECOY)]
-    if decoys and silent == decoys:
+    reported = done.union(answer["decoys"])
+    missing = [test for test in answer["collected"] if test not in reported]
+    decoys = [test for test in missing if test.startswith(DECOY)]
+    if decoys and missing == decoys:
         reason = "the code under test has changed the tools of the tests"
         return Outcome(False, "a test that must fail fails", reason, result.seconds)
-    silent += [test for test in tests if not any(name == test or name.startswith(f"{test}[") for name in done)]
-    if answer["collected"] and silent:
-        return Outcome(False, in_words(silent[0]), "the code under test has kept it from running", result.seconds)
+    missing += [test for test in tests if not any(name == test or name.startswith(f"{test}[") for name in done)]
+    if answer["collected"] and missing:
+        return Outcome(False, in_words(missing[0]), "the code under test has kept it from running", result.seconds)
     return result
 
 

@@ -52,11 +52,11 @@ supervisor: Any = None  # nanorlhf/sandbox/supervisor.py, loaded by path: the pa
 class Reporter:
     """A pytest plugin that writes results to a pipe, line by line, so a killed process has reported its progress."""
 
-    def __init__(self, pipe: int, word: str, guarded: bool):
-        self.pipe, self.word, self.guarded = pipe, word, guarded
+    def __init__(self, pipe: int, prefix: str, guarded: bool):
+        self.pipe, self.prefix, self.guarded = pipe, prefix, guarded
 
     def say(self, *words: str) -> None:
-        os.write(self.pipe, (self.word + json.dumps(words) + "\n").encode())
+        os.write(self.pipe, (self.prefix + json.dumps(words) + "\n").encode())
 
     def pytest_collection_finish(self, session: Any) -> None:
         for item in session.items:
@@ -145,7 +145,7 @@ def answer(
     root: str, tests: list[str], limit: float | None, guarded: bool = False, plugin: Plugin | None = None
 ) -> dict:
     """Run tests in a fork and wait at most `limit` seconds. plugin: makes another pytest plugin, in the fork."""
-    word = secrets.token_hex(16) if guarded else ""
+    prefix = secrets.token_hex(16) if guarded else ""
     if guarded:  # files that another submission left behind
         shutil.rmtree(Path(root, SCRATCH), ignore_errors=True)
     reader, writer = os.pipe()
@@ -153,11 +153,11 @@ def answer(
     if child == 0:
         os.close(reader)
         try:
-            run_tests(root, tests, Reporter(writer, word, guarded), plugin)
+            run_tests(root, tests, Reporter(writer, prefix, guarded), plugin)
         finally:
             os._exit(1)
     os.close(writer)
-    return outcome_of(child, reader, limit, word)
+    return outcome_of(child, reader, limit, prefix)
 
 
 def write(path: Path, source: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from course.copies import ROOT, copy_files
-from course.grader.grade import Desk, desks
+from course.grader.grade import Grader, graders
 from course.grader.worker import Worker
 
 
@@ -17,8 +17,8 @@ def worker() -> Iterator[Worker]:
 
 
 @pytest.fixture(scope="session")
-def desk() -> Iterator[Desk]:
-    with desks(1) as [made]:
+def grader() -> Iterator[Grader]:
+    with graders(1) as [made]:
         yield made
 
 

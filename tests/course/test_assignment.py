@@ -40,7 +40,7 @@ def emptied(source: str) -> str:
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_a_notebook_keeps_the_rules_of_nbgraders_third_schema(exercise) -> None:
+def test_a_notebook_follows_nbgraders_schema_3(exercise) -> None:
     notebook = assignment.assignment(exercise)
     abouts = [cell["metadata"]["nbgrader"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
     needed = {"schema_version", "grade_id", "grade", "solution", "locked", "task"}
@@ -57,7 +57,7 @@ def test_a_notebook_keeps_the_rules_of_nbgraders_third_schema(exercise) -> None:
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_what_is_given_out_compiles_and_holds_no_solution(exercise) -> None:
+def test_released_notebooks_compile_and_contain_no_solution(exercise) -> None:
     given = [cell["source"] for cell in assignment.assignment(exercise)["cells"] if cell["cell_type"] == "markdown"]
     for source in (*cells_of(exercise, "given"), *cells_of(exercise, "solution"), *cells_of(exercise, "grade")):
         compile(source, exercise.name, "exec")
@@ -70,15 +70,15 @@ def test_what_is_given_out_compiles_and_holds_no_solution(exercise) -> None:
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_the_solutions_arrive_at_the_grader_as_they_are(exercise, tmp_path) -> None:
+def test_solutions_reach_the_grader_unchanged(exercise, tmp_path) -> None:
     hand_in(cells_of(exercise, "solution"), exercise, tmp_path)
     assert arranged(tmp_path, exercise) == arranged(ROOT, exercise)
 
 
 @pytest.fixture
-def graded(desk, monkeypatch):
+def graded(grader, monkeypatch):
     """Return a function from whitening's cells to the error that nbgrader would show, run in an existing worker."""
-    monkeypatch.setattr(assignment, "desks", lambda number: nullcontext([desk]))
+    monkeypatch.setattr(assignment, "graders", lambda number: nullcontext([grader]))
 
     def said(cells: list[str]) -> str:
         try:
@@ -90,7 +90,7 @@ def graded(desk, monkeypatch):
     return said
 
 
-def test_right_cells_get_the_points_and_wrong_and_empty_ones_do_not(graded) -> None:
+def test_only_correct_cells_get_points(graded) -> None:
     [exercise] = chosen(["whitening"])
     mean, whiten = cells_of(exercise, "solution")
     assert graded([mean, whiten]) == ""
@@ -102,7 +102,7 @@ def test_right_cells_get_the_points_and_wrong_and_empty_ones_do_not(graded) -> N
     assert graded([mean, renamed]).startswith("whiten must keep its arguments, x: Tensor, mask: Tensor, shift_mean")
 
 
-def test_the_last_cell_counts_and_brings_what_it_uses(graded) -> None:
+def test_the_last_definition_counts_and_its_helpers_are_included(graded) -> None:
     [exercise] = chosen(["whitening"])
     mean, whiten = cells_of(exercise, "solution")
     helper = "def spread(values):\n    return values.var(correction=0)\n\n\nunused = 3"

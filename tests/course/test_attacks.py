@@ -15,7 +15,7 @@ from course.copies import CODE, ROOT
 from course.edit import rewritten
 from course.exercises import EXERCISES, chosen
 from course.grader.allowed import check
-from course.grader.grade import Desk, grade
+from course.grader.grade import Grader, grade
 from course.grader.submission import arranged, bodies_of
 from course.start import start
 from nanorlhf.errors import InputError
@@ -114,14 +114,14 @@ def handed_in(directory: Path, attack: Attack) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.does)
-def test_an_attack_gets_no_point_and_a_sentence(attack, desk, tmp_path) -> None:
-    result = grade(handed_in(tmp_path / "copy", attack), [EXERCISE], LIMIT, [desk])["pass-at-k"]
+def test_an_attack_gets_no_points_and_a_reason(attack, grader, tmp_path) -> None:
+    result = grade(handed_in(tmp_path / "copy", attack), [EXERCISE], LIMIT, [grader])["pass-at-k"]
     assert not result.passed and result.claim
     assert attack.says in result.reason and "\x1b" not in result.reason and len(result.reason) < 400
 
 
 @pytest.mark.slow
-def test_after_all_of_them_a_solution_passes_and_helpers_come_along(desk, tmp_path) -> None:
+def test_a_solution_with_helpers_passes_after_all_attacks(grader, tmp_path) -> None:
     copy = handed_in(tmp_path / "copy", Attack("solves it", "return 1.0 - product(chances(n, c, k))"))
     path = copy / AT_K
     helpers = (
@@ -130,14 +130,14 @@ def test_after_all_of_them_a_solution_passes_and_helpers_come_along(desk, tmp_pa
         "    return [max(0, n - c - i) / (n - i) for i in range(k)]\n\n\ndef unused():\n    return os.getcwd()\n\n\n"
     )
     path.write_text(path.read_text().replace("def pass_at_k(", helpers + "def pass_at_k("))
-    result = grade(copy, [EXERCISE], LIMIT, [desk])["pass-at-k"]
+    result = grade(copy, [EXERCISE], LIMIT, [grader])["pass-at-k"]
     assert result.passed, result
 
 
 @pytest.mark.slow
-def test_a_loop_without_end_is_stopped(desk, tmp_path) -> None:
+def test_an_endless_loop_is_stopped(grader, tmp_path) -> None:
     copy = handed_in(tmp_path / "copy", Attack("hangs", "while True: n = 1"))
-    result = grade(copy, [EXERCISE], 3.0, [desk])["pass-at-k"]
+    result = grade(copy, [EXERCISE], 3.0, [grader])["pass-at-k"]
     assert not result.passed and result.reason == "not finished after 3 s" and result.seconds < 60
 
 
@@ -163,22 +163,22 @@ def test_a_loop_without_end_is_stopped(desk, tmp_path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_file_that_is_none_is_not_read(make, says, tmp_path) -> None:
+def test_only_regular_valid_files_are_read(make, says, tmp_path) -> None:
     for name in CODE:
         (tmp_path / name).mkdir() if "." not in name else (tmp_path / name).touch()
     (tmp_path / AT_K).parent.mkdir(parents=True)
     make(tmp_path / AT_K)
-    result = Desk(None, tmp_path).judge(tmp_path, EXERCISE, LIMIT)
+    result = Grader(None, tmp_path).judge(tmp_path, EXERCISE, LIMIT)
     assert not result.passed and says in result.reason
 
 
-def test_every_solution_is_let_in() -> None:
+def test_every_solution_passes_the_static_check() -> None:
     for exercise in EXERCISES:
         for path, functions in bodies_of(ROOT, exercise).items():
             check(path, [part for function in functions.values() for part in function.body])
 
 
-def test_a_tree_holds_what_an_exercise_needs_and_no_other_solution(tmp_path) -> None:
+def test_a_tree_contains_only_the_solutions_that_an_exercise_needs(tmp_path) -> None:
     [whitening, values] = chosen(["whitening", "values"])
     files = {str(path): source for path, source in arranged(ROOT, values).items()}
     assert "exercise whitening: not available" in files["nanorlhf/ppo.py"]
@@ -237,14 +237,14 @@ HOSTILE = (
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Landlock and system call filters need Linux")
 @pytest.mark.parametrize(("body", "says"), [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
-def test_code_that_got_in_is_kept_to_what_a_computation_needs(body, says, desk) -> None:
+def test_code_past_the_static_check_is_confined(body, says, grader) -> None:
     source = rewritten(SOLUTION.read_text(), {"pass_at_k": body.splitlines()})
-    (desk.tree / AT_K).write_text(source)
-    desk.written[Path(AT_K)] = source
-    result = desk.worker.run(desk.tree, EXERCISE.tests, LIMIT, guarded=True)
+    (grader.tree / AT_K).write_text(source)
+    grader.written[Path(AT_K)] = source
+    result = grader.worker.run(grader.tree, EXERCISE.tests, LIMIT, guarded=True)
     assert not result.passed and says in result.reason, result
 
 
-def test_a_directory_that_is_no_copy_is_refused(tmp_path) -> None:
+def test_a_directory_that_is_not_a_copy_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="has no data: expected a directory made"):
-        grade(tmp_path, [EXERCISE], LIMIT, [Desk(None, tmp_path)])
+        grade(tmp_path, [EXERCISE], LIMIT, [Grader(None, tmp_path)])

@@ -23,7 +23,7 @@ def run(monkeypatch, *words: str) -> None:
     run_module(main, Args)
 
 
-def test_the_page_names_exercises_and_bugs_that_are_there() -> None:
+def test_the_page_names_only_existing_exercises_and_bugs() -> None:
     names = {part.name for table in (EXERCISES, BUGS) for part in table}
     for command in (command for command in PAGE.commands if command.program == "course"):
         settings = settings_of(command)
@@ -31,13 +31,13 @@ def test_the_page_names_exercises_and_bugs_that_are_there() -> None:
     assert f"The {len(EXERCISES)} exercises" in (ROOT / "course" / "README.md").read_text()
 
 
-def test_the_page_says_of_every_file_what_is_in_it() -> None:
+def test_the_page_describes_every_file() -> None:
     files = (path.relative_to(ROOT / "course") for path in (ROOT / "course").rglob("*.py") if path.stat().st_size)
     text = (ROOT / "course" / "README.md").read_text()
     assert [file for file in map(str, files) if f"`{file}`" not in text] == []
 
 
-def test_a_copy_is_started_and_a_bug_planted(monkeypatch, capsys, tmp_path) -> None:
+def test_start_makes_a_copy_and_plant_adds_a_bug(monkeypatch, capsys, tmp_path) -> None:
     run(monkeypatch, "start", tmp_path / "hw", "--exercises", "whitening", "padding")
     assert f"{tmp_path / 'hw'}: 2 exercises, 3 points." in capsys.readouterr().out
     run(monkeypatch, "plant", tmp_path / "hunt", "--seed", "7", "--level", "1")
@@ -47,12 +47,12 @@ def test_a_copy_is_started_and_a_bug_planted(monkeypatch, capsys, tmp_path) -> N
     assert all(word in page for word in ("symptom", "cause", "who had it", "guard"))
 
 
-def test_a_grade_is_a_table_and_a_file(monkeypatch, capsys, tmp_path) -> None:
+def test_a_grade_is_printed_as_a_table_and_written_to_a_file(monkeypatch, capsys, tmp_path) -> None:
     outcomes = {
         "padding": Outcome(True, "", "", 1.0),
         "whitening": Outcome(False, "masked mean ignores nan", "NotImplementedError: exercise whitening: ...", 2.0),
     }
-    monkeypatch.setattr(course, "desks", lambda number: nullcontext([None] * number))
+    monkeypatch.setattr(course, "graders", lambda number: nullcontext([None] * number))
     monkeypatch.setattr(course, "grade", lambda *_: outcomes)
     flags = ["grade", ROOT, "--exercises", *outcomes, "--workers", "1", "--format"]
     run(monkeypatch, *flags, "json", "--out", tmp_path / "grade.json")
@@ -106,10 +106,10 @@ def test_bad_input_is_one_sentence(monkeypatch, capsys, words, sentence) -> None
     assert stop.value.code == 2 and said.startswith("error: ") and sentence in said and said.count("\n") == 1
 
 
-def test_next_says_what_to_read(monkeypatch, capsys) -> None:
+def test_next_prints_what_to_read(monkeypatch, capsys) -> None:
     [exercise] = chosen(["whitening"])
     outcome = Outcome(False, "masked mean ignores nan", "NotImplementedError", 1.0)
-    monkeypatch.setattr(course, "desks", lambda number: nullcontext([None] * number))
+    monkeypatch.setattr(course, "graders", lambda number: nullcontext([None] * number))
     monkeypatch.setattr(course, "first_open", lambda *_: (exercise, outcome))
     run(monkeypatch, "next", ROOT)
     said = capsys.readouterr().out

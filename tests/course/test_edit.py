@@ -37,7 +37,7 @@ LAST = 1
 '''
 
 
-def test_a_function_keeps_signature_decorators_and_docstring() -> None:
+def test_rewriting_keeps_signature_decorators_and_docstring() -> None:
     body = ["# read this", 'raise NotImplementedError("loss")']
     result = rewritten(SOURCE, {"loss": body})
     start, end = SOURCE.index("    def inner"), SOURCE.index("\n\nLAST")
@@ -47,14 +47,14 @@ def test_a_function_keeps_signature_decorators_and_docstring() -> None:
     assert "    def end(self) -> int:\n        raise KeyError\n\n\ndef loss" in result and "@property" in result
 
 
-def test_a_function_within_another_is_found_and_what_is_none_is_not() -> None:
+def test_nested_functions_are_found_and_other_names_raise() -> None:
     assert find_function(SOURCE, "loss.inner").lineno == 16
     for name in ("inner.loss", "Cache", "Cache.loss", "nothing"):
         with pytest.raises(LookupError):
             find_function(SOURCE, name)
 
 
-def test_a_node_is_replaced_and_the_rest_stays() -> None:
+def test_replacing_a_node_keeps_the_rest() -> None:
     result = replaced(SOURCE, "loss", "(x - y).sum()", "(y - x).mean()")
     assert result == SOURCE.replace("(x\n             - y).sum()", "(y - x).mean()")
     assert replaced(SOURCE, "loss.inner", '"é" + z', '"à" + z') == SOURCE.replace('"é" + z', '"à" + z')
@@ -67,7 +67,7 @@ def test_one_of_several_nodes_is_replaced() -> None:
         replaced(SOURCE, "loss", "len(x)", "n", number=2)
 
 
-def test_a_statement_can_be_taken_out_or_become_two() -> None:
+def test_a_statement_can_be_deleted_or_become_two() -> None:
     assert replaced(SOURCE, "loss", "warn(total)", "") == SOURCE.replace("    warn(total)\n", "")
     result = replaced(SOURCE, "loss", "warn(total)", "warn(total)\nstop(total)")
     assert "    warn(total)\n    stop(total)\n    return" in result
@@ -101,7 +101,7 @@ def with_renamed(source: str, name: str, variables: set[str]) -> str:
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_renaming_a_local_variable_moves_no_bug(bug: Bug) -> None:
+def test_renaming_a_local_variable_does_not_move_a_bug(bug: Bug) -> None:
     """Rename each local variable in turn: the same bug is planted in the same place."""
     path, name = place_of(bug.where)
     source = (ROOT / path).read_text()

@@ -19,7 +19,7 @@ pytest.importorskip("ipykernel")
 NOTEBOOK = Path(__file__).resolve().parents[2] / "course" / "explore.ipynb"
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
+def test_the_notebook_is_stored_without_outputs() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -27,7 +27,7 @@ def test_the_notebook_is_kept_without_outputs() -> None:
 
 
 @pytest.mark.slow
-def test_the_notebook_says_what_the_models_say(miniature, tmp_path, monkeypatch) -> None:
+def test_the_notebook_prints_what_the_models_compute(miniature, tmp_path, monkeypatch) -> None:
     for name in ("data", "sft", "rm"):
         (tmp_path / name).symlink_to(miniature.root / name)
     train_ppo.main(replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8, lr=1e-2))

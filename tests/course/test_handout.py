@@ -22,7 +22,7 @@ def lines_of_bodies(exercise) -> list[str]:
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_a_hand_out_has_all_but_the_solution(exercise) -> None:
+def test_a_handout_has_everything_except_the_solution(exercise) -> None:
     page, key = exercise_page(exercise), key_page(exercise)
     for where, function in functions_of(exercise):
         assert f"## `{where.partition(':')[2]}`" in page  # as code, or Markdown would read underscores as emphasis
@@ -38,7 +38,7 @@ def test_a_hand_out_has_all_but_the_solution(exercise) -> None:
     assert all(f"`{test}`" in key for test in exercise.tests)
 
 
-def test_the_page_says_what_was_measured() -> None:
+def test_the_page_states_the_measured_times() -> None:
     found = measured()
     assert [*found] == [exercise.name for exercise in EXERCISES]
     seconds, attempts = zip(*found.values(), strict=True)
@@ -63,7 +63,7 @@ def test_pages_are_written_for_exercises_and_weeks(tmp_path) -> None:
         write_handouts(tmp_path / "out", chosen(names), False, False, lambda: None)
 
 
-def test_every_exercise_has_its_session() -> None:
+def test_every_exercise_is_in_one_session() -> None:
     names = [name for session in SESSIONS for name in session.exercises]
     assert len(names) == len(set(names)) and set(names) == {exercise.name for exercise in EXERCISES}
     for session in SESSIONS:

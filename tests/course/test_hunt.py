@@ -8,7 +8,7 @@ from course.hunt import check, page, plant, planted_in, put_in
 from nanorlhf.errors import InputError
 
 
-def test_the_seed_draws_the_bug_and_the_level_limits_it(tmp_path) -> None:
+def test_the_seed_selects_a_bug_of_the_given_level(tmp_path) -> None:
     for name, seed in (("one", 7), ("again", 7), ("other", 8)):
         assert plant(tmp_path / name, seed, 2) == 2
     bugs = {name: planted_in(tmp_path / name) for name in ("one", "again", "other")}
@@ -18,7 +18,7 @@ def test_the_seed_draws_the_bug_and_the_level_limits_it(tmp_path) -> None:
     assert (tmp_path / "one" / path).read_bytes() != (ROOT / path).read_bytes()
 
 
-def test_a_copy_gives_nothing_away(tmp_path) -> None:
+def test_a_copy_does_not_reveal_the_bug(tmp_path) -> None:
     plant(tmp_path / "hunt", 7, None)
     bug = planted_in(tmp_path / "hunt")
     assert not (tmp_path / "hunt/tests").exists() and not (tmp_path / "hunt/course").exists()
@@ -28,7 +28,7 @@ def test_a_copy_gives_nothing_away(tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["eos-is-masked", "adaptive-kl-runs-away"])
-def test_a_bug_is_caught_and_named_only_when_it_is_gone(copy, worker, name) -> None:
+def test_a_bug_is_named_only_after_it_is_fixed(copy, worker, name) -> None:
     bug = bug_named(name)
     write_mark(copy, {"bug": name})
     put_in(copy, bug)
@@ -39,7 +39,7 @@ def test_a_bug_is_caught_and_named_only_when_it_is_gone(copy, worker, name) -> N
     assert check(copy, 300.0, worker).startswith(f"{copy}: fixed. The bug was {name}:")
 
 
-def test_the_page_of_a_bug_holds_symptom_cause_who_had_it_and_the_guard() -> None:
+def test_the_description_of_a_bug_has_symptom_cause_source_and_guard() -> None:
     for bug in BUGS:
         words = " ".join(page(bug).split())
         for text in (bug.symptom, bug.cause, bug.who, *bug.guard):

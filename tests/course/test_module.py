@@ -16,7 +16,7 @@ MODULE = (ROOT / "course" / "module.md").read_text()
 ANSWERS = (ROOT / "course" / "exam-answers.md").read_text()
 
 
-def test_the_table_of_sessions_is_that_of_the_hand_outs() -> None:
+def test_the_table_of_sessions_matches_the_handouts() -> None:
     rows = re.findall(r"^\| (\d)\. ([^|]+) \| [^|]+ \| [^|]+ \| ([^|]+) \|$", MODULE, re.M)
     assert len(rows) == len(SESSIONS)
     for (number, title, exercises), session in zip(rows, SESSIONS, strict=True):
@@ -30,7 +30,7 @@ def test_the_table_of_sessions_is_that_of_the_hand_outs() -> None:
     assert f"Count the {sum(exercise.points for exercise in EXERCISES)} points" in MODULE
 
 
-def test_the_numbers_of_the_exams_answers() -> None:
+def test_the_numbers_in_the_exams_answers_are_right() -> None:
     assert "log(1 + exp(-1)) = 0.31" in ANSWERS and math.log1p(math.exp(-1)) == pytest.approx(0.31, abs=0.005)
     assert "probability 0.73" in ANSWERS and 1 / (1 + math.exp(-1)) == pytest.approx(0.73, abs=0.005)
 

@@ -10,7 +10,7 @@ from course import nano_page
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_page_fits_into_one_head():
+def test_nano_is_one_short_file_that_cites_every_detail():
     text = (ROOT / "nano.py").read_text()
     assert len(text.splitlines()) <= 400
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -20,7 +20,7 @@ def test_the_page_fits_into_one_head():
         assert re.search(rf"\[N\+ (\d+, )*{detail}(, \d+)*\]", text), detail
 
 
-def test_the_page_of_the_docs_holds_all_of_the_file():
+def test_the_docs_page_contains_the_whole_file():
     source = (ROOT / "nano.py").read_text()
     text = nano_page.page(source)
     assert (ROOT / "docs/nano.md").read_text() == text, "run `python -m course.nano_page`"

@@ -25,7 +25,7 @@ RUN = {  # notebook -> the stage that a test runs in miniature, and its flags
 }
 
 
-def test_the_notebooks_are_those_of_their_pages() -> None:
+def test_the_notebooks_match_their_pages() -> None:
     assert sorted(page.stem for page in PAGES.glob("*.md")) == sorted(NAMES)
     for name in NAMES:
         stored = json.loads((PAGES / f"{name}.ipynb").read_text())
@@ -44,7 +44,7 @@ def test_a_notebook_is_valid_and_each_cell_compiles(name) -> None:
     assert "lecture" in found.cells[0].source
 
 
-def test_the_lectures_sections_come_without_pictures() -> None:
+def test_lecture_sections_are_inserted_without_pictures() -> None:
     text = section("4. Twenty updates")
     assert text.startswith("## 4. Twenty updates") and "2.7 nats" in text
     assert "](" not in text and "experiments.lecture.report" not in text
@@ -55,7 +55,7 @@ def test_the_stages_are_commands_that_parse() -> None:
         settings_of(Command(("python", *command.split())))
 
 
-def test_sliders_begin_with_the_values() -> None:
+def test_sliders_start_at_the_given_values() -> None:
     pytest.importorskip("ipywidgets")
     drawn = []
     play(lambda **values: drawn.append(values), pads=(4, 0, 16), beta=(0.1, 0.0, 1.0))

@@ -47,12 +47,12 @@ def by_the_code(name: str, text: str) -> float:
 
 
 @pytest.mark.parametrize("student", STUDENTS[:8])
-def test_the_answers_are_those_of_the_code(student) -> None:
+def test_the_answers_equal_the_codes_results(student) -> None:
     for question in questions_of(student):
         assert question.answer == pytest.approx(by_the_code(question.name, question.text), abs=1e-4), question
 
 
-def test_every_student_has_numbers_of_their_own() -> None:
+def test_every_student_has_different_numbers() -> None:
     texts = {student: tuple(question.text for question in questions_of(student)) for student in STUDENTS}
     for number in range(len(MAKERS)):
         assert len({text[number] for text in texts.values()}) > len(STUDENTS) / 2
@@ -61,7 +61,7 @@ def test_every_student_has_numbers_of_their_own() -> None:
     assert all(math.isfinite(question.answer) for student in STUDENTS for question in questions_of(student))
 
 
-def test_answers_are_counted_and_another_students_are_wrong(tmp_path) -> None:
+def test_right_answers_are_counted_and_another_students_are_wrong(tmp_path) -> None:
     copy = tmp_path / "copy"
     start(copy, chosen(["padding"]), "Ada")
     assert (copy / FILE).read_text() == sheet("Ada") and right_answers(copy) == ("Ada", 0)

@@ -49,7 +49,7 @@ def hand_in(directory: Path, body: str) -> Path:
     return directory
 
 
-def test_a_renamed_copy_is_found_and_an_own_solution_is_not(tmp_path) -> None:
+def test_a_renamed_copy_is_found_and_an_independent_solution_is_not(tmp_path) -> None:
     bodies = {"ada": OWN, "bob": RENAMED, "cyd": OTHER, "dan": "", "eve": "\n".join(body_of(EXERCISE))}
     inbox = [hand_in(tmp_path / name, body) for name, body in bodies.items()]
     (tmp_path / "fay").mkdir()
@@ -59,17 +59,17 @@ def test_a_renamed_copy_is_found_and_an_own_solution_is_not(tmp_path) -> None:
     assert table([]) == "No similar submissions found."
 
 
-def test_what_a_third_of_the_class_writes_is_nobodys(tmp_path) -> None:
+def test_code_that_a_third_of_the_class_writes_does_not_count(tmp_path) -> None:
     inbox = [hand_in(tmp_path / f"student {number}", OWN) for number in range(9)]
     assert pairs_of(inbox, EXERCISE, 0.8) == []
 
 
-def test_who_copies_the_repository_is_not_reported_as_a_pair(tmp_path) -> None:
+def test_copies_of_our_own_solution_are_not_reported_as_a_pair(tmp_path) -> None:
     assert pairs_of([hand_in(tmp_path / name, "") for name in ("ada", "bob")], EXERCISE, 0.0) == []
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5])
-def test_the_threshold_chooses_pairs(tmp_path, threshold) -> None:
+def test_the_threshold_selects_pairs(tmp_path, threshold) -> None:
     half = OWN.replace(
         "return 1.0 - miss", "answer = float(1.0)\nfor _ in [None, None]:\n    answer -= miss / 2.0\nreturn answer"
     )

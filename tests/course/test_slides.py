@@ -28,7 +28,7 @@ def test_a_deck_has_notes_pictures_and_steps(deck) -> None:
     assert pictures and all(len(alt) > 20 and (deck.parent / file).is_file() for alt, file in pictures)
 
 
-def test_a_page_stands_alone() -> None:
+def test_a_page_is_self_contained() -> None:
     pytest.importorskip("markdown")
     for deck in DECK_FILES:
         page = page_of(deck)

@@ -28,7 +28,7 @@ def test_only_the_files_of_exercises_differ(copy) -> None:
     assert not {".git", ".venv", "runs"} & {path.name for path in copy.iterdir()}
 
 
-def test_exactly_the_named_functions_are_empty(copy) -> None:
+def test_only_the_listed_functions_are_empty(copy) -> None:
     """Without the emptied bodies, the trees are equal."""
     for module in {function.partition(":")[0] for exercise in EXERCISES for function in exercise.functions}:
         names = [
@@ -53,7 +53,7 @@ def test_exactly_the_named_functions_are_empty(copy) -> None:
         assert ast.dump(ours) == ast.dump(theirs), module
 
 
-def test_no_page_of_the_copy_holds_a_solution(copy) -> None:
+def test_no_page_of_the_copy_contains_a_solution(copy) -> None:
     pages = {path: path.read_text() for path in (*copy.rglob("*.md"), *copy.rglob("*.ipynb"))}
     leaks = []
     for exercise in EXERCISES:
@@ -69,12 +69,12 @@ def test_no_page_of_the_copy_holds_a_solution(copy) -> None:
     assert not leaks
 
 
-def test_neither_answers_nor_solutions_with_a_harmless_slip_are_given_out(copy) -> None:
+def test_answers_and_equivalent_mutants_are_not_in_the_copy(copy) -> None:
     assert all((ROOT / name).exists() and not (copy / name).exists() for name in ANSWERS)
     assert "cumsum" in (ROOT / "tools/mutants/equivalent.py").read_text()
 
 
-def test_what_is_left_says_what_to_read(copy) -> None:
+def test_an_empty_function_says_what_to_read(copy) -> None:
     source = (copy / "nanorlhf/ppo.py").read_text()
     assert 'raise NotImplementedError("exercise whitening: write this function")' in source
     assert "    # Exercise whitening, 2 point(s). Read docs/lecture.md, 3.3." in source
@@ -86,7 +86,7 @@ def test_a_copy_knows_its_exercises(tmp_path) -> None:
     assert (tmp_path / "copy/train_ppo.py").read_bytes() == (ROOT / "train_ppo.py").read_bytes()
 
 
-def test_a_directory_with_something_in_it_is_refused(tmp_path) -> None:
+def test_a_directory_that_is_not_empty_is_refused(tmp_path) -> None:
     (tmp_path / "mine.txt").touch()
     with pytest.raises(InputError, match="is not empty: choose a new directory"):
         start(tmp_path, EXERCISES)

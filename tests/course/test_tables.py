@@ -23,7 +23,7 @@ def is_a_test(node: str) -> bool:
     return f"def {name.partition('[')[0]}(" in (ROOT / file).read_text()
 
 
-def test_every_exercise_names_functions_and_tests_that_are_there() -> None:
+def test_every_exercise_names_existing_functions_and_tests() -> None:
     for exercise in EXERCISES:
         for function in exercise.functions:
             found = find_function(*source_of(function))

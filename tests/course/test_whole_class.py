@@ -34,7 +34,7 @@ def rows_of(file: Path) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_class_gets_a_row_each_and_an_interrupted_run_goes_on(tmp_path, desk) -> None:
+def test_each_submission_gets_a_row_and_an_interrupted_run_continues(tmp_path, grader) -> None:
     inbox, file = tmp_path / "handed-in", tmp_path / "grades.csv"
     inbox.mkdir()
     hand_in(inbox / "ada", 2)
@@ -45,7 +45,7 @@ def test_a_class_gets_a_row_each_and_an_interrupted_run_goes_on(tmp_path, desk) 
     (inbox / "link").symlink_to(ROOT)
     (inbox / "notes.txt").touch()
     told: list[int] = []
-    rows = grade_class(inbox, EXERCISES, LIMIT, [desk], file, lambda: told.append(1))
+    rows = grade_class(inbox, EXERCISES, LIMIT, [grader], file, lambda: told.append(1))
     found = rows_of(file)
     assert list(found.values()) == rows and len(told) == 6
     points = {name: (row["learning-rate"], row["pass-at-k"], row["points"]) for name, row in found.items()}
@@ -63,12 +63,12 @@ def test_a_class_gets_a_row_each_and_an_interrupted_run_goes_on(tmp_path, desk) 
     file.write_text(marked)
     path = inbox / "bob/nanorlhf/metrics/at_k.py"
     path.write_text((ROOT / "nanorlhf/metrics/at_k.py").read_text())
-    grade_class(inbox, EXERCISES, LIMIT, [desk], file, lambda: None)
+    grade_class(inbox, EXERCISES, LIMIT, [grader], file, lambda: None)
     found = rows_of(file)
     assert found["ada"]["points"] == "9" and found["bob"]["points"] == "2" and len(found) == 6
 
 
-def test_what_cannot_be_gone_on_with_is_refused(tmp_path) -> None:
+def test_a_file_that_cannot_be_continued_is_refused(tmp_path) -> None:
     assert read_class(tmp_path / "none.csv", EXERCISES) == {}
     (tmp_path / "grades.csv").write_text("submission,whitening,points,of,student,questions,note,digest\n")
     with pytest.raises(InputError, match="has grades for other exercises: choose another --out"):
@@ -77,5 +77,5 @@ def test_what_cannot_be_gone_on_with_is_refused(tmp_path) -> None:
         submissions_in(tmp_path)
 
 
-def test_a_spreadsheet_takes_no_text_of_a_stranger_for_a_formula() -> None:
+def test_untrusted_text_is_never_a_spreadsheet_formula() -> None:
     assert [cell(text) for text in ("=1", "+1", "-1", "@a", "a=1")] == ["'=1", "'+1", "'-1", "'@a", "a=1"]

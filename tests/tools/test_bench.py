@@ -37,7 +37,7 @@ def moment(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_part_gives_rows_with_ours_first(moment, tmp_path, capsys, dtype):
+def test_every_part_reports_rows_with_ours_first(moment, tmp_path, capsys, dtype):
     program.main(replace(moment, json=tmp_path / "speed.json", dtype=dtype))
     written = json.loads((tmp_path / "speed.json").read_text())
     rows, attention = written["rows"], written["attention"]
@@ -98,7 +98,7 @@ def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
     assert max(lengths) == 8 and min(lengths) >= 4
 
 
-def test_an_iteration_in_bfloat16_is_held_to_the_bytes_of_bfloat16(moment, monkeypatch):
+def test_the_limit_of_a_bfloat16_iteration_counts_bfloat16_bytes(moment, monkeypatch):
     monkeypatch.setattr(updates, "in_processes", lambda ways, *arguments: dict.fromkeys(ways, (2.0, 10)))
     monkeypatch.setattr(limit, "matmul_rate", lambda device, dtype: float("inf"))
     shape, seconds = settings.SHAPES["tiny"], {}
@@ -114,7 +114,7 @@ def test_an_iteration_in_bfloat16_is_held_to_the_bytes_of_bfloat16(moment, monke
     ("device", "dtype", "precision"),
     [("cuda", "bfloat16", "bf16"), ("cuda", "float32", "no"), ("cpu", "bfloat16", "no")],
 )
-def test_trl_multiplies_in_the_dtype_of_ours_on_a_gpu(moment, tmp_path, monkeypatch, device, dtype, precision):
+def test_trl_uses_our_dtype_for_matmuls_on_a_gpu(moment, tmp_path, monkeypatch, device, dtype, precision):
     """TRL's trainer makes an Accelerator without a precision, so it comes from the environment, as here."""
     import transformers
 
@@ -155,7 +155,7 @@ def test_supervised_steps_are_three_stages_with_their_limits(moment, monkeypatch
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
-def test_persistent_compilers_are_timed_beside_one_process_per_program(moment, tmp_path, monkeypatch, capsys):
+def test_persistent_compilers_are_compared_with_one_process_per_program(moment, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compilers, "NUM_PROGRAMS", 3)
     monkeypatch.setattr(compilers, "NUM_PROCESSES", 1)
     program.main(replace(moment, parts=("compile",), json=tmp_path / "speed.json"))
@@ -192,7 +192,7 @@ def test_quick_measures_tiny_and_a_few_tokens_of_small_once(moment, monkeypatch)
         program.main(settings.Args(device="cpu", quick=True, rounds=3))
 
 
-def test_the_peak_is_what_is_held_at_once():
+def test_the_peak_counts_only_memory_in_use_at_once():
     def two_at_once() -> None:
         for _ in range(3):  # 2 MB at a time, 6 MB in total
             first, second = torch.empty(250_000), torch.empty(250_000)
@@ -201,13 +201,13 @@ def test_the_peak_is_what_is_held_at_once():
     assert stopwatch.peak_bytes(two_at_once, torch.device("cpu")) == 2_000_000
 
 
-def test_a_process_on_the_cpu_has_its_resident_peak_also_beside_a_gpu(monkeypatch):
+def test_a_cpu_process_reports_resident_memory_even_with_a_gpu_present(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5)
     assert stopwatch.peak_of_process("cuda") == 5 and stopwatch.peak_of_process("cpu") > 10**7
 
 
-def test_a_growing_cache_gives_what_the_static_one_gives(tiny_gpt, monkeypatch):
+def test_a_growing_cache_gives_the_results_of_the_static_one(tiny_gpt, monkeypatch):
     ids = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(5) >= torch.tensor([[0], [2]])
     results = []
@@ -230,7 +230,7 @@ def test_a_growing_cache_gives_what_the_static_one_gives(tiny_gpt, monkeypatch):
         ({"peers": True, "shape": "124m", "parts": ("ppo",)}, "--peers"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_first(moment, change, words):
+def test_settings_that_cannot_be_measured_are_refused_first(moment, change, words):
     if "json" in change:
         change = {"json": Path(change["json"])}
     if "device" in change and torch.cuda.is_available():

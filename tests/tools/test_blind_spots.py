@@ -27,7 +27,7 @@ def judged_by(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return run
 
 
-def test_the_truth_sees_every_error(judged_by) -> None:
+def test_the_gold_score_detects_every_error(judged_by) -> None:
     assert judged_by(tiny.gold_score) == {slot: [1.0, 1.0, 1.0] for slot in tiny.SLOTS}
 
 
@@ -43,7 +43,7 @@ def test_a_scorer_that_does_not_read_the_post_misses_false_values_only(judged_by
 
 
 @pytest.mark.parametrize("slot", range(4))
-def test_an_error_is_in_its_slot_alone(slot: int) -> None:
+def test_an_error_affects_only_its_slot(slot: int) -> None:
     rng = random.Random(slot)
     for _ in range(20):
         post = tiny.write_post(rng)
@@ -57,7 +57,7 @@ def test_an_error_is_in_its_slot_alone(slot: int) -> None:
         assert golds == {"false": 1.5, "outlandish": 1.5, "missing": 3.0}
 
 
-def test_a_real_model_is_scored_as_it_is_elsewhere(miniature, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_real_model_gives_a_full_table(miniature, capsys: pytest.CaptureFixture[str]) -> None:
     main(Args(reward_model=str(miniature.rm.out), num_posts=8))
     shares = table(capsys.readouterr().out)
     assert set(shares) == set(tiny.SLOTS) and all(0 <= share <= 1 for row in shares.values() for share in row)

@@ -67,7 +67,7 @@ def test_each_kind_of_change_has_an_example() -> None:
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_page_pass_their_tests_which_fail_without_them(tmp_path) -> None:
+def test_the_examples_tests_pass_with_the_example_and_fail_without(tmp_path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     files: set[str] = set()
     names: set[str] = set()

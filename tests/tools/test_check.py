@@ -52,13 +52,13 @@ def near(tree: Path) -> dict[str, int]:
     return {file.stem: distance for file, distance in check.distances(check.changed_files("HEAD")).items()}
 
 
-def test_tests_are_as_far_as_the_imports_between(tree):
+def test_the_distance_of_a_test_is_its_number_of_imports(tree):
     assert near(tree) == {}
     (tree / "core/sums.py").write_text("def add(a, b):\n    return b + a\n")
     assert near(tree) == {"test_sums": 1, "test_means": 2, "test_report": 3}
 
 
-def test_a_changed_test_is_nearest_and_a_new_file_counts(tree):
+def test_a_changed_test_has_distance_0_and_new_files_count(tree):
     (tree / "tests/test_alone.py").write_text("import new\n")
     (tree / "new.py").write_text("")
     assert check.changed_files("HEAD") == {Path("tests/test_alone.py"), Path("new.py")}
@@ -66,26 +66,26 @@ def test_a_changed_test_is_nearest_and_a_new_file_counts(tree):
     assert near(tree) == {"test_alone": 0}
 
 
-def test_a_deleted_file_concerns_those_that_imported_it(tree):
+def test_a_deleted_file_affects_the_tests_of_its_importers(tree):
     (tree / "core/means.py").unlink()
     assert near(tree) == {"test_means": 1, "test_report": 2}
 
 
-def test_a_file_that_is_not_python_concerns_the_tests_that_name_it(tree):
+def test_a_file_that_is_not_python_affects_the_tests_that_name_it(tree):
     (tree / "notes.md").write_text("other words\n")
     assert near(tree) == {"test_notes": 1}
 
 
-def test_another_commit_to_compare_with(tree):
+def test_changes_since_another_commit(tree):
     (tree / "core/sums.py").write_text("")
     git(tree, "commit", "-qam", "second")
     assert near(tree) == {}
     assert check.changed_files("HEAD~1") == {Path("core/sums.py")}
-    with pytest.raises(InputError, match="git diff .*nowhere.*: name a commit with --since"):
+    with pytest.raises(InputError, match="git diff .*nowhere.*: --since must be a commit or branch"):
         check.changed_files("nowhere")
 
 
-def test_the_nearest_come_first_as_far_as_the_time_goes(tree):
+def test_the_closest_tests_run_first_within_the_time(tree):
     sums, means, report = (Path(f"tests/test_{name}.py") for name in ("sums", "means", "report"))
     distances = {sums: 1, means: 1, report: 2}
     assert check.seconds_of(sums) == 2 * check.UNKNOWN  # estimated from the number of tests
@@ -115,13 +115,13 @@ def test_a_changed_file_has_its_own_tests(changed, test):
     assert Path(test) in check.own_tests([Path(changed)])
 
 
-def test_a_renamed_file_concerns_the_tests_of_both_names(tree):
+def test_a_renamed_file_affects_the_tests_of_both_names(tree):
     git(tree, "mv", "core/means.py", "core/averages.py")
     assert check.changed_files("HEAD") == {Path("core/means.py"), Path("core/averages.py")}
     assert near(tree) == {"test_means": 1, "test_report": 2}
 
 
-def test_a_conftest_concerns_the_tests_below_it(tree):
+def test_a_conftest_affects_the_tests_below_it(tree):
     for name in ("tests/conftest.py", "tests/deep/conftest.py", "tests/deep/test_low.py"):
         (tree / name).parent.mkdir(exist_ok=True)
         (tree / name).write_text("")
@@ -133,7 +133,7 @@ def test_a_conftest_concerns_the_tests_below_it(tree):
     assert len(near(tree)) == 6
 
 
-def test_of_own_tests_that_take_too_long_the_quickest_run_and_the_others_are_named(tree):
+def test_if_own_tests_take_too_long_the_quickest_run_and_the_rest_are_listed(tree):
     sums, means = Path("tests/test_sums.py"), Path("tests/test_means.py")
     (tree / sums).write_text("def test_a(): ...\ndef test_b(): ...\n@pytest.mark.slow\ndef test_c(): ...\n")
     (tree / "seconds").write_text(json.dumps({str(sums): 30.0, str(means): 3.0}))
@@ -143,18 +143,18 @@ def test_of_own_tests_that_take_too_long_the_quickest_run_and_the_others_are_nam
     assert check.own_first([sums], 0, 2) == ([f"{sums}::test_b"], [f"{sums}::test_a"], -1)  # at least one
 
 
-def test_the_seconds_of_a_test_that_has_not_run_are_its_share_of_the_file(tree):
+def test_a_test_that_has_not_run_is_assumed_to_take_its_share_of_the_file(tree):
     sums = Path("tests/test_sums.py")
     (tree / "seconds").write_text(json.dumps({str(sums): 30.0}))
     assert check.functions_of(sums) == {f"{sums}::test_a": 15.0, f"{sums}::test_b": 15.0}
 
 
-def test_nothing_to_check_is_said(tree, capsys):
+def test_no_changes_are_reported(tree, capsys):
     check.main(check.Args())
     assert capsys.readouterr().out == "no changes since HEAD\n"
 
 
-def test_what_did_not_run_is_said_and_skips_are_counted_in_a_line(tree, monkeypatch, capsys):
+def test_tests_that_did_not_run_are_listed(tree, monkeypatch, capsys):
     (tree / "train_x.py").write_text("x = 1\n")
     tests = Path("tests/test_train_x.py")
     (tree / tests).write_text("".join(f"def test_{i}(): ...\n" for i in range(5)))
@@ -176,7 +176,7 @@ def test_what_did_not_run_is_said_and_skips_are_counted_in_a_line(tree, monkeypa
     )
 
 
-def test_what_fails_is_the_exit_status(tree, monkeypatch, capsys):
+def test_a_failure_sets_the_exit_status(tree, monkeypatch, capsys):
     (tree / "core/sums.py").write_text("add = 1\n")
     commands = []
 
@@ -204,7 +204,7 @@ def test_what_fails_is_the_exit_status(tree, monkeypatch, capsys):
     assert said.endswith("\nfailed: the tests\n")
 
 
-def test_a_script_is_formatted_at_its_own_width_alone(tree, monkeypatch, capsys):
+def test_a_script_is_formatted_only_at_100_columns(tree, monkeypatch, capsys):
     """A line of 105 columns is wrapped at 100 and would be joined at 120."""
     (tree / "pyproject.toml").write_text('[tool.ruff]\nline-length = 120\nformat.exclude = ["train_*.py"]\n')
     (tree / "train_x.py").write_text(f"x = sum(\n    {'1' * 46}, {'2' * 46}\n)\n")

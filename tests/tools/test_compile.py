@@ -70,7 +70,7 @@ def check(rows: list[dict]) -> None:
         assert row["tensor_cores"] == (TENSOR_CORES[row["architecture"]] if is_product else "none"), name
 
 
-def test_only_the_largest_tiles_spill_and_each_product_has_tensor_cores():
+def test_only_the_largest_tiles_spill_and_every_matmul_uses_tensor_cores():
     assert len(TABLE) > 60
     check(TABLE)
 
@@ -91,14 +91,14 @@ def test_each_setting_was_measured_on_a_hopper():
 
 
 @pytest.mark.parametrize("device", [GPU])
-def test_a_launch_is_timed_on_the_device_that_is_here(device):
+def test_a_launch_is_timed_on_this_machines_device(device):
     from tools import compile_kernels
 
     row = compile_kernels.measured_row(compile_kernels.launches()[0])
     assert row["kernel"] == "gae_kernel" and 0.5 < float(row["measured_us"]) < 1e4
 
 
-def test_where_there_is_no_device_nothing_is_measured(tmp_path, monkeypatch):
+def test_nothing_is_measured_without_a_device(tmp_path, monkeypatch):
     pytest.importorskip("triton", reason="triton is not installed")
     from tools import compile_kernels
 
@@ -109,7 +109,7 @@ def test_where_there_is_no_device_nothing_is_measured(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_table_has_the_product_s_settings_and_a_sample_compiles_to_what_it_says(compiled):
+def test_the_table_has_every_configuration_and_a_sample_compiles_to_its_rows(compiled):
     assert [tuple(key.values()) for key in compiled["keys"]] == [tuple(row[column] for column in KEY) for row in TABLE]
     check(compiled["rows"])
     assert len(compiled["rows"]) == 6
@@ -173,7 +173,7 @@ def calls() -> dict:
     }
 
 
-def test_the_model_requests_the_bytes_that_the_interpreted_kernels_load_and_store(count, monkeypatch):
+def test_the_modelled_bytes_equal_the_interpreted_kernels_loads_and_stores(count, monkeypatch):
     from kernels import logprobs
     from tools import compile_kernels
 
@@ -244,15 +244,13 @@ def test_the_cache_of_the_model_keeps_what_fits(count, monkeypatch):
         (4, 32, 0, 128, 4),  # 512 columns of tensor memory
     ],
 )
-def test_resident_programs_are_what_the_scarcest_of_the_limits_allows(
-    warps, registers, shared, tensor_columns, expected
-):
+def test_the_tightest_limit_sets_the_number_of_resident_programs(warps, registers, shared, tensor_columns, expected):
     from tools.compile_kernels import CARDS, resident_programs
 
     assert resident_programs(CARDS[80], warps, registers, shared, tensor_columns) == expected
 
 
-def test_a_prediction_is_the_longer_of_bytes_and_products():
+def test_a_prediction_is_the_longer_of_memory_and_matmul_time():
     from tools import compile_kernels
 
     (launch,) = compile_kernels.launches_of(calls()["forward, bfloat16"])

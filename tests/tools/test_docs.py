@@ -43,7 +43,7 @@ ALL = {name: read_page(name, path.read_text()) for name, path in zip(map(name_of
 
 # ------------------------------------------------------------------------------------------------------- 1. the pages
 @pytest.mark.parametrize("name", ALL)
-def test_every_command_of_a_page_parses_and_reads_what_is_there(name) -> None:
+def test_every_command_of_a_page_parses_and_its_inputs_exist(name) -> None:
     assert not check_page(ALL[name], ALL).problems
 
 
@@ -262,7 +262,7 @@ def test_every_command_that_needs_no_download_runs(world, tmp_path, monkeypatch)
         execute(command)
 
 
-def test_what_is_executed_elsewhere_is() -> None:
+def test_commands_listed_as_executed_elsewhere_are() -> None:
     for program, test in ELSEWHERE.items():
         name = program.partition(" ")[0].removesuffix(".py").removeprefix("tests.")
         assert re.search(rf"\b{name}\b", (ROOT / test).read_text())
@@ -310,13 +310,13 @@ def test_a_good_page_has_no_problems_and_nothing_that_runs_without_a_download() 
         ("# downloads: Posts.xml, ", "# downloads: Posts.xml\n# from other.md: ", "other.md does not write"),
     ],
 )
-def test_a_page_with_a_mistake_is_told_so(old, new, sentence) -> None:
+def test_a_mistake_in_a_page_is_reported(old, new, sentence) -> None:
     assert old in GOOD
     problems = problems_of(GOOD.replace(old, new, 1))
     assert not problems if sentence is None else any(re.search(sentence, problem) for problem in problems)
 
 
-def test_a_module_that_replaces_anothers_rows_is_told_so() -> None:
+def test_a_module_that_overwrites_another_ones_rows_is_reported() -> None:
     page = "```sh\n# downloads: Java250, mbjp.jsonl\npython -m data.codenet --source Java250\n" \
         "python -m data.mxeval --source mbjp.jsonl --test-share 0.2 --out runs/rlcf/data\n```\n"  # fmt: skip
     [problem] = problems_of(page)
@@ -349,7 +349,7 @@ def test_commands_are_checked_in_the_order_of_the_page() -> None:
 
 
 @pytest.mark.parametrize("text", ["```sh\npyhton train_sft.py\n```", "```sh\ncurl localhost\n```"])
-def test_a_line_of_a_shell_block_that_is_no_known_command_is_an_error(text) -> None:
+def test_an_unknown_command_in_a_shell_block_is_an_error(text) -> None:
     with pytest.raises(Wrong, match="is no command of python"):
         read_page("typed.md", text)
 
@@ -362,7 +362,7 @@ def test_a_make_target_is_followed_through_its_pipeline() -> None:
     assert problems_of("`make demos`") and problems_of("`RUNS=elsewhere make demo` `python eval.py tiny-rm`")
 
 
-def test_what_a_page_declares_can_be_used_and_is_not_executed(tmp_path) -> None:
+def test_declared_files_can_be_read_and_their_commands_are_not_executed(tmp_path) -> None:
     text = "```sh\n# yours: mine/sft.train.jsonl, mine/sft.validation.jsonl\n# downloads: gpt2\n" \
         "python train_sft.py tldr --model gpt2 --data mine\n```\n"  # fmt: skip
     checked = check_page(read_page("typed.md", text))

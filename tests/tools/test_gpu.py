@@ -41,7 +41,7 @@ def alive(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_each_part_runs_whatever_the_one_before_it_did(tmp_path, monkeypatch, capsys):
+def test_each_part_runs_even_if_the_previous_one_failed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "GRACE", 0.2)
     parts = (
         python("passes", 60, BENCH, "{json}"),
@@ -67,7 +67,7 @@ def test_each_part_runs_whatever_the_one_before_it_did(tmp_path, monkeypatch, ca
     assert main(Args(out=tmp_path / "out"), parts[:1]) == 0
 
 
-def test_it_ends_in_time_and_says_what_was_not_started(tmp_path, monkeypatch):
+def test_it_ends_in_time_and_reports_parts_that_did_not_start(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "GRACE", 0.2)
     start = time.monotonic()
     sleeping = [python(str(number), 60, "import time; time.sleep(600)") for number in range(3)]
@@ -77,7 +77,7 @@ def test_it_ends_in_time_and_says_what_was_not_started(tmp_path, monkeypatch):
     assert [part["status"] for part in parts] == ["timed out (3 s)", "not started", "not started"]
 
 
-def test_sigterm_leaves_what_was_known_and_no_process(tmp_path):
+def test_sigterm_keeps_the_results_and_leaves_no_process(tmp_path):
     code = (
         "import signal, sys; from pathlib import Path; from tests.tools import test_gpu\n"
         "from tools import gpu; gpu.GRACE = 0.2\n"
@@ -121,7 +121,7 @@ def test_a_worker_s_test_without_an_outcome_is_unfinished():
     assert outcomes(text) == {"tests/test_a.py::test_one[a b]": "unfinished", "tests/test_a.py::test_two": "passed"}
 
 
-def test_without_a_device_one_sentence_and_its_own_exit_code(monkeypatch, capsys, tmp_path):
+def test_without_a_device_it_prints_one_line_and_exits_with_3(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as stopped:
         gpu.command(Args(out=tmp_path / "out"))
@@ -129,13 +129,13 @@ def test_without_a_device_one_sentence_and_its_own_exit_code(monkeypatch, capsys
     assert capsys.readouterr().err == "make gpu: this PyTorch finds no CUDA device; nothing was run.\n"
 
 
-def test_the_parts_name_files_that_are_there_and_fit_into_the_time():
+def test_the_parts_name_existing_files_and_fit_into_the_time():
     files = [word for part in gpu.PARTS for word in part.command if word.startswith("tests/")]
     assert files and all((ROOT / file).exists() for file in files)
     assert sum(part.limit for part in gpu.PARTS[:5]) < Args().seconds <= 8 * 60  # the others share the rest
 
 
-def test_the_parts_have_every_file_with_a_test_of_a_gpu():
+def test_the_parts_include_every_file_with_gpu_tests():
     takes_one = re.compile(r"^from tests.conftest import .*\bGPU\b", re.MULTILINE)
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if takes_one.search(path.read_text())}
     named = {ROOT / word for part in gpu.PARTS for word in part.command if word.startswith("tests/")}
@@ -143,7 +143,7 @@ def test_the_parts_have_every_file_with_a_test_of_a_gpu():
 
 
 @pytest.mark.slow
-def test_the_tests_of_a_cpu_skip_the_others_and_print_nothing_after_their_result():
+def test_cpu_tests_skip_gpu_tests_and_print_nothing_after_the_result():
     """Triton's bindings used to report objects frozen by pytest as leaked."""
     command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "tests/kernels/test_gae.py"]
     environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", VARIABLE)}
@@ -155,7 +155,7 @@ def test_the_tests_of_a_cpu_skip_the_others_and_print_nothing_after_their_result
     assert "`make gpu` runs it" in done.stdout.splitlines()[-2] and done.stderr == ""
 
 
-def test_a_part_sees_the_device_that_the_tests_of_a_cpu_hide(tmp_path):
+def test_a_part_sees_the_device_that_cpu_tests_hide(tmp_path):
     if TEST_DEVICE is None:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and not torch.cuda.is_available()
     shown = python("shown", 60, f"import os; assert os.environ['{VARIABLE}'] == 'cuda'")

@@ -25,11 +25,11 @@ def floor(module: str) -> int:
     return floors.floor(module, MODULES)
 
 
-def test_no_import_goes_up_the_house() -> None:
+def test_no_import_goes_upward() -> None:
     assert [*floors.upward(ROOT)] == []
 
 
-def test_an_import_that_goes_up_is_found_within_a_function_too(tmp_path) -> None:
+def test_an_upward_import_inside_a_function_is_found(tmp_path) -> None:
     for file, source in {
         "nanorlhf/ppo.py": "def f():\n    from nanorlhf.training import run\n",
         "nanorlhf/training/__init__.py": "",
@@ -49,13 +49,13 @@ def test_no_import_is_relative() -> None:
             assert not isinstance(node, ast.ImportFrom) or node.level == 0, f"{module} imports relative to itself"
 
 
-def test_rooms_on_one_floor_do_not_know_each_other() -> None:
+def test_packages_of_one_row_do_not_import_each_other() -> None:
     for module in MODULES:
         beside = {name for name in imports(module) if floor(name) == floor(module) and room(name) != room(module)}
         assert not beside, f"{module} imports {sorted(beside)}, a package of the same row"
 
 
-def test_no_imports_go_in_a_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     done: set[str] = set()
 
     def walk(module: str, path: tuple[str, ...]) -> None:
@@ -70,15 +70,15 @@ def test_no_imports_go_in_a_circle() -> None:
         walk(module, ())
 
 
-def test_a_circle_would_be_found(monkeypatch) -> None:
+def test_an_import_cycle_would_be_found(monkeypatch) -> None:
     graph = {"a": frozenset({"b"}), "b": frozenset({"a"})}
     monkeypatch.setattr("tests.tools.test_imports.MODULES", graph)
     monkeypatch.setattr("tests.tools.test_imports.imports", graph.__getitem__)
     with pytest.raises(AssertionError, match="an import cycle: a -> b -> a"):
-        test_no_imports_go_in_a_circle()
+        test_there_are_no_import_cycles()
 
 
-def test_the_core_is_small_and_its_model_stands_alone() -> None:
+def test_the_core_is_small_and_the_model_imports_little() -> None:
     core = [name for name in MODULES if room(name) == "nanorlhf" and name.count(".") == 1]
     core.remove("nanorlhf.pretrained")
     core.remove("nanorlhf.__main__")  # the command, which runs the others by name
@@ -94,7 +94,7 @@ def test_no_script_imports_an_embedded_world() -> None:
         assert not {name for name in imports(script) if name.split(".")[0] == "data"}, script
 
 
-def test_kernels_need_torch_and_triton_only() -> None:
+def test_kernels_import_only_torch_and_triton() -> None:
     roots = set()
     for module in MODULES:
         if room(module) == "kernels":

@@ -27,7 +27,7 @@ def products(way) -> int:
 
 @pytest.mark.parametrize("config", [SHAPE.config, replace(SHAPE.config, **GATED)], ids=["neox", "grouped heads"])
 @pytest.mark.parametrize("last", [1, 3, 9])
-def test_a_forward_pass_counts_the_products_of_the_model(config, last):
+def test_forward_flops_equal_the_models_matmuls(config, last):
     model, ids = GPT(config).eval(), torch.randint(40, (1, 9))
     real = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad():
@@ -36,7 +36,7 @@ def test_a_forward_pass_counts_the_products_of_the_model(config, last):
     assert counted == limit.forward_flops(config, Read(9, 9 * 9), Read(last, last * 9), last) + unused
 
 
-def test_the_gradient_takes_twice_the_forward_products():
+def test_the_backward_pass_takes_twice_the_forward_flops():
     model, ids = GPT(SHAPE.config), torch.randint(40, (1, 9))
     real = torch.ones_like(ids, dtype=torch.bool)
     counted = products(lambda: model.logits(model(ids, real)).sum().backward())

@@ -19,14 +19,14 @@ CODE = "\n".join(line for line in TEXT.splitlines() if not line.startswith("#"))
         r"/proc\b", r"\bnproc\b", r"\bsed -i", r"\breadlink -f", r"\bdate \+%s%N", r"\brealpath\b", r"\btac\b",  # GNU
     ],
 )  # fmt: skip
-def test_nothing_is_newer_than_make_3_81_or_of_linux_alone(newer: str) -> None:
+def test_nothing_needs_a_newer_make_than_3_81_or_linux(newer: str) -> None:
     assert not re.search(newer, CODE), newer
 
 
 @pytest.mark.parametrize(
     ("variables", "backend"), [({}, "auto"), ({"UV_TORCH_BACKEND": "cpu"}, "cpu"), ({"UV_TORCH_BACKEND": ""}, "unset")]
 )
-def test_uv_takes_pytorch_for_the_gpu_that_it_finds(tmp_path, variables, backend) -> None:
+def test_uv_installs_pytorch_for_the_detected_gpu(tmp_path, variables, backend) -> None:
     """By default uv installs the CUDA wheels on Linux. The test uses a fake uv that records its arguments."""
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
@@ -39,7 +39,7 @@ def test_uv_takes_pytorch_for_the_gpu_that_it_finds(tmp_path, variables, backend
     assert (tmp_path / "told").read_text() == f"{backend} pip install --quiet --python .venv/bin/python -e .\n"
 
 
-def test_the_verbs_fit_on_a_page() -> None:
+def test_the_makefile_fits_on_a_page() -> None:
     assert len(TEXT.splitlines()) <= 90
 
 

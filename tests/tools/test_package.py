@@ -55,13 +55,13 @@ def place(path: Path) -> str:
     return path.as_posix() if path.parts[0] == "nanorlhf" else f"nanorlhf/{path.as_posix()}"
 
 
-def test_a_wheel_has_one_top_level_package_with_every_file_of_the_product(wheel) -> None:
+def test_a_wheel_has_one_top_level_package_with_every_file_of_the_library(wheel) -> None:
     assert {name.partition("/")[0] for name in wheel} == {"nanorlhf", f"nanorlhf-{__version__}.dist-info"}
     shipped = {place(path) for path in set(files_of(ROOT, CODE)) - NOT_CODE}
     assert {name for name in wheel if name.startswith("nanorlhf/")} == shipped
 
 
-def test_only_the_imports_of_kernels_and_data_differ_from_the_tree(wheel) -> None:
+def test_only_imports_of_kernels_and_data_differ_in_the_wheel(wheel) -> None:
     for path in files_of(ROOT, CODE):
         if path.suffix == ".py":
             text = re.sub(r"from nanorlhf\.(kernels|data)\b", r"from \1", wheel[place(path)])
@@ -78,7 +78,7 @@ def test_a_wheels_modules_import_each_other_from_within_it(wheel) -> None:
                 assert not {module.partition(".")[0] for module in modules} & ours - {"nanorlhf"}, (name, modules)
 
 
-def test_an_editable_install_is_the_way_to_the_folders_of_the_tree(tree) -> None:
+def test_an_editable_install_points_to_the_repositorys_folders(tree) -> None:
     with zipfile.ZipFile(build("editable", tree)) as file:
         [finder] = [name for name in file.namelist() if name.endswith("_finder.py")]
         text = file.read(finder).decode()
@@ -86,7 +86,7 @@ def test_an_editable_install_is_the_way_to_the_folders_of_the_tree(tree) -> None
     assert mapping == {name: str(tree / name) for name in ("nanorlhf", "kernels", "data")}
 
 
-def test_the_source_distribution_is_the_tree(tree) -> None:
+def test_the_source_distribution_contains_the_repository(tree) -> None:
     with tarfile.open(build("sdist", tree)) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
     assert {path.as_posix() for path in files_of(ROOT, CODE + OTHERS)} <= names
@@ -110,9 +110,9 @@ def commands(tree, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory) -> Path:
+def user_directory(tmp_path_factory) -> Path:
     """Return a directory with a user's modules that have the same names as ours."""
-    directory = tmp_path_factory.mktemp("desk")
+    directory = tmp_path_factory.mktemp("user_directory")
     for name in ("data", "kernels"):
         (directory / f"{name}.py").write_text("MINE = True\n")
     (directory / "my_rule.py").write_text(
@@ -122,9 +122,9 @@ def desk(tmp_path_factory) -> Path:
     return directory
 
 
-def run(desk: Path, *words: str | Path) -> str:
-    environment = os.environ | {"PYTHONPATH": str(desk), "TQDM_DISABLE": "1"}
-    done = subprocess.run(list(map(str, words)), cwd=desk, env=environment, capture_output=True, text=True)
+def run(user_directory: Path, *words: str | Path) -> str:
+    environment = os.environ | {"PYTHONPATH": str(user_directory), "TQDM_DISABLE": "1"}
+    done = subprocess.run(list(map(str, words)), cwd=user_directory, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -158,32 +158,34 @@ print(tune.PACKAGE, tune.ROOT)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("wheel")
-def test_an_installed_copy_runs_the_pipeline_beside_a_users_modules(commands, desk) -> None:
+def test_an_installed_copy_runs_the_pipeline_next_to_a_users_modules(commands, user_directory) -> None:
     """Runs from data to the evaluation with the gold score, a function in data/; the user's rule imports the user's."""
-    run(desk, commands / "nanorlhf", *PIPELINE[0].split())
-    said = run(desk, commands / "python", "-c", ONE_BY_ONE, *PIPELINE[1:])  # one process, to import PyTorch once
+    run(user_directory, commands / "nanorlhf", *PIPELINE[0].split())
+    said = run(
+        user_directory, commands / "python", "-c", ONE_BY_ONE, *PIPELINE[1:]
+    )  # one process, to import PyTorch once
     [site] = commands.parent.glob("lib/python*/site-packages")
     assert said.split()[-2:] == [
         "nanorlhf.kernels",
         str(site.resolve()),
     ]  # the kernel tuner starts another process
-    assert (desk / "runs" / "eval" / "report.html").is_file()
-    assert "train_ppo.py:" in (desk / "runs" / "ppo" / "microscope.html").read_text()
+    assert (user_directory / "runs" / "eval" / "report.html").is_file()
+    assert "train_ppo.py:" in (user_directory / "runs" / "ppo" / "microscope.html").read_text()
 
 
 @pytest.mark.usefixtures("wheel")
-def test_what_needs_a_clone_says_so_in_an_installed_copy(commands, desk) -> None:
+def test_an_installed_copy_reports_commands_that_need_a_clone(commands, user_directory) -> None:
     command = [commands / "nanorlhf", "doctor", "code"]
-    done = subprocess.run(command, cwd=desk, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=user_directory, capture_output=True, text=True)
     assert done.returncode == 2 and "checks a clone of the repository" in done.stderr
 
 
 @pytest.mark.usefixtures("wheel")
-def test_an_installed_copy_and_the_tree_have_the_same_programs(commands, desk) -> None:
-    assert run(desk, commands / "nanorlhf") == run(ROOT, sys.executable, "-m", "nanorlhf")
+def test_an_installed_copy_and_the_tree_have_the_same_programs(commands, user_directory) -> None:
+    assert run(user_directory, commands / "nanorlhf") == run(ROOT, sys.executable, "-m", "nanorlhf")
 
 
-def test_the_programs_are_what_reads_the_command_line() -> None:
+def test_programs_are_the_modules_that_read_the_command_line() -> None:
     found = programs()
     assert list(found)[:6] == [f"train_{name}" for name in ("dpo", "grpo", "ppo", "rlcf", "rm", "sft")]
     assert {"eval", "data.tiny", "doctor", "rlcf.train_discriminator", "report.microscope"} <= found.keys()
@@ -192,7 +194,7 @@ def test_the_programs_are_what_reads_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["train_pop", "ppo", "../eval", "data.", "", "nanorlhf.ppo"])
-def test_a_program_that_is_not_there_is_told_so(name, monkeypatch, capsys) -> None:
+def test_an_unknown_program_is_reported(name, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["nanorlhf", name])
     with pytest.raises(SystemExit, match="2"):
         main()
@@ -209,7 +211,7 @@ def test_a_program_that_has_moved_keeps_its_name_in_a_clone(monkeypatch, capsys)
     assert capsys.readouterr().err.endswith("experiments.lab.report now, which needs a clone of the repository.\n")
 
 
-def test_the_version_is_that_of_the_citation_and_of_the_newest_changes(monkeypatch, capsys) -> None:
+def test_the_version_matches_the_citation_and_the_changelog(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["nanorlhf", "--version"])
     main()
     assert capsys.readouterr().out == f"{__version__}\n"

@@ -32,7 +32,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_nothing_is_newer_than_bash_3_2_or_of_linux_alone(script: Path) -> None:
+def test_nothing_needs_a_newer_bash_than_3_2_or_linux(script: Path) -> None:
     newer = (
         r"\bdeclare -A", r"\bmapfile\b", r"\breadarray\b", r"\$\{\w+[,^@]", r"&>>", r"\|&", r"\bglobstar\b", r"\[-1\]",
         r"/proc\b", r"\bnproc\b", r"\bsed -i", r"\breadlink -f", r"\bdate \+%s%N", r"\brealpath\b", r"\btac\b",  # GNU
@@ -41,7 +41,7 @@ def test_nothing_is_newer_than_bash_3_2_or_of_linux_alone(script: Path) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_a_pipeline_begins_with_what_it_is_and_stops_at_the_first_error(script: Path) -> None:
+def test_a_pipeline_starts_with_its_title_and_stops_at_the_first_error(script: Path) -> None:
     if script.name != "common.sh":
         shebang, title, *_ = script.read_text().splitlines()
         assert shebang == "#!/usr/bin/env bash" and re.match(r"# \w", title)
@@ -55,7 +55,7 @@ def test_shellcheck_finds_nothing() -> None:
     assert not done.stdout and done.returncode == 0
 
 
-def test_processes_are_one_where_they_are_not_forked(copy: Path) -> None:
+def test_one_process_is_used_on_macos(copy: Path) -> None:
     """Like on macOS: `uname` prints Darwin."""
     uname = copy / ".venv/bin/uname"
     uname.write_text("#!/bin/sh\necho Darwin\n")
@@ -83,7 +83,7 @@ def test_a_pipeline_ends_with_the_first_program_that_fails(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("left", "flag"), [(None, "--overwrite"), ("state/.partial", "--overwrite"), ("state/step-00000008", "--resume")]
 )
-def test_a_stage_goes_on_from_a_state_and_begins_again_without_one(left, flag, copy) -> None:
+def test_a_stage_resumes_from_a_state_and_restarts_without_one(left, flag, copy) -> None:
     """If a run's first save failed, its directory of states is empty."""
     if left is not None:
         (copy / "films/ppo" / left).mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_a_stage_that_has_finished_is_not_run_again(copy: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- the demo
-def test_the_demo_says_what_each_stage_does_and_what_is_left() -> None:
+def test_the_demo_prints_what_each_stage_does_and_its_progress() -> None:
     """A line is printed before each stage; the stated shares of the time increase."""
     lines = re.findall(r'^say (\d+) "(\d) of 6: [^"]+" "[A-Z][^"]+\."$', DEMO, re.M)
     assert [stage for _, stage in lines] == ["2", "3", "4", "5", "6"]

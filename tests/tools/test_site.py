@@ -92,7 +92,7 @@ def pages(site: Path) -> dict[Path, Html]:
 
 
 @pytest.mark.slow
-def test_every_page_of_the_repository_is_there_and_none_that_tells_a_bug(site, pages) -> None:
+def test_every_page_is_on_the_site_except_the_bugs_descriptions(site, pages) -> None:
     names = {path.relative_to(site).as_posix() for path in pages}
     texts = ["README.md", "course/README.md", "kernels/README.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
     texts[0] = "readme.md"  # the root's index is the home page
@@ -106,7 +106,7 @@ def test_every_page_of_the_repository_is_there_and_none_that_tells_a_bug(site, p
 
 
 @pytest.mark.slow
-def test_every_link_of_the_site_leads_to_a_file_and_a_place_in_it(site, pages) -> None:
+def test_the_site_has_no_broken_links(site, pages) -> None:
     lost = []
     for path, page in pages.items():
         for link in {*page.links, *page.loaded}:
@@ -121,7 +121,7 @@ def test_every_link_of_the_site_leads_to_a_file_and_a_place_in_it(site, pages) -
 
 
 @pytest.mark.slow
-def test_the_demos_microscope_names_the_lines_that_the_code_has_now(site, pages) -> None:
+def test_the_demos_microscope_refers_to_current_lines(site, pages) -> None:
     text = (site / "docs" / "microscope" / "demo.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
     for line in data["lines"]:
@@ -132,7 +132,7 @@ def test_the_demos_microscope_names_the_lines_that_the_code_has_now(site, pages)
 
 
 @pytest.mark.slow
-def test_the_site_loads_nothing_from_elsewhere(site, pages) -> None:
+def test_the_site_loads_nothing_from_other_hosts(site, pages) -> None:
     for path, page in pages.items():
         assert not [loaded for loaded in page.loaded if urlsplit(loaded).scheme not in ("", "data")], path
     for path in site.rglob("*.css"):
@@ -158,14 +158,14 @@ def test_the_drawing_of_a_docstring_keeps_its_columns(site) -> None:
 
 
 @pytest.mark.slow
-def test_every_picture_says_what_it_shows(pages) -> None:
+def test_every_picture_has_alt_text(pages) -> None:
     alts = {(path.name, src): alt for path, page in pages.items() for src, alt in page.alts.items()}
     assert len(alts) > 20
     assert not [picture for picture, alt in alts.items() if len(alt.split()) < 3]
 
 
 @pytest.mark.slow
-def test_the_home_page_shows_the_loop_as_it_is_and_numbers_of_a_run(site) -> None:
+def test_the_home_page_shows_the_current_loop_and_a_runs_numbers(site) -> None:
     text = html_text((site / "index.html").read_text())
     loop = (ROOT / "train_ppo.py").read_text().partition("        # 2.3 ")[2].partition("        # 2.6 ")[0]
     lines = [line.strip() for line in loop.splitlines() if line.strip()]
@@ -175,14 +175,14 @@ def test_the_home_page_shows_the_loop_as_it_is_and_numbers_of_a_run(site) -> Non
 
 
 @pytest.mark.slow
-def test_a_page_leads_to_the_one_before_and_the_one_after(site) -> None:
+def test_a_page_links_to_the_previous_and_the_next(site) -> None:
     text = (site / "docs" / "lecture.html").read_text()
     assert re.search(r'<a href="nano.html" class="md-footer__link md-footer__link--prev"', text)
     assert "md-footer__link--next" in text
 
 
 @pytest.mark.slow
-def test_reports_and_site_have_one_look(site) -> None:
+def test_reports_and_site_share_a_style_sheet(site) -> None:
     assert (site / "look.css").read_text() == (ROOT / "nanorlhf/report/look.css").read_text()
     for text in ((ROOT / "nanorlhf/report" / name).read_text() for name in ("page.html", "microscope.html")):
         style = text.partition("<style>")[2].partition("</style>")[0]
@@ -191,7 +191,7 @@ def test_reports_and_site_have_one_look(site) -> None:
 
 # ----------------------------------------------------------------------------------------------------- 2. the exercises
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_the_page_of_an_exercise_says_what_to_write_and_tells_no_solution(exercise: Exercise) -> None:
+def test_an_exercises_page_has_the_task_and_no_solution(exercise: Exercise) -> None:
     text = exercise_pages.exercise_page(exercise)
     assert exercise.hint in text
     for function in exercise.functions:
@@ -210,7 +210,7 @@ def test_the_page_of_an_exercise_says_what_to_write_and_tells_no_solution(exerci
 
 
 # ------------------------------------------------------------------------------------------------------ 3. the formulas
-def test_a_formula_is_drawn_and_says_its_tex() -> None:
+def test_a_formula_is_drawn_with_its_tex_as_label() -> None:
     drawn = formulas.fence("\\frac{a}{b} < 1\n", "math", "formula", {}, None)
     assert 'aria-label="\\frac{a}{b} &lt; 1"' in drawn and "<path d=" in drawn and "currentColor" not in drawn
     box = [float(x) for x in re.search(r'viewBox="([^"]+)"', drawn)[1].split()]
@@ -219,7 +219,7 @@ def test_a_formula_is_drawn_and_says_its_tex() -> None:
     assert abs(max(points[::2]) - box[2]) <= 0.5 and abs(max(points[1::2]) - box[3]) <= 0.5
 
 
-def test_a_formula_that_is_none_ends_the_build() -> None:
+def test_an_invalid_formula_fails_the_build() -> None:
     with pytest.raises(ValueError, match="frac"):
         formulas.fence("\\frac{a}")
 
@@ -248,7 +248,7 @@ SEARCH = """new Promise(done => {
 
 
 @pytest.mark.slow
-def test_every_kind_of_page_is_readable_by_all_at_two_widths(site, pages, unreadable) -> None:
+def test_every_kind_of_page_is_accessible_at_two_widths(site, pages, unreadable) -> None:
     """`make accessibility` checks every page, which takes minutes. 404.html is skipped: its styles have absolute
     addresses and need a server."""
     names = sorted(pages) if os.environ.get("ALL_PAGES") else [site / f"{name}.html" for name in KINDS]

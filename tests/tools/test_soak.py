@@ -32,7 +32,7 @@ def test_every_fault_really_happens(tmp_path):
         assert said in found[fault], (fault, found[fault])
 
 
-def test_defects_are_found_and_what_they_left_is_kept(tmp_path):
+def test_defects_are_found_and_their_files_kept(tmp_path):
     result = run(tmp_path, "tests.soaked")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)

@@ -32,7 +32,7 @@ def steps(workflow: dict[Any, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_a_workflow_reads_the_repository_and_no_more(path) -> None:
+def test_a_workflow_can_only_read_the_repository(path) -> None:
     workflow = read(path)
     assert workflow["permissions"] == {"contents": "read"} and "concurrency" in workflow
     more = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
@@ -44,7 +44,7 @@ def test_a_workflow_reads_the_repository_and_no_more(path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_a_step_runs_what_can_be_run_by_hand(path) -> None:
+def test_a_step_runs_commands_that_users_can_run(path) -> None:
     """Steps run a make target, .ci/run, or the installation of uv; actions are GitHub's own, pinned by version."""
     for step in steps(read(path)):
         if "run" in step:
@@ -66,7 +66,7 @@ def test_the_suite_runs_on_two_systems_and_three_pythons_and_with_the_newest_pac
 
 
 @pytest.mark.parametrize("newest", ["", "1"])
-def test_ci_runs_what_was_tested_or_the_newest(newest, tmp_path) -> None:
+def test_ci_installs_the_tested_or_the_newest_versions(newest, tmp_path) -> None:
     """Uses a fake make and a fake Python that print their arguments."""
     (tmp_path / ".ci").mkdir()
     (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())
@@ -85,7 +85,7 @@ def test_ci_runs_what_was_tested_or_the_newest(newest, tmp_path) -> None:
     assert lines[0].startswith("make .venv") and lines[-1].startswith("make test") and len(lines) == 6
 
 
-def test_a_run_of_the_tests_ends_with_what_failed_and_what_was_skipped_and_why(pytestconfig) -> None:
+def test_pytest_lists_failures_and_skips(pytestconfig) -> None:
     assert "-rfEs" in pytestconfig.getini("addopts")
 
 
@@ -101,7 +101,7 @@ def test_the_image_is_built_by_the_readmes_two_commands() -> None:
     assert re.search(r"^ARG TORCH=cpu\nENV UV_TORCH_BACKEND=\$TORCH$", STAGES[0], re.M)
 
 
-def test_the_image_that_grades_runs_the_courses_command_on_what_is_mounted() -> None:
+def test_the_grading_image_runs_the_courses_command_on_mounted_files() -> None:
     """The entry point with the page's arguments parses; the image runs without root, network or writable files."""
     _, stage, _ = STAGES
     assert stage.startswith("tools AS grade\n") and re.search(r"^USER [1-9]\d*$", stage, re.M)
@@ -132,7 +132,7 @@ def test_the_development_container_is_the_images_first_stage() -> None:
     assert set(re.findall(r"make (\S+)", settings["postCreateCommand"])) <= TARGETS
 
 
-def test_no_package_registry_is_named() -> None:
+def test_no_package_registry_is_hard_coded() -> None:
     """Users choose the registry in the settings of pip and uv."""
     hosts = re.compile(r"pypi\.org|pythonhosted|download\.pytorch\.org|index-url|find-links|ghcr\.io|docker\.io")
     names = (".devcontainer/Dockerfile", "Makefile", "pyproject.toml", ".ci/constraints.txt", ".ci/run")

@@ -59,7 +59,7 @@ class Mutant:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A node, its position in its parent, and the statement that contains it."""
 
     node: ast.AST
@@ -81,26 +81,26 @@ def mutants_of(source: str, name: str) -> list[Mutant]:
     known = names_of(ast.parse(source)) | set(dir(builtins))
     programs = {ast.dump(function)}
     alike: Counter[str] = Counter()
-    found = []
-    for place in list(places(function)):
+    mutants = []
+    for location in list(locations(function)):
         for operator in OPERATORS:
-            for new in operator(place, function):
+            for new in operator(location, function):
                 if unknown_name(new, known):
                     continue
-                place.put(new)
-                after = head(new if place.node is place.statement else place.statement)
+                location.put(new)
+                after = head(new if location.node is location.statement else location.statement)
                 program = ast.dump(function)
-                place.put(place.node)
+                location.put(location.node)
                 if program not in programs:
                     programs.add(program)
-                    mutated = spliced(source, place.node, text_of(new))  # type: ignore[arg-type]
+                    mutated = spliced(source, location.node, text_of(new))  # type: ignore[arg-type]
                     words = operator.__name__.rstrip("_").replace("_", " ")
-                    line = place.node.lineno  # type: ignore[attr-defined]
+                    line = location.node.lineno  # type: ignore[attr-defined]
                     if isinstance(new, ast.Pass):
-                        after += f"  # {head(place.node)}"
-                    found.append(Mutant(words, line, after, alike[after], mutated))
+                        after += f"  # {head(location.node)}"
+                    mutants.append(Mutant(words, line, after, alike[after], mutated))
                     alike[after] += 1
-    return found
+    return mutants
 
 
 def names_of(module: ast.Module) -> set[str]:
@@ -117,7 +117,7 @@ def unknown_name(new: ast.AST, known: set[str]) -> bool:
     return isinstance(new, ast.Call) and isinstance(new.func, ast.Name) and new.func.id in set(TWIN) - known
 
 
-def places(node: ast.AST, statement: ast.stmt | None = None) -> Iterator[Place]:
+def locations(node: ast.AST, statement: ast.stmt | None = None) -> Iterator[Location]:
     """Yield every node below that may be mutated."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "args") and not isinstance(node, ast.Call):
@@ -129,18 +129,18 @@ def places(node: ast.AST, statement: ast.stmt | None = None) -> Iterator[Place]:
                 continue
             if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):  # a docstring
                 continue
-            of = child if isinstance(child, ast.stmt) else statement
-            if isinstance(child, ast.expr | ast.stmt) and of is not None:
-                yield Place(child, node, field, index, of)
+            enclosing = child if isinstance(child, ast.stmt) else statement
+            if isinstance(child, ast.expr | ast.stmt) and enclosing is not None:
+                yield Location(child, node, field, index, enclosing)
             if not isinstance(child, ast.Raise):
-                yield from places(child, of)
+                yield from locations(child, enclosing)
 
 
 def head(statement: ast.AST) -> str:
     """Return a statement in one line; for a compound one, the part before its body."""
     bodies = {field: [] for field in ("body", "orelse", "finalbody", "handlers") if hasattr(statement, field)}
-    whole = changed(statement, **bodies) if isinstance(statement, ast.stmt) else statement
-    return ast.unparse(whole).splitlines()[0]
+    emptied = changed(statement, **bodies) if isinstance(statement, ast.stmt) else statement
+    return ast.unparse(emptied).splitlines()[0]
 
 
 def text_of(node: ast.AST) -> str:
@@ -176,36 +176,36 @@ def shifted(node: ast.expr) -> Iterator[ast.expr]:
 
 
 # ------------------------------------------------------------------------------------------------------ the operators
-def comparison(place: Place, _: Function) -> Iterator[ast.AST]:
+def comparison(location: Location, _: Function) -> Iterator[ast.AST]:
     """a < b: a <= b, a >= b"""
-    node = place.node
+    node = location.node
     if isinstance(node, ast.Compare):
         for i, operation in enumerate(node.ops):
             for other in COMPARISONS[type(operation)]:
                 yield changed(node, ops=with_item(node.ops, i, other()))
 
 
-def arithmetic(place: Place, _: Function) -> Iterator[ast.AST]:
+def arithmetic(location: Location, _: Function) -> Iterator[ast.AST]:
     """a + b: a - b; a += b: a -= b, a = b"""
-    node = place.node
+    node = location.node
     if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in ARITHMETIC:
         yield changed(node, op=ARITHMETIC[type(node.op)]())
     if isinstance(node, ast.AugAssign):
         yield ast.Assign([node.target], node.value, lineno=node.lineno)
 
 
-def swapped_operands(place: Place, _: Function) -> Iterator[ast.AST]:
+def swapped_operands(location: Location, _: Function) -> Iterator[ast.AST]:
     """a - b: b - a, unless it is squared"""
-    node, parent = place.node, place.parent
+    node, parent = location.node, location.parent
     power = parent.right if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Pow) else None
     squared = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and getattr(power, "value", 0) == 2
     if isinstance(node, ast.BinOp) and not isinstance(node.op, COMMUTATIVE_OPERATORS) and not squared:
         yield changed(node, left=node.right, right=node.left)
 
 
-def dropped_operand(place: Place, _: Function) -> Iterator[ast.AST]:
+def dropped_operand(location: Location, _: Function) -> Iterator[ast.AST]:
     """a + b: a, b; a and b: a, b; -a: a"""
-    node = place.node
+    node = location.node
     if isinstance(node, ast.BinOp):
         yield from (node.left, node.right)
     elif isinstance(node, ast.UnaryOp):
@@ -216,24 +216,26 @@ def dropped_operand(place: Place, _: Function) -> Iterator[ast.AST]:
             yield rest[0] if len(rest) == 1 else changed(node, values=rest)
 
 
-def boolean(place: Place, _: Function) -> Iterator[ast.AST]:
+def boolean(location: Location, _: Function) -> Iterator[ast.AST]:
     """a and b: a or b"""
-    node = place.node
+    node = location.node
     if isinstance(node, ast.BoolOp):
         yield changed(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
 
 
-def negated_condition(place: Place, _: Function) -> Iterator[ast.AST]:
+def negated_condition(location: Location, _: Function) -> Iterator[ast.AST]:
     """if a: if not a; other operators negate `a < b` and `not a`"""
-    node, parent = place.node, place.parent
-    condition = place.field == "ifs" or (isinstance(parent, ast.If | ast.While | ast.IfExp) and place.field == "test")
+    node, parent = location.node, location.parent
+    condition = location.field == "ifs" or (
+        isinstance(parent, ast.If | ast.While | ast.IfExp) and location.field == "test"
+    )
     if condition and not (isinstance(node, ast.UnaryOp) or (isinstance(node, ast.Compare) and len(node.ops) == 1)):
         yield ast.UnaryOp(ast.Not(), node)  # type: ignore[arg-type]
 
 
-def constant(place: Place, _: Function) -> Iterator[ast.AST]:
+def constant(location: Location, _: Function) -> Iterator[ast.AST]:
     """2: 3, 1; 0.5: 1.5, 0.0; True: False; "a": "a!" """
-    node = place.node
+    node = location.node
     if isinstance(node, ast.Constant):
         if isinstance(node.value, bool):
             yield ast.Constant(not node.value)
@@ -245,15 +247,15 @@ def constant(place: Place, _: Function) -> Iterator[ast.AST]:
             yield ast.Constant(node.value + "!")
 
 
-def index(place: Place, _: Function) -> Iterator[ast.AST]:
+def index(location: Location, _: Function) -> Iterator[ast.AST]:
     """x[i]: x[i + 1], x[i - 1]; x[i:]: also x[:], x[i:-1]; x[:i]: also x[:], x[1:i]; range(i): range(i + 1), ..."""
-    node = place.node
+    node = location.node
     if isinstance(node, ast.Subscript):
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        for i, part in enumerate(parts):
+        indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        for i, part in enumerate(indices):
             for new in sliced(part) if isinstance(part, ast.Slice) else shifted(part):
-                whole = changed(node.slice, elts=with_item(parts, i, new)) if node.slice is not part else new
-                yield changed(node, slice=whole)
+                new_slice = changed(node.slice, elts=with_item(indices, i, new)) if node.slice is not part else new
+                yield changed(node, slice=new_slice)
     elif isinstance(node, ast.Call) and called(node) in ("range", "arange"):
         for i, argument in enumerate(node.args):
             for new in shifted(argument):
@@ -262,20 +264,20 @@ def index(place: Place, _: Function) -> Iterator[ast.AST]:
 
 def sliced(part: ast.Slice) -> Iterator[ast.AST]:
     for bound in ("lower", "upper"):
-        given, other = getattr(part, bound), getattr(part, "upper" if bound == "lower" else "lower")
-        if given is not None:
-            yield from (changed(part, **{bound: new}) for new in shifted(given))
+        value, other_value = getattr(part, bound), getattr(part, "upper" if bound == "lower" else "lower")
+        if value is not None:
+            yield from (changed(part, **{bound: new}) for new in shifted(value))
             yield changed(part, **{bound: None})
-        elif other is not None:
+        elif other_value is not None:
             yield changed(part, **{bound: number(1 if bound == "lower" else -1)})
 
 
-def swapped_arguments(place: Place, _: Function) -> Iterator[ast.AST]:
+def swapped_arguments(location: Location, _: Function) -> Iterator[ast.AST]:
     """f(a, b, c): f(b, a, c), f(a, c, b); return a, b: return b, a"""
-    node = place.node
+    node = location.node
     if isinstance(node, ast.Call) and called(node) not in COMMUTATIVE_CALLS:
         items, field = node.args, "args"
-    elif isinstance(node, ast.Tuple) and isinstance(place.parent, ast.Return):
+    elif isinstance(node, ast.Tuple) and isinstance(location.parent, ast.Return):
         items, field = node.elts, "elts"
     else:
         return
@@ -284,27 +286,27 @@ def swapped_arguments(place: Place, _: Function) -> Iterator[ast.AST]:
             yield changed(node, **{field: [*items[:i], items[i + 1], items[i], *items[i + 2 :]]})
 
 
-def dropped_argument(place: Place, _: Function) -> Iterator[ast.AST]:
+def dropped_argument(location: Location, _: Function) -> Iterator[ast.AST]:
     """f(a, dim=1): f(a)"""
-    node = place.node
+    node = location.node
     if isinstance(node, ast.Call):
         for i, argument in enumerate(node.keywords):
             if argument.arg not in NOT_MUTATED:
                 yield changed(node, keywords=node.keywords[:i] + node.keywords[i + 1 :])
 
 
-def another_function(place: Place, _: Function) -> Iterator[ast.AST]:
+def another_function(location: Location, _: Function) -> Iterator[ast.AST]:
     """x.min(): x.max()"""
-    node = place.node
+    node = location.node
     if isinstance(node, ast.Call) and called(node) in TWIN:
         twin = TWIN[called(node)]
         func = changed(node.func, attr=twin) if isinstance(node.func, ast.Attribute) else ast.Name(twin, ast.Load())
         yield changed(node, func=func)
 
 
-def dropped_call(place: Place, _: Function) -> Iterator[ast.AST]:
+def dropped_call(location: Location, _: Function) -> Iterator[ast.AST]:
     """x.exp(): x; torch.exp(x): x"""
-    node = place.node
+    node = location.node
     if isinstance(node, ast.Call) and called(node) in OPTIONAL_CALLS and "device" not in ast.unparse(node):
         of_module = isinstance(node.func, ast.Name) or ast.unparse(node.func.value) in MODULES  # type: ignore[attr-defined]
         if not of_module:
@@ -316,9 +318,9 @@ def dropped_call(place: Place, _: Function) -> Iterator[ast.AST]:
 MODULES = ("torch", "math", "np", "F", "tl")
 
 
-def removed_statement(place: Place, function: Function) -> Iterator[ast.AST]:
+def removed_statement(location: Location, function: Function) -> Iterator[ast.AST]:
     """Delete a call, a reassignment, `continue`, `break`, `raise`, or an early `return`."""
-    node = place.node
+    node = location.node
     if isinstance(node, ast.Assign):
         targets = [part for target in node.targets for part in getattr(target, "elts", [target])]
         arguments = function.args
@@ -330,7 +332,7 @@ def removed_statement(place: Place, function: Function) -> Iterator[ast.AST]:
         }
         removable = all(not isinstance(target, ast.Name) or target.id in bound for target in targets)
     else:
-        early = isinstance(node, ast.Return) and place.parent is not function
+        early = isinstance(node, ast.Return) and location.parent is not function
         removable = early or isinstance(node, ast.Expr | ast.AugAssign | ast.Continue | ast.Break | ast.Raise)
     if removable:
         yield ast.Pass()
@@ -341,7 +343,7 @@ def called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-OPERATORS: tuple[Callable[[Place, Function], Iterator[ast.AST]], ...] = (
+OPERATORS: tuple[Callable[[Location, Function], Iterator[ast.AST]], ...] = (
     *(comparison, arithmetic, swapped_operands, dropped_operand, boolean, negated_condition, constant, index),
     *(swapped_arguments, dropped_argument, another_function, dropped_call, removed_statement),
 )

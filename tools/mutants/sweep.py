@@ -84,18 +84,18 @@ def equivalent_changes(function: str) -> frozenset[str]:
     source = (ROOT / path).read_text(encoding="utf-8")
     changes = {mutant.change for mutant in mutants_of(source, name)}
     fixed = fixed_names(source)
-    found: set[str] = set()
+    result: set[str] = set()
     for change in (change for known in EQUIVALENT if known.function == function for change in known.changes):
         like = {change} & changes or {other for other in changes if reads_like(change, other, fixed)}
         if not like:
             raise LookupError(f"{function} has no mutant {change!r}")
-        found |= like
-    return frozenset(found)
+        result |= like
+    return frozenset(result)
 
 
 def tasks_of(exercises: Iterable[Exercise], sample: int | None, seed: int) -> list[Task]:
     """Return all mutants of each exercise, or a random sample of them."""
-    found = []
+    result = []
     for exercise in exercises:
         files = sorted({test.partition("::")[0] for test in exercise.tests})
         tests = [*exercise.tests, *((ROOT / file).read_text(encoding="utf-8") for file in files)]
@@ -109,18 +109,18 @@ def tasks_of(exercises: Iterable[Exercise], sample: int | None, seed: int) -> li
         if sample is not None and sample < len(tasks):
             drawn = random.Random(f"{seed} {exercise.name}").sample(range(len(tasks)), sample)
             tasks = [tasks[i] for i in sorted(drawn)]
-        found += tasks
-    return found
+        result += tasks
+    return result
 
 
 def batches(tasks: Iterable[Task]) -> list[list[Task]]:
     """Split tasks into batches of one exercise and at most BATCH tasks."""
-    found: list[list[Task]] = []
+    result: list[list[Task]] = []
     for task in tasks:
-        if not found or found[-1][0].exercise is not task.exercise or len(found[-1]) == BATCH:
-            found.append([])
-        found[-1].append(task)
-    return found
+        if not result or result[-1][0].exercise is not task.exercise or len(result[-1]) == BATCH:
+            result.append([])
+        result[-1].append(task)
+    return result
 
 
 def judge(batch: Sequence[Task], tree: Path, worker: Worker, limit: float) -> Iterator[Verdict]:
@@ -177,20 +177,20 @@ def verdict(task: Task, result: Outcome) -> Verdict:
     )  # fmt: skip
 
 
-def sweep(tasks: Sequence[Task], jobs: int, limit: float, tell: Callable[[Verdict], None]) -> None:
-    """Test all tasks, `jobs` at a time, and call `tell` with each verdict."""
+def sweep(tasks: Sequence[Task], jobs: int, limit: float, on_verdict: Callable[[Verdict], None]) -> None:
+    """Test all tasks, `jobs` at a time, and call `on_verdict` with each verdict."""
     waiting: SimpleQueue[list[Task]] = SimpleQueue()
     for batch in batches(tasks):
         waiting.put(batch)
-    found: SimpleQueue[Verdict | Exception] = SimpleQueue()
+    results: SimpleQueue[Verdict | Exception] = SimpleQueue()
 
     def work(worker: Worker, tree: Path) -> None:
         try:
             while True:
                 for verdict in judge(waiting.get_nowait(), tree, worker, limit):
-                    found.put(verdict)
+                    results.put(verdict)
         except Exception as error:  # raised again below; Empty: no batches left
-            found.put(error)
+            results.put(error)
 
     with ExitStack() as stack:
         working = min(jobs, waiting.qsize())
@@ -201,9 +201,9 @@ def sweep(tasks: Sequence[Task], jobs: int, limit: float, tell: Callable[[Verdic
             stack.enter_context(worker)  # exited before the join: a thread ends when its worker has ended
             thread.start()
         while working:
-            result = found.get()
+            result = results.get()
             if isinstance(result, Verdict):
-                tell(result)
+                on_verdict(result)
             elif isinstance(result, Empty):
                 working -= 1
             else:
@@ -212,7 +212,7 @@ def sweep(tasks: Sequence[Task], jobs: int, limit: float, tell: Callable[[Verdic
 
 def read_verdicts(file: Path) -> dict[str, Verdict]:
     """Read the verdicts of an earlier sweep, by key. Raises InputError for a line that isn't a verdict."""
-    found = {}
+    verdicts = {}
     for number, line in enumerate(file.read_text().splitlines() if file.exists() else [], start=1):
         try:
             verdict = Verdict(**json.loads(line))
@@ -220,8 +220,8 @@ def read_verdicts(file: Path) -> dict[str, Verdict]:
             raise InputError(
                 f"{file}:{number}: not a verdict of `python -m tools.mutants`: delete the line."
             ) from error
-        found[verdict.key] = verdict
-    return found
+        verdicts[verdict.key] = verdict
+    return verdicts
 
 
 def append(file: Path, verdict: Verdict) -> None:
@@ -234,8 +234,8 @@ def counts(verdicts: Sequence[Verdict]) -> list[tuple[str, int, int, int]]:
     """Count (name, mutants, equivalent, killed) for each exercise, and for all in the last row."""
     rows = []
     for name in [*dict.fromkeys(verdict.exercise for verdict in verdicts), "all"]:
-        of = [verdict for verdict in verdicts if name in (verdict.exercise, "all")]
-        rows.append((name, len(of), sum(v.explained for v in of), sum(v.killed for v in of)))
+        group = [verdict for verdict in verdicts if name in (verdict.exercise, "all")]
+        rows.append((name, len(group), sum(v.explained for v in group), sum(v.killed for v in group)))
     return rows
 
 
@@ -264,9 +264,9 @@ def listed(verdicts: Iterable[Verdict]) -> str:
     """List unexplained survivors, and killed mutants that EQUIVALENT lists by mistake."""
     lines = []
     for verdict in verdicts:
-        place = f"{path_of(verdict.function)}:{verdict.line}"
+        location = f"{path_of(verdict.function)}:{verdict.line}"
         if verdict.survived:
-            lines.append(f"survived  {verdict.exercise}, {place}, {verdict.operator}: {verdict.change}")
+            lines.append(f"survived  {verdict.exercise}, {location}, {verdict.operator}: {verdict.change}")
         elif verdict.killed and verdict.explained:
-            lines.append(f"not equivalent  {verdict.exercise}, {place}: {verdict.change} ({verdict.claim})")
+            lines.append(f"not equivalent  {verdict.exercise}, {location}: {verdict.change} ({verdict.claim})")
     return "\n".join(lines)

@@ -98,16 +98,16 @@ def code_named(code: types.CodeType, name: str) -> types.CodeType | None:
     """Find the code object of a function, `Class.method`, inside a module's code."""
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            found = inner if inner.co_qualname == name else code_named(inner, name)
-            if found is not None:
-                return found
+            match = inner if inner.co_qualname == name else code_named(inner, name)
+            if match is not None:
+                return match
     return None
 
 
-def answer(root: str, tests: list[str], limit: float, mutants: list[dict] | None = None, **others: Any) -> dict:
+def answer(root: str, tests: list[str], limit: float, mutants: list[dict] | None = None, **options: Any) -> dict:
     """Answer a request like the grader's worker; with mutants, test all of them before returning."""
     if mutants is None:
-        return worker_main.answer(root, tests, limit, **others)
+        return worker_main.answer(root, tests, limit, **options)
     answers = os.dup(1)
 
     def nest(reporter: worker_main.Reporter) -> Nest:

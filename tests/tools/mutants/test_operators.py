@@ -73,7 +73,7 @@ def test_an_operator_makes_these_changes(operator, body, expected) -> None:
     assert changes(body, operator) == expected
 
 
-def test_what_tests_cannot_judge_is_left_alone() -> None:
+def test_code_that_tests_cannot_judge_is_not_mutated() -> None:
     body = '"""-1"""\ny: tuple[1, 2] = x\nassert a < b\nif a:\n    raise ValueError(f"{a + 1}", "no")\nreturn y'
     source = HEAD + "".join(f"    {line}\n" for line in body.splitlines())
     found = {mutant.change for mutant in mutants_of(source, "f")}
@@ -86,7 +86,7 @@ def test_a_mutant_keeps_the_rest_of_the_file_and_its_comments() -> None:
     assert mutated[0] == source.replace("x  # (B,)\n            < 1)", "(x <= 1))")
 
 
-def test_changes_that_read_alike_are_numbered_in_the_order_of_the_file() -> None:
+def test_equal_changes_are_numbered_in_file_order() -> None:
     source = HEAD + "    x.append(a)\n    x.append(a)\n    return x\n"
     found = [mutant for mutant in mutants_of(source, "f") if mutant.operator == "removed statement"]
     assert [(mutant.line, mutant.number) for mutant in found] == [(5, 0), (6, 1)]
@@ -94,7 +94,7 @@ def test_changes_that_read_alike_are_numbered_in_the_order_of_the_file() -> None
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_mutants_of_an_exercise_differ_from_it_and_from_each_other_in_its_function_alone(exercise) -> None:
+def test_mutants_of_an_exercise_are_distinct_and_change_only_its_function(exercise) -> None:
     for function in exercise.functions:
         path, name = place_of(function)
         source = (ROOT / path).read_text()

@@ -119,14 +119,14 @@ def test_a_grader_that_is_too_loose_lets_mutants_survive(tree, worker) -> None:
 
 
 @pytest.mark.slow
-def test_a_mutant_that_only_shows_at_the_import_is_killed_in_a_fresh_process(tree, worker) -> None:
+def test_a_mutant_that_matters_only_at_import_is_killed_in_a_fresh_process(tree, worker) -> None:
     assert all(verdict.killed for verdict in verdicts(tree, worker, "area", "imported").values())
     found = verdicts(tree, worker, "Box.__init__", "box")  # without super(), the code has other free variables
     assert found["pass  # super().__init__()"].killed and not found["self.area = area(height, width)"].killed
 
 
 @pytest.mark.slow
-def test_an_endless_loop_is_ended_and_counts_as_killed(tree, worker) -> None:
+def test_an_endless_loop_counts_as_killed(tree, worker) -> None:
     found = verdicts(tree, worker, "total", "total", limit=1.0)
     endless = found["pass  # result += left.pop()"]
     assert endless.killed and endless.claim == "total" and endless.reason == "exceeded its processor time"
@@ -167,7 +167,7 @@ def verdict(task: Task, killed: bool) -> Verdict:
     )  # fmt: skip
 
 
-def test_a_sample_depends_on_the_seed_alone_and_is_of_each_exercise() -> None:
+def test_a_sample_depends_only_on_the_seed_and_covers_each_exercise() -> None:
     exercises = chosen(["whitening", "pass-at-k"])
     everything, one, again, other = (
         [(task.function, task.mutant.change) for task in tasks_of(exercises, sample, seed)]
@@ -180,7 +180,7 @@ def test_a_sample_depends_on_the_seed_alone_and_is_of_each_exercise() -> None:
     assert all(len(part) <= mutants.BATCH and len({task.exercise.name for task in part}) == 1 for part in parts)
 
 
-def test_a_verdict_holds_for_its_source_and_its_tests(tree) -> None:
+def test_a_verdict_depends_on_its_source_and_tests(tree) -> None:
     def keys(*tests: str) -> list[str]:
         return [task.key for task in tasks_of([exercise("area", *tests)], None, 1)]
 
@@ -201,7 +201,7 @@ class NoWorker:
         pass
 
 
-def test_a_sweep_tells_every_verdict_and_raises_what_a_job_raises(monkeypatch) -> None:
+def test_a_sweep_reports_every_verdict_and_raises_a_jobs_error(monkeypatch) -> None:
     monkeypatch.setattr(mutants, "Worker", NoWorker)
     monkeypatch.setattr(mutants, "judge", lambda batch, *_: (verdict(task, True) for task in batch))
     tasks, found = tasks_of(chosen(["whitening", "padding"]), None, 1), []
@@ -221,7 +221,7 @@ def run(monkeypatch, *words: object) -> None:
     run_module(main, Args)
 
 
-def test_an_interrupted_sweep_goes_on_and_a_second_one_runs_nothing(monkeypatch, capsys, tmp_path) -> None:
+def test_an_interrupted_sweep_continues_and_a_second_one_runs_nothing(monkeypatch, capsys, tmp_path) -> None:
     judged = []
 
     def interrupted(tasks, jobs, limit, tell):
@@ -280,7 +280,7 @@ def test_renaming_all_local_variables_moves_no_equivalent_mutant(function) -> No
             assert any(reads_like(change, other, fixed) for other in changes), change
 
 
-def test_the_share_leaves_out_equivalent_mutants_and_names_wrong_explanations(monkeypatch) -> None:
+def test_the_share_excludes_equivalent_mutants_and_wrong_explanations_are_listed(monkeypatch) -> None:
     known = EQUIVALENT[0]
     [of] = [exercise for exercise in EXERCISES if known.function in exercise.functions]
     tasks = [task for task in tasks_of([of], None, 1)]
@@ -292,7 +292,7 @@ def test_the_share_leaves_out_equivalent_mutants_and_names_wrong_explanations(mo
     assert mutants.listed(found).count("not equivalent") == equivalent
 
 
-def test_the_published_numbers_are_of_every_exercise_and_each_reaches_95_per_cent() -> None:
+def test_the_published_numbers_cover_every_exercise_and_each_reaches_95_percent() -> None:
     with COUNTS.open(newline="") as stream:
         _, *rows = csv.reader(stream)
     assert [name for name, *_ in rows] == [*(exercise.name for exercise in EXERCISES), "all"]
@@ -303,7 +303,7 @@ def test_the_published_numbers_are_of_every_exercise_and_each_reaches_95_per_cen
     assert f"kill {killed:,} of {number - equivalent:,} wrong" in (ROOT / "course" / "README.md").read_text()
 
 
-def test_the_numbers_are_written_a_row_per_exercise_and_one_of_all(tmp_path) -> None:
+def test_counts_are_written_in_a_row_per_exercise_and_a_total(tmp_path) -> None:
     exercises = chosen(["whitening", "pass-at-k"])
     tasks = tasks_of(exercises, 5, 1)
     file = tmp_path / "mutants.csv"
