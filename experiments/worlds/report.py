@@ -421,9 +421,11 @@ def fresh_lines(rows: list[Row]) -> Lines:
                     continue
                 low, high = min(gaps.values()), max(gaps.values())
                 line = [str(budget), name, base, str(len(gaps)), f"{low:.3f}", f"{high:.3f}"]
-                for world, value in (gaps_by_world(fresh, name, base) or {"": None}).items():
-                    inside = "" if value is None else str(low <= value <= high).lower()
-                    lines.append([*line, world, "" if value is None else f"{value:.3f}", inside])
+                measured = gaps_by_world(fresh, name, base)
+                for world, value in measured.items():
+                    lines.append([*line, world, f"{value:.3f}", str(low <= value <= high).lower()])
+                if not measured:
+                    lines.append([*line, "", "", ""])
     return lines
 
 
