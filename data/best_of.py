@@ -1,17 +1,17 @@
-"""Best-of-n: the best of a policy's answers to each query -> sft.jsonl, demonstrations for train_sft.py.
+"""Best-of-n sampling: a policy's best answer to each query -> sft.jsonl, demonstrations for train_sft.py.
 
     python -m data.best_of --policy runs/tiny/sft --reward-model runs/tiny/rm --out runs/tiny/best_of
     python train_sft.py --model runs/tiny/sft --data runs/tiny/best_of --out runs/tiny/sft_best_of
 
 This is rejection sampling as in Llama 2 (Touvron et al. 2023) or, alternated with fine-tuning, expert iteration
-(Anthony et al. 2017). The policy answers each query of sft.{train,validation}.jsonl once, with --num-samples answers;
-a reward model, an ensemble or a rule scores them; the highest score wins. An answer can't win if it has no EOS, is
-empty, or is longer than --response-length when encoded again; a query whose answers all fail is left out.
+(Anthony et al. 2017). The policy samples --num-samples answers to each distinct query of sft.{train,validation}.jsonl;
+a reward model, an ensemble or a rule scores them, and the highest score wins. An answer can't win if it has no EOS, is
+empty, or is longer than --response-length when re-encoded; a query without a usable answer is skipped.
 
     sft.{train,validation}.jsonl   the winners; meta has the score, the mean score of all answers and their number
     best_of.json                   the cost of sampling: answers, their tokens, seconds, peak memory; written last
 
-The references of --data are not copied: evaluate against them with eval.py --data. The files depend on --seed but not
+The references in --data are not copied: evaluate against them with eval.py --data. The files depend on --seed but not
 on --batch-size. Finished samples are kept in --out, and --resume continues from there.
 """
 
@@ -44,19 +44,19 @@ from nanorlhf.training.checks import check_other_model, check_reward
 from nanorlhf.training.run import peak_resident_bytes, write_json
 
 PARTIAL, COST = "best_of.partial.jsonl", "best_of.json"
-QUERIES_AT_ONCE = 64  # answered before the winners are written; fixed, as the samples depend on it
+QUERIES_AT_ONCE = 64  # answered before the winners are saved; fixed, because the samples depend on it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args(SamplingArgs):
     policy: str = "runs/tiny/sft"
-    """policy that answers: checkpoint directory or Hub id"""
+    """policy to sample answers from: checkpoint directory or Hub id"""
     reward_model: str | tuple[str, ...] | None = "runs/tiny/rm"
-    """scores the answers; several paths: an ensemble"""
+    """reward model that scores the answers; several paths: an ensemble"""
     reward: str | tuple[str, ...] | None = None
-    """scores instead, one or several of: FILE.py:FUNCTION, a reward model's directory, judge:FILE.toml"""
+    """replaces --reward-model; one or more of: FILE.py:FUNCTION, a reward model's directory, judge:FILE.toml"""
     reward_weights: Literal["mean", "min", "uncertainty"] | tuple[FiniteFloat, ...] | None = None
-    """what makes one score of several: a weight for each (None: 1); of several reward models their mean (None), min, or
+    """how several scores become one: a weight for each (None: 1); for several reward models their mean (None), min, or
     uncertainty, mean - 0.1 * variance"""
     reward_workers: NumWorkers = 0
     """processes that call the functions of --reward; 0: this one"""
@@ -65,9 +65,9 @@ class Args(SamplingArgs):
     out: Path = Path("runs/tiny/best_of")
     """directory for the JSON Lines; existing files are replaced"""
     num_validation_queries: PositiveInt | None = None
-    """queries of the validation split (None: as --num-queries)"""
+    """queries of the validation split (None: same as --num-queries)"""
     num_samples: Annotated[int, Range("from 2 to a million", lambda x: 2 <= x <= 10**6)] = 16
-    """answers per query, n of the best of n"""
+    """answers per query, the n of best-of-n"""
     temperature: Annotated[float, Range("above 0, 100 at most", lambda x: 0 < x <= 100)] = 0.7
     """sampling temperature"""
     top_p: Fraction = 1.0
@@ -75,9 +75,9 @@ class Args(SamplingArgs):
     response_length: Annotated[int, Range("at least 2", lambda x: x >= 2)] = 24
     """maximum tokens of an answer including EOS"""
     resume: bool = False
-    """continue the sampling in --out"""
+    """continue an interrupted run in --out"""
     overwrite: bool = False
-    """replace an interrupted sampling in --out"""
+    """replace an interrupted run in --out"""
 
 
 # ---------------------------------------------------------------------------------------------------- 1. the best of n
@@ -86,9 +86,9 @@ def best_answers(
     queries: dict[str, bool], records: dict[str, dict], policy: GPT, reward: Rewards, tokenizer: Tokenizer, args: Args,
     seed: int,
 ) -> tuple[list[dict | None], int]:  # fmt: skip
-    """A row of sft.jsonl for each query, None if no answer can win; and the number of sampled tokens.
+    """Return a row of sft.jsonl for each query, None if no answer can win, and the number of sampled tokens.
 
-    records: query -> its row, in which a function finds what it asks for
+    records: query -> its row, with the fields for reward functions
     """
     ids = [tokenizer.encode(query, chat) for query, chat in queries.items()]
     query, response = sample_answers(
@@ -101,7 +101,7 @@ def best_answers(
     scores, token_rewards = reward.score(batch)
     scores = scores + token_rewards.sum(1)  # (B * n,)
     if not scores.isfinite().all():
-        raise InputError(f"{reward.name} gave a score that is not finite.")
+        raise InputError(f"{reward.name} returned a score that is not finite.")
     samples = zip(response.tolist(), scores.tolist(), strict=True)
     groups = micro_batches(list(samples), args.num_samples)
     rows: list[dict | None] = []
@@ -119,12 +119,12 @@ def best_answers(
 
 
 def rows_by_query(path: Path) -> dict[str, dict]:
-    """The rows of a file; of equal queries the last."""
+    """Return the rows of a file by query; if queries repeat, the last one counts."""
     return {record["query"]: record for _, record in iter_jsonl(path)}
 
 
 def answer_text(query: str, ids: list[int], tokenizer: Tokenizer, chat: bool, response_length: int) -> str | None:
-    """The text of sampled ids; None if it can't be a demonstration."""
+    """Decode sampled ids; None if the text can't be a demonstration."""
     text = tokenizer.decode(ids).strip()
     if not text or tokenizer.eos_id not in ids:
         return None
@@ -133,21 +133,21 @@ def answer_text(query: str, ids: list[int], tokenizer: Tokenizer, chat: bool, re
 
 # ------------------------------------------------------------------------------------------------------------ 2. files
 def begin_sampling(args: Args, path: Path) -> list[dict]:
-    """Begin the file of samples; returns the chunks that it already has if the sampling is resumed.
+    """Start the file of samples, or with --resume check it; return the chunks that it already has.
 
-    Its first line holds the settings that the samples depend on. Raises InputError if they differ.
+    Its first line has the settings that determine the samples. Raises InputError if they differ.
     """
     if args.resume and not path.exists():
         raise InputError(f"--resume: {path} does not exist.")
     if path.exists() and not args.resume and not args.overwrite and path.read_bytes().count(b"\n") > 1:
-        raise InputError(f"--out {args.out} holds an interrupted sampling: pass --resume or --overwrite.")
+        raise InputError(f"--out {args.out} has an interrupted run: pass --resume or --overwrite.")
     names = ("policy", "reward_model", "reward", "reward_weights", "data", "tokenizer", "num_queries")
     names += ("num_validation_queries", "num_samples", "temperature", "top_p", "response_length", "seed")
     settings = {name: str(getattr(args, name)) for name in names}
     rows = sampled_rows(path, settings) if args.resume else []
     kinds = {"split": str, "rows": list, "num_tokens": int, "seconds": float}
     chunks = [{name: field(row, name, kind, where) for name, kind in kinds.items()} for where, row in rows]
-    (args.out / COST).unlink(missing_ok=True)  # of the winners that will be replaced
+    (args.out / COST).unlink(missing_ok=True)  # belongs to winners that will be replaced
     write_jsonl(path, [settings, *chunks])
     return chunks
 
@@ -157,9 +157,9 @@ def main(args: Args) -> None:
     check_out(args.out)
     check_reward(args.reward_model, args.reward, args.reward_weights)
     if any(kind is GPT for _, _, kind in scoring_models(args.reward, args.reward_model)):
-        raise InputError("--reward teacher: it rewards a policy that is trained: name a reward model or a function.")
+        raise InputError("--reward teacher only works in training: pass a reward model or a function.")
     if args.out.resolve() == args.data.resolve():
-        raise InputError(f"--out {args.out} is --data: the winners would replace the demonstrations.")
+        raise InputError(f"--out {args.out} is --data: the winners would overwrite the demonstrations.")
     most = {"train": args.num_queries, "validation": args.num_validation_queries or args.num_queries}
     queries = {split: read_queries(args.data / f"sft.{split}.jsonl", most[split]) for split in SPLITS}
     device = launch.setup(args.device)
@@ -198,15 +198,15 @@ def main(args: Args) -> None:
     for chunk in chunks:
         for row in chunk["rows"]:
             if row is None:
-                left_out["queries without an answer that ends"] += 1
+                left_out["queries without a usable answer"] += 1
             else:
                 found[chunk["split"]].append(row)
     for split, rows in found.items():
         if not rows:
-            path.unlink()  # a resumed run would end here again
+            path.unlink()  # a resumed run would fail here again
             raise InputError(
-                f"--policy {args.policy}: none of its answers to the {len(queries[split])} {split} queries can win: "
-                "nothing was written; raise --response-length, or train it longer."
+                f"--policy {args.policy}: no usable answer to any of the {len(queries[split])} {split} queries; "
+                "nothing was written. Raise --response-length, or train the policy longer."
             )
     with converted_files(args.out, args.policy, tokenizer, left_out) as write:
         for split, rows in found.items():

@@ -1,4 +1,4 @@
-"""Conversations in the layouts of the Hub's datasets -> sft.jsonl and comparisons.jsonl, by a model's chat template.
+"""Conversations in the formats of Hub datasets -> sft.jsonl and comparisons.jsonl, by a model's chat template.
 
     python -m data.chat --source mine.jsonl --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out runs/chat/data
     python -m data.chat --source HuggingFaceH4/ultrafeedback_binarized --files 'data/*_prefs-*' --out runs/chat/data
@@ -9,30 +9,30 @@ A record is a demonstration or a pair; a message is {"role": "system", "user", "
     {"conversations": [{"from", "value"}, ...]}                 ShareGPT's, also with `chosen` and `rejected`
     {"prompt": [...], "completion": [...]}                      the same, split in two
     {"prompt": [...], "chosen": [...], "rejected": [...]}       -> comparisons.{train,validation}.jsonl
-    {"chosen": [...], "rejected": [...]}                        full conversations; what they share is the prompt
+    {"chosen": [...], "rejected": [...]}                        full conversations; their shared prefix is the prompt
 
-What else a message has (tool_calls, reasoning_content, name) and the columns `tools` or `functions`, `documents` and
-`chat_template_kwargs` go to the template, as in transformers; a column `system` is the first message. A conversation
-is left out where the template doesn't write its tools, their calls and results, or the thoughts of the reply, and
-where the reply has "weight": 0 or "train": false.
+A message's other fields (tool_calls, reasoning_content, name) and the columns `tools` or `functions`, `documents` and
+`chat_template_kwargs` are passed to the template, as in transformers; a column `system` is the first message. A
+conversation is skipped if the template drops its tools, calls, tool results or the reasoning of the reply, or if the
+reply has "weight": 0 or "train": false.
 
-A string instead of a list is one message: of the user in a prompt, otherwise of the assistant. The chosen reply of a
-pair is a demonstration too, because people preferred it.
+A string instead of a list is one message: from the user in a prompt, otherwise from the assistant. The chosen reply of
+a pair is also a demonstration, because people preferred it.
 
-The query is the conversation before the last reply (--turns all: before each reply), as the template writes it to ask
-for a reply. The response is the reply as the template writes it, up to its end-of-turn token: the special token that
-follows, such as <|im_end|>. That token is the EOS of the data: it is the EOS of the tokenizer in --out, and
+The query is the conversation before the last reply (--turns all: before each reply), with the template's generation
+prompt. The response is the reply as the template writes it, up to its end-of-turn token: the special token that
+follows, such as <|im_end|>. That token is the EOS of the data: the tokenizer in --out has it as EOS, and
 `train_sft.py --tokenizer DIR` passes it on to the policy and all later stages.
 
-A long query loses its oldest turns (a user's message and the replies to it), but keeps the system message and the last
-turn. Conversations that can't be used are left out, and the reasons printed: among others the name of a special token
-in a message, which in a query would become that token, and a reply that the template changes.
+A query that is too long loses its oldest turns (a user message and the replies to it), but keeps the system message and
+the last turn. Unusable conversations are skipped, and the reasons printed. Examples are a message that contains the
+name of a special token, which would become that token in a query, and a reply that the template changes.
 
 meta has the messages of the query and the record's other fields that are a text, a number or a boolean, such as
-`answer`: a reward function may ask for them (docs/rewards.md). Columns of another kind are counted and not kept.
+`answer`, for reward functions to use (docs/rewards.md). Other columns are dropped and counted.
 
-The path of a file names its split; test becomes validation, and meta tells them apart. Without such a name, and with
---resplit, a seeded hash of the first user message draws the split: equal first messages share a split.
+The split is read from the path of a file; test becomes validation, and meta keeps the name. Without such a name, or
+with --resplit, the split is drawn by a seeded hash of the first user message, so equal first messages share a split.
 """
 
 import json
@@ -62,7 +62,7 @@ from nanorlhf.tokenizer import PAD, Tokenizer, load_tokenizer
 LAYOUT = ("messages", "prompt", "completion", "chosen", "rejected", "conversations")
 FOR_TEMPLATE = ("tools", "functions", "documents", "chat_template_kwargs")
 COLUMNS = {1: ("response",), 2: ("chosen", "rejected")}  # by number of replies
-ROLES = ("system", "user", "assistant")  # that every template writes
+ROLES = ("system", "user", "assistant")  # supported by every template
 SHAREGPT = {  # from: role
     **dict.fromkeys(("human", "user"), "user"), **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot"), "assistant"),
     **dict.fromkeys(("observation", "tool", "function_response"), "tool"), "system": "system",
@@ -71,8 +71,8 @@ SHAREGPT = {  # from: role
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 THINK = re.compile(r"</?think(?:ing)?>")
 T = TypeVar("T")
-Render = Callable[..., str]  # of a `Template` with the settings of a record
-PROBE = "\ue000\ue001"  # a placeholder for a reply, to see what the template writes around it
+Render = Callable[..., str]  # a `Template` with the settings of a record bound
+PROBE = "\ue000\ue001"  # placeholder for a reply, to find the text that the template writes around it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,22 +82,22 @@ class Args(prepare.SourceArgs, prepare.SplitArgs):
     tokenizer: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
     """directory or Hub id, with a chat template; the limits below count its tokens"""
     template: Path | None = None
-    """file with a chat template in Jinja, which replaces the tokenizer's own"""
+    """file with a chat template in Jinja that replaces the tokenizer's own"""
     turns: Literal["last", "all"] = "last"
-    """which replies of a demonstration become rows"""
+    """replies of a demonstration that become rows"""
     sft_from_pairs: bool = True
     """write the chosen replies of pairs to sft.jsonl too"""
     max_query_length: PositiveInt = 512
     """tokens; longer conversations lose their oldest turns"""
     max_response_length: PositiveInt = 256
-    """tokens including EOS; longer replies, and pairs with one, are left out"""
+    """tokens including EOS; longer replies, and pairs with one, are skipped"""
 
 
 # --------------------------------------------------------------------------------------------------------- 1. records
 def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
-    """The messages in a field of a record; a string is one message of this role.
+    """Return the messages in a field of a record; a string is one message with this role.
 
-    Raises InputError for what is not a message, LeftOut for a message that is not text or can't be a turn.
+    Raises InputError for malformed messages, LeftOut for messages that are not text or are empty.
     """
     given = record[name]
     found = [{"role": role, "content": given}] if isinstance(given, str) else field(record, name, list[dict], where)
@@ -105,7 +105,7 @@ def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
     for number, message in enumerate(found):
         location = f"{where}: {name}[{number}]"
         message = {key: value for key, value in message.items() if value is not None}  # parquet fills gaps with null
-        if function_call := message.pop("function_call", None):  # OpenAI's first layout of a tool call
+        if function_call := message.pop("function_call", None):  # OpenAI's first format for tool calls
             message.setdefault("tool_calls", [{"type": "function", "function": function_call}])
         if "tool_calls" in message:
             message["tool_calls"] = json_field(message, "tool_calls", list, location)
@@ -120,7 +120,7 @@ def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
         else:
             content = field(message, "content", str, location)
         speaker = field(message, "role", str, location)
-        speaker = "tool" if speaker == "function" else speaker  # OpenAI's first layout too
+        speaker = "tool" if speaker == "function" else speaker  # also OpenAI's first format
         if speaker not in ("system", "tool") and not content.strip() and not has_more:
             raise LeftOut("an empty message")
         messages.append(message | {"role": speaker, "content": content})
@@ -128,7 +128,7 @@ def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
 
 
 def json_field(record: dict, name: str, kind: type[T], where: str) -> T:
-    """`record[name]`, which may be JSON in a text, checked to be a `kind`."""
+    """Return `record[name]`, parsed if it is a JSON string, and check that it is a `kind`."""
     value = record[name]
     if isinstance(value, str):
         value = parse_json(value.encode(), f"{where}: the field {name!r}", is_line=True)
@@ -136,7 +136,7 @@ def json_field(record: dict, name: str, kind: type[T], where: str) -> T:
 
 
 def from_sharegpt(message: Any, where: str) -> Any:
-    """ShareGPT's {"from", "value"} as a message; others stay. A function_call's value is the JSON of the call."""
+    """Convert ShareGPT's {"from", "value"} to a message; return others unchanged. A function_call's value is JSON."""
     if not isinstance(message, dict) or "from" not in message:
         return message
     speaker, value = (field(message, name, str, where) for name in ("from", "value"))
@@ -150,7 +150,7 @@ def from_sharegpt(message: Any, where: str) -> Any:
 
 
 def plain_record(record: dict, where: str) -> dict:
-    """A record with the conversation in our columns: ShareGPT's, and a system message of its own."""
+    """Return a copy of a record with ShareGPT's columns converted to messages."""
     record = dict(record)
     turns = record.pop("conversations", None)
     if turns is not None and record.get("messages") is None:
@@ -165,7 +165,7 @@ def plain_record(record: dict, where: str) -> dict:
 
 
 def template_settings(record: dict, where: str) -> dict[str, Any]:
-    """What a record has for the chat template beside messages."""
+    """Return a record's inputs for the chat template other than messages."""
     found: dict[str, Any] = {}
     for name in FOR_TEMPLATE:
         if record.get(name) not in (None, ""):
@@ -180,7 +180,7 @@ def template_settings(record: dict, where: str) -> dict[str, Any]:
 
 
 def conversations(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
-    """A record's messages, and the two replies of a pair, each a list of messages; none for a demonstration."""
+    """Return a record's messages and the two replies of a pair, each a list of messages; no replies otherwise."""
     record = plain_record(record, where)
     messages, replies = messages_and_replies(record, where)
     if record.get("system"):
@@ -193,7 +193,7 @@ def conversations(record: dict, where: str) -> tuple[list[dict], list[list[dict]
 
 
 def messages_and_replies(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
-    """The same of a record in our columns, without its column `system`."""
+    """Do the same for a record without ShareGPT's columns, ignoring the column `system`."""
     given = {name for name, value in record.items() if value is not None}  # parquet fills gaps with null
     if {"chosen", "rejected"} <= given:
         return split_pair(record, where)
@@ -205,13 +205,13 @@ def messages_and_replies(record: dict, where: str) -> tuple[list[dict], list[lis
         prompt = messages_of(record, "prompt", "user", where)
         return prompt + messages_of(record, "completion", "assistant", where), []
     raise InputError(
-        f"{where}: no conversation: it needs messages, prompt and completion, or chosen and rejected, and has "
+        f"{where}: not a conversation: expected messages, prompt and completion, or chosen and rejected; got "
         f"{', '.join(map(str, record)) or 'no fields':.200}."
     )
 
 
 def split_pair(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
-    """A pair's prompt and its two replies; the prompt may be a field, the start of both conversations, or both."""
+    """Return a pair's prompt and two replies; the prompt can be a field, the start of both conversations, or both."""
     replies = [messages_of(record, name, "assistant", where) for name in ("chosen", "rejected")]
     prompt = record.get("prompt")
     before = [] if prompt is None else messages_of(record, "prompt", "user", where)
@@ -221,7 +221,7 @@ def split_pair(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
             if one != other:
                 break
             num_shared += 1
-        if num_shared:  # a prompt that is a string lacks the system message
+        if num_shared:  # preferred to a prompt string, which lacks the system message
             before, replies = replies[0][:num_shared], [reply[num_shared:] for reply in replies]
     if not all([message["role"] for message in reply] == ["assistant"] for reply in replies):
         raise LeftOut("pairs that differ before the last turn, or don't end in a reply")
@@ -230,7 +230,7 @@ def split_pair(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
 
 # -------------------------------------------------------------------------------------------------------- 2. templates
 class Generation(Extension):
-    """{% generation %}: some templates mark what the model is trained on; the text is unchanged."""
+    """{% generation %}, a tag around the trained text in some templates; rendered as its contents."""
 
     tags = {"generation"}
 
@@ -240,7 +240,7 @@ class Generation(Extension):
 
 
 def refuse(message: object) -> None:
-    raise LeftOut(f"the chat template refuses it: {message!s:.80}")
+    raise LeftOut(f"rejected by the chat template: {message!s:.80}")
 
 
 def to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
@@ -249,16 +249,16 @@ def to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
 
 
 class Template:
-    """A tokenizer's chat template, compiled in Jinja's sandbox with the functions that transformers gives templates.
+    """A tokenizer's chat template, compiled in Jinja's sandbox with the functions that transformers provides.
 
-    Raises InputError for a template that is missing or broken.
+    Raises InputError if the template is missing or broken.
     """
 
     def __init__(self, tokenizer: Tokenizer, where: str):
         if tokenizer.chat_template is None:
             raise InputError(
                 f"--tokenizer {where} has no chat template (chat_template.jinja, or chat_template in "
-                "tokenizer_config.json): pass one with --template."
+                "tokenizer_config.json); pass one with --template."
             )
         self.where = where
         self.tokens = {"bos_token": tokenizer.bos or "", "eos_token": tokenizer.eos, "pad_token": PAD}
@@ -272,13 +272,13 @@ class Template:
         }
         try:
             self.template = environment.from_string(tokenizer.chat_template)
-        except Exception as error:  # a stranger's program can raise anything
+        except Exception as error:  # third-party code can raise anything
             raise self.broken(error) from error
 
     def __call__(self, messages: list[dict], add_generation_prompt: bool = False, **settings: Any) -> str:
-        """The text of a conversation. Raises LeftOut if the template refuses it.
+        """Return the text of a conversation. Raises LeftOut if the template rejects it.
 
-        settings: tools, documents, and what a template of this kind may ask for
+        settings: tools, documents, and any other variables that the template reads
         """
         given = {"tools": None, "documents": None} | self.tokens | settings
         try:
@@ -290,34 +290,34 @@ class Template:
 
     def broken(self, error: Exception) -> InputError:
         reason = " ".join(str(error).split())
-        return InputError(f"--tokenizer {self.where}: its chat template fails ({reason:.200}).")
+        return InputError(f"--tokenizer {self.where}: the chat template fails ({reason:.200}).")
 
 
 # ---------------------------------------------------------------------------------------------- 3. query and response
 @dataclass(frozen=True)
 class Frame:
-    """What a template writes around a reply."""
+    """The text that a template writes around a reply."""
 
     messages: list[dict]  # before the reply
     before: str  # text before the reply
-    query: str  # the beginning of `before`, which the policy gets; a response begins with the rest
-    blank: str  # whitespace after the reply, the end of a response
+    query: str  # the start of `before`, given to the policy; the response starts with the rest
+    blank: str  # whitespace after the reply, at the end of the response
     end: str  # the end-of-turn token
     after: str  # text after the reply
 
 
 def frame_of(messages: list[dict], template: Render, special: re.Pattern) -> Frame:
-    """The frame of a reply to messages. Raises LeftOut if no end-of-turn token follows it."""
+    """Return the frame of a reply to messages. Raises LeftOut if no end-of-turn token follows it."""
     before, _, after = template([*messages, {"role": "assistant", "content": PROBE}]).rpartition(PROBE)
     end = re.match(rf"(\s*)({special.pattern})", after)
     if end is None:
         raise LeftOut("no end-of-turn token after the reply")
     without_prompt = template(messages)
     query = template(messages, add_generation_prompt=True)
-    if not before.startswith(query):  # it asks for more than a reply, such as thoughts
+    if not before.startswith(query):  # the generation prompt has more than the reply's header, such as <think>
         query = without_prompt
     if not before.startswith(query):
-        raise LeftOut("a chat template that writes messages differently if a reply follows")
+        raise LeftOut("a chat template that formats messages differently if a reply follows")
     rest = before[len(query) :]
     if special.search(rest) or (query == without_prompt and rest.strip()):  # a reply's header is not part of it
         query = before
@@ -327,7 +327,7 @@ def frame_of(messages: list[dict], template: Render, special: re.Pattern) -> Fra
 def fitting_frame(
     messages: list[dict], template: Render, special: re.Pattern, tokenizer: Tokenizer, limit: int
 ) -> Frame:
-    """The frame of the longest history whose query fits in `limit` tokens."""
+    """Return the frame of the longest history with a query of at most `limit` tokens."""
     system = [message for message in messages[:1] if message["role"] in ("system", "developer")]
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users:
@@ -345,7 +345,7 @@ def fitting_frame(
 
 
 def response_in(frame: Frame, reply: dict, template: Render, special: re.Pattern) -> str:
-    """A reply as the template writes it, without the end-of-turn token. Raises LeftOut if a part of it is lost."""
+    """Return a reply as the template writes it, without the end-of-turn token. Raises LeftOut if any of it is lost."""
     text = template([*frame.messages, reply])
     written = text[len(frame.query) : len(text) - len(frame.after)]
     if text != frame.query + written + frame.after:
@@ -356,10 +356,10 @@ def response_in(frame: Frame, reply: dict, template: Render, special: re.Pattern
         if not all(map(partial(is_in, written), THINK.split(reply["content"]))):
             raise LeftOut("a reply that the chat template changes")
         if not all(map(partial(is_in, written), leaves(thoughts))):
-            raise LeftOut("thoughts that the chat template doesn't write")
+            raise LeftOut("reasoning that the chat template drops")
         if not all(map(partial(is_in, written), called(calls))):
-            raise LeftOut("a tool call that the chat template doesn't write")
-        if special.search(written):  # a response has none: its text is never read as a special token
+            raise LeftOut("a tool call that the chat template drops")
+        if special.search(written):  # in a response, the name of a special token would be plain text
             raise LeftOut("a reply in which the chat template writes special tokens")
     elif written[len(frame.before) - len(frame.query) :].strip() != reply["content"].strip():
         raise LeftOut("a reply that the chat template changes")
@@ -367,23 +367,23 @@ def response_in(frame: Frame, reply: dict, template: Render, special: re.Pattern
 
 
 def check_written(frame: Frame, settings: dict, template: Template) -> None:
-    """Raise LeftOut if the template doesn't write the tools, documents, calls or results before a reply.
+    """Raise LeftOut if the template drops tools, documents, calls or results before a reply.
 
-    It may leave out earlier thoughts: templates of models that think do so.
+    It may drop earlier reasoning, as the templates of reasoning models do.
     """
     for name in ("tools", "documents"):
         others = {other: value for other, value in settings.items() if other != name}
         if name in settings and template(frame.messages, **others) == template(frame.messages, **settings):
-            raise LeftOut(f"{name} that the chat template doesn't write")
+            raise LeftOut(f"{name} that the chat template drops")
     for message in frame.messages:
         if not all(map(partial(is_in, frame.query), called(message.get("tool_calls") or []))):
-            raise LeftOut("a tool call that the chat template doesn't write")
+            raise LeftOut("a tool call that the chat template drops")
         if message["role"] not in ROLES and not is_in(frame.query, message["content"]):
-            raise LeftOut(f"a message of the role {message['role']:.40}, which the chat template doesn't write")
+            raise LeftOut(f"a message with the role {message['role']:.40} that the chat template drops")
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """The keys, texts and numbers in a JSON value."""
+    """Yield the keys, strings and numbers in a JSON value."""
     if isinstance(value, dict):
         yield from value
         value = [*value.values()]
@@ -395,7 +395,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def called(calls: list) -> Iterator[Any]:
-    """The names and the arguments in tool calls."""
+    """Yield the names and arguments in tool calls."""
     for call in calls:
         function = call.get("function", call) if isinstance(call, dict) else call
         if isinstance(function, dict):
@@ -404,27 +404,27 @@ def called(calls: list) -> Iterator[Any]:
 
 
 def is_in(text: str, value: Any) -> bool:
-    """Whether a text has a value, as it is or as in JSON."""
+    """Return whether a text contains a value, literally or JSON-escaped."""
     bare = str(value).strip()
     return any(form in text for form in (bare, json.dumps(bare)[1:-1], json.dumps(bare, ensure_ascii=False)[1:-1]))
 
 
 def with_end(tokenizer: Tokenizer, end: str) -> Tokenizer:
-    """The tokenizer with the end-of-turn token as EOS. Its template writes what it wrote before."""
+    """Return the tokenizer with the end-of-turn token as EOS, without changing what its template writes."""
     eos_id = tokenizer.backend.token_to_id(end)
     assert eos_id is not None  # a special token
     template = tokenizer.chat_template or ""
     if eos_id != tokenizer.eos_id and "eos_token" in template:
-        # Phi-3's, for one, writes the model's eos_token after a conversation. Jinja drops the newline.
+        # for example, Phi-3's template writes the model's eos_token after a conversation; Jinja drops the newline
         template = f"{{% set eos_token = {to_json(tokenizer.eos)} %}}\n{template}"
     return replace(tokenizer, eos_id=eos_id, chat_template=template)
 
 
 class Writer:
-    """Writes conversations by a chat template; the first one decides which token ends a turn and is the EOS."""
+    """Formats conversations with a chat template; the first one determines the end-of-turn token, the EOS."""
 
     def __init__(self, where: str, template: Path | None, max_query_length: int):
-        """where: --tokenizer; template: a file that replaces its template."""
+        """where: --tokenizer; template: a file that replaces the tokenizer's template."""
         self.where, self.max_query_length = where, max_query_length
         self.tokenizer = load_tokenizer(where)
         if template is not None:
@@ -435,10 +435,13 @@ class Writer:
         self.end: str | None = None  # the end-of-turn token
 
     def write(self, messages: list[dict], replies: list[dict], **settings: Any) -> tuple[Frame, list[str]]:
-        """The frame of replies to messages, and the text of each reply. settings: of the template. Raises LeftOut."""
+        """Return the frame of replies to messages, and the text of each reply. settings: see `Template`.
+
+        Raises LeftOut if the conversation can't be used.
+        """
         texts = (text for text in leaves([messages, replies, settings]) if isinstance(text, str))
         if any(map(self.special.search, texts)):
-            raise LeftOut("a message with the name of a special token")
+            raise LeftOut("a message that contains the name of a special token")
         render = partial(self.template, **settings)
         frame = fitting_frame(messages, render, self.special, self.tokenizer, self.max_query_length)
         check_written(frame, settings, self.template)
@@ -447,13 +450,13 @@ class Writer:
             self.end, self.tokenizer = frame.end, with_end(self.tokenizer, frame.end)
             self.template = Template(self.tokenizer, self.where)
         if frame.end != self.end:
-            raise LeftOut(f"another end-of-turn token than {self.end}")
+            raise LeftOut(f"an end-of-turn token other than {self.end}")
         return frame, responses
 
 
 # ------------------------------------------------------------------------------------------------------------ 4. files
 def examples(record: dict, where: str, turns: str) -> list[tuple[list[dict], list[dict]]]:
-    """For each row: the messages, and the one reply of a demonstration or the two of a pair."""
+    """Return, for each row, the messages and the one reply of a demonstration or the two of a pair."""
     messages, replies = conversations(record, where)
     if replies:
         return [(messages, [message for [message] in replies])]
@@ -466,15 +469,15 @@ def examples(record: dict, where: str, turns: str) -> list[tuple[list[dict], lis
 
 
 def check_trained(reply: dict) -> None:
-    """Raise LeftOut if a reply says that nothing, or not all of it, is to be learned."""
-    if any(reply.get(name, 1) == 0 for name in ("weight", "train", "loss")):  # as programs call it
-        raise LeftOut("a reply with the weight 0 or train false")
+    """Raise LeftOut if a reply is marked as not to be trained on, or has a fractional weight."""
+    if any(reply.get(name, 1) == 0 for name in ("weight", "train", "loss")):  # names that differ by program
+        raise LeftOut("a reply with weight 0 or train false")
     if reply.get("weight", 1) != 1:
         raise LeftOut("a reply with a weight other than 0 and 1")
 
 
 def other_fields(record: dict) -> dict[str, str | int | float | bool]:
-    """What a record says beside its conversation, where it is one text, number or boolean."""
+    """Return a record's fields outside the conversation that are a text, a number or a boolean."""
     others = {name: value for name, value in record.items() if name not in LAYOUT + FOR_TEMPLATE}
     return {
         name: value
@@ -526,8 +529,8 @@ def main(args: Args) -> None:
                         )
     writer.tokenizer.save(args.out)  # with the new EOS, for train_sft.py --tokenizer
     for name, count in not_kept.items():
-        print(f"the column {name} of {count} rows is not in meta: it isn't a text, a number or a boolean")
-    print(f"{num_cut} queries lost old turns; a reply ends in {writer.end}")
+        print(f"column {name} is not in meta ({count} rows): not a text, a number or a boolean")
+    print(f"{num_cut} queries lost their oldest turns; replies end with {writer.end}")
 
 
 if __name__ == "__main__":

@@ -4,24 +4,24 @@
     python -m data.codenet --source DIR --language python --vocab-size 1024 --out runs/rlcf/data
 
 --source is a directory tree of programs. A program's problem is the CodeNet id (p00001) in its path, or else its
-folder, or else, directly in --source, its file name. The problem's text is problem_descriptions/p00001.html, in
---source or a folder above it, without its sections of constraints and samples, which alone would fill a prompt. If
-there is metadata/p00001.csv, only submissions with status Accepted are used. Java250 lacks both folders of the full
+directory, or else, directly in --source, its file name. The problem's text is problem_descriptions/p00001.html, in
+--source or a directory above it, without the sections on constraints and samples, which would fill a prompt. If
+metadata/p00001.csv exists, only submissions with status Accepted are used. Java250 lacks both directories of the full
 CodeNet: put them into it or next to it.
 
-A random method of each program is drawn, then a statement of any of its blocks, and the program is cut there:
+A random method of each program is drawn, then a statement in any of its blocks, and the program is cut there:
 
     prefix     class A { int f(int n) { while (n > 9) {        everything before the statement
     response   n /= 2; } return n; }                           the rest of the method, with the closing braces
     suffix     int g() { return 2; } }                         everything after the method
     query      the problem's text as a comment, the prefix, and /*<your_code_here>*/
 
-so prefix + response + suffix is the file. Statements in loops, branches and lambdas are as likely as the body's own;
-a nested method is a method of its own, and so is a constructor. Python functions are cut at a statement that starts its
-line and is neither a docstring nor decorated, and the marker is # <your_code_here>.
+so prefix + response + suffix is the file. Statements in loops, branches and lambdas are as likely as those directly in
+the body; nested methods and constructors count as methods. Python functions are cut at a statement that starts its line
+and is neither a docstring nor decorated, and the marker is # <your_code_here>.
 
-The draw depends only on --seed and the file's path. All programs of a problem are in the same split. Programs that
-don't compile, or whose response declares an unused variable, are left out: the paper trains on programs that pass its
+The cut depends only on --seed and the file's path. All programs for a problem are in the same split. Programs that
+don't compile, or with an unused variable in the response, are skipped: the paper trains on programs that pass its
 static checks.
 """
 
@@ -62,7 +62,7 @@ NOT_FOR_THE_PROMPT = re.compile(
 )
 METHODS = ("method_declaration", "constructor_declaration", "compact_constructor_declaration")
 BLOCKS = ("block", "constructor_body", "switch_block_statement_group")  # the last: after `case 1:`
-Share = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]  # leaves problems for training
+Share = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]  # below 1: some are for training
 BATCH = 256  # programs per call of the compiler
 
 
@@ -73,13 +73,13 @@ class Args:
     out: Path = Path("runs/rlcf/data")
     """directory for code.train.jsonl, code.validation.jsonl and tokenizer.json; existing files are replaced"""
     language: Literal["java", "python"] = "java"
-    """which files to read: .java or .py"""
+    """language of the files to read: .java or .py"""
     cuts: PositiveInt = 1
-    """maximum number of rows per program, each cut at another statement"""
+    """maximum number of rows per program, each cut at a different statement"""
     nested: bool = True
-    """cut at statements of all blocks; False: only of the method's body, so that a response closes nothing else"""
+    """cut at statements in all blocks; False: only directly in the method's body, so that a response closes no block"""
     error_prone_jar: str | None = None
-    """class path of ErrorProne's jars, if training has them: its errors count like javac's"""
+    """class path of ErrorProne's jars, if training uses them: its errors count like javac's"""
     validation_share: Share = 0.05
     """share of problems in code.validation.jsonl"""
     tokenizer: str | None = None
@@ -87,11 +87,11 @@ class Args:
     vocab_size: int | None = None
     """train a byte-level BPE of this size on the train split instead"""
     max_query_length: PositiveInt = 500
-    """tokens; rows with a longer query are left out"""
+    """tokens; rows with a longer query are skipped"""
     max_response_length: PositiveInt = 384
-    """tokens including EOS; rows with a longer response are left out"""
+    """tokens including EOS; rows with a longer response are skipped"""
     seed: Seed = 1
-    """seed of the cuts and of the splits"""
+    """seed of the cuts and the splits"""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Cut:
 
 # ------------------------------------------------------------------------------------------------- 1. where to cut
 def java_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
-    """The cuts of each method, one per statement, by position; None if the program doesn't parse."""
+    """Return the cuts of each method, one per statement, by position; None if the program doesn't parse."""
     root = Parser(JAVA).parse(program.encode()).root_node
     if root.has_error:
         return None
@@ -125,11 +125,11 @@ def java_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
 
 
 def java_statements(body: Node, nested: bool) -> list[int]:
-    """Sorted byte offsets of the statements in a method's blocks. [RLCF figure 14]"""
+    """Return the sorted byte offsets of the statements in a method's blocks. [RLCF figure 14]"""
     starts, nodes = [], [body]
     while nodes:
         node = nodes.pop()
-        if node.type in METHODS:  # of a class within the method
+        if node.type in METHODS:  # in a class within the method
             continue
         children = node.named_children
         nodes += children if nested else []
@@ -139,12 +139,12 @@ def java_statements(body: Node, nested: bool) -> list[int]:
 
 
 def python_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
-    """The same for Python. A cut is at the start of a line, so the response begins with the indentation."""
+    """Do the same for Python. A cut is at the start of a line, so the response starts with the indentation."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about invalid escape sequences
             tree = ast.parse(program)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: a NUL; the last two: deep nesting
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: a NUL byte; last two: deep nesting
         return None
     breaks = [match.span() for match in re.finditer(r"\r\n|\r|\n", program)]
     starts = [0, *(end for _, end in breaks)]
@@ -156,10 +156,10 @@ def python_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
         cuts = []
         for statement in python_statements(node, nested):
             start = starts[statement.lineno - 1]
-            # col_offset counts bytes, which are characters in a blank prefix; with another prefix the test fails anyway
+            # col_offset counts bytes; in a blank prefix these are characters, and with any other prefix the test fails
             starts_line = not program[start : start + statement.col_offset].strip()
             continues = statement.lineno > 1 and program.endswith("\\", 0, ends[statement.lineno - 2])
-            # `elif` is an `if` in the tree; lineno of a decorated statement is not its decorator's
+            # `elif` is an `if` in the tree; lineno of a decorated statement isn't its decorator's
             is_branch = ELIF.match(program, start + statement.col_offset)
             if starts_line and not continues and not is_branch and not getattr(statement, "decorator_list", None):
                 cuts.append(Cut(node.name, start, ends[node.end_lineno - 1]))
@@ -168,7 +168,7 @@ def python_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
 
 
 def python_statements(function: ast.FunctionDef | ast.AsyncFunctionDef, nested: bool) -> Iterator[ast.stmt]:
-    """The statements in a function's blocks, without its docstring, nested functions and classes."""
+    """Yield the statements in a function's blocks, without its docstring and the insides of functions and classes."""
     body = function.body if ast.get_docstring(function, clean=False) is None else function.body[1:]
     nodes: list[ast.AST] = body[::-1]
     while nodes:
@@ -180,7 +180,7 @@ def python_statements(function: ast.FunctionDef | ast.AsyncFunctionDef, nested: 
 
 
 def draw(methods: list[list[Cut]], num_cuts: int, rng: random.Random) -> list[Cut]:
-    """`num_cuts` distinct cuts: each a random method, then a random statement of its blocks."""
+    """Draw `num_cuts` distinct cuts: for each, a random method, then a random statement in its blocks."""
     left = [list(cuts) for cuts in methods]
     drawn = []
     while left and len(drawn) < num_cuts:
@@ -192,7 +192,7 @@ def draw(methods: list[list[Cut]], num_cuts: int, rng: random.Random) -> list[Cu
 
 
 def row_of(program: str, cut: Cut, problem: str, text: str, file: str, language: str) -> dict:
-    """A row of code.jsonl; `text` is the description of the problem."""
+    """Return a row of code.jsonl; text: the problem's description."""
     response = program[cut.start : cut.end]  # [RLCF figure 12]
     prefix, suffix = program[: cut.start], program[cut.end :]
     lines = text.splitlines()
@@ -202,7 +202,7 @@ def row_of(program: str, cut: Cut, problem: str, text: str, file: str, language:
         marker = "/*<your_code_here>*/"
     else:
         comment = "".join(f"# {line}".rstrip() + "\n" for line in lines)
-        # the response begins with its indentation, so it continues the prefix and the query alike
+        # the response starts with its indentation, so it continues both the prefix and the query
         marker = re.match(r"[ \t\f]*", response)[0] + "# <your_code_here>\n"
     return {
         "query": comment + prefix + marker,
@@ -217,11 +217,11 @@ def row_of(program: str, cut: Cut, problem: str, text: str, file: str, language:
 
 # ------------------------------------------------------------------------------------------- 2. programs of problems
 def find_programs(source: Path, language: str) -> list[tuple[str, str, Path]]:
-    """(problem, path relative to the source, path) of each program, sorted by problem."""
+    """Return (problem, path relative to the source, path) of each program, sorted by problem."""
     if not source.exists():
         raise InputError(f"--source {source} does not exist.")
     if not source.is_dir():
-        raise InputError(f"--source {source} is a file, not a directory.")
+        raise InputError(f"--source must be a directory; {source} is a file.")
     root = source.resolve()
     programs = []
     for path in root.rglob("*" + ENDING[language]):
@@ -231,19 +231,19 @@ def find_programs(source: Path, language: str) -> list[tuple[str, str, Path]]:
             folder, _, _ = inside.rpartition("/")
             programs.append((ids[-1] if ids else folder or path.stem, inside, path))
     if not programs:
-        raise InputError(f"--source {source} has no {ENDING[language]} file: --language names the programs' language.")
+        raise InputError(f"--source {source} has no {ENDING[language]} files; check --language.")
     return sorted(programs)
 
 
 def find_above(source: Path, name: str) -> Path | None:
-    """The file `name` in `source` or in the nearest folder above it that has one."""
+    """Return the file `name` in `source` or the nearest directory above it that has one; None if none does."""
     return next((top / name for top in (source.resolve(), *source.resolve().parents) if (top / name).is_file()), None)
 
 
 def description(path: Path) -> str:
-    """A problem's text without its sections of constraints and samples, in whatever order they are."""
+    """Return a problem's text without the sections on constraints and samples, in whatever order they come."""
     html = read_text(path, "utf-8-sig")
-    # a heading gets its own line, even if the HTML has no line break
+    # put each heading on its own line, even if the HTML has no line breaks
     html = re.sub(r"(?i)(?<!\n)(?=<h[1-6]\b)", "\n", html)
     html = re.sub(r"(?i)(</h[1-6]\s*>)(?!\s*\n)", r"\1\n", html)
     headings = [*HEADING.finditer(html)]
@@ -256,11 +256,11 @@ def description(path: Path) -> str:
 
 
 def accepted_submissions(path: Path) -> set[str]:
-    """The ids of the Accepted submissions in CodeNet's table of a problem."""
+    """Return the ids of the Accepted submissions in CodeNet's table for a problem."""
     try:
         reader = csv.DictReader(io.StringIO(read_text(path, "utf-8-sig"), newline=""), strict=True)
         if not {"submission_id", "status"} <= set(reader.fieldnames or ()):
-            raise InputError(f"{path}: the columns submission_id and status are both needed.")
+            raise InputError(f"{path}: expected columns submission_id and status.")
         return {row["submission_id"] for row in reader if row["status"] == "Accepted"}
     except csv.Error as error:
         raise InputError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
@@ -270,7 +270,7 @@ def read_program(path: Path) -> str:
     if path.stat().st_size > MAX_PROGRAM:
         raise LeftOut(f"more than {MAX_PROGRAM:,} bytes")
     try:
-        return read_bytes(path).decode("utf-8-sig")  # from bytes, so that newlines stay
+        return read_bytes(path).decode("utf-8-sig")  # from bytes, to keep newlines as they are
     except UnicodeDecodeError as error:
         raise LeftOut("not UTF-8") from error
 
@@ -278,7 +278,7 @@ def read_program(path: Path) -> str:
 def cut_programs(
     programs: list[tuple[str, str, Path]], args: Args, counts: Counter[str], left_out: dict[str, list[str]]
 ) -> Iterator[tuple[str, list[dict]]]:
-    """Yield (text, rows) for each program that can be cut, one at a time; updates `counts` and `left_out`."""
+    """Yield (program, rows) for each program that can be cut, lazily; updates `counts` and `left_out`."""
     methods_of = java_methods if args.language == "java" else python_methods
     progress = Progress(programs, unit=" programs", leave=False)
     for problem, group in groupby(progress, key=lambda program: program[0]):
@@ -292,13 +292,13 @@ def cut_programs(
         for _, inside, path in group:
             try:
                 if accepted is not None and path.stem not in accepted:
-                    raise LeftOut("not Accepted in the table of its problem")
+                    raise LeftOut("not Accepted in the problem's table")
                 counts["accepted"] += 1
                 program = read_program(path)
                 counts["unicode"] += 1
                 digest = hash("".join(program.split()))
                 if digest in seen:
-                    raise LeftOut("differs from another of its problem in whitespace only")
+                    raise LeftOut("same as another program for its problem except for whitespace")
                 seen.add(digest)
                 counts["distinct"] += 1
                 methods = methods_of(program, args.nested)
@@ -311,7 +311,7 @@ def cut_programs(
             except LeftOut as reason:
                 left_out[f"program: {reason}"].append(inside)
                 continue
-            # seeded by path: other programs don't change the draw
+            # seeded by path, so that other programs don't change the draw
             cuts = draw(methods, args.cuts, random.Random(f"{args.seed}\n{inside}"))
             counts["rows"] += len(cuts)
             yield program, [row_of(program, cut, problem, text, inside, args.language) for cut in cuts]
@@ -321,7 +321,7 @@ def cut_programs(
 def keep_fitting(
     rows: list[dict], tokenizer: Tokenizer | None, limits: dict[str, int], left_out: dict[str, list[str]]
 ) -> list[tuple[dict, dict[str, int]]]:
-    """The rows within the limits, each with its lengths; both by column. Without a tokenizer all rows, no lengths."""
+    """Return the rows within the limits, each with its lengths by column; without a tokenizer, all rows, no lengths."""
     if tokenizer is None:
         return [(row, {}) for row in rows]
     found = []
@@ -354,10 +354,10 @@ def main(args: Args) -> None:
     limits = {"query": args.max_query_length, "response": args.max_response_length}
     length_table = prepare.LengthTable()
     compiler = JavaCompiler(error_prone_jar=args.error_prone_jar) if args.language == "java" else PythonCompiler()
-    no_row = f"none of the {num_problems} problems has a row there"
+    no_row = f"none of the {num_problems} problems has a row in it"
     may_lack = dict.fromkeys(("code.train", "code.validation"), no_row)
     with compiler, prepare.jsonl_files(args.out, may_lack) as write:
-        if args.vocab_size is not None:  # reads the programs twice instead of keeping them in memory
+        if args.vocab_size is not None:  # read the programs twice instead of keeping them in memory
             cut = cut_programs(programs, args, Counter(), defaultdict(list))
             texts = (
                 row["query"] + row["response"] for _, rows in cut for row in rows if file_of(row, args) == "code.train"
@@ -365,7 +365,7 @@ def main(args: Args) -> None:
             tokenizer = train_tokenizer(texts, args.vocab_size)
         stream = cut_programs(programs, args, counts, left_out)
         while batch := list(islice(stream, BATCH)):
-            # lengths first: the compiler is slower than the tokenizer
+            # lengths first, because the compiler is slower than the tokenizer
             fitting = [(program, keep_fitting(rows, tokenizer, limits, left_out)) for program, rows in batch]
             fitting = [(program, rows) for program, rows in fitting if rows]
             checked = compiler.check([program for program, _ in fitting])
@@ -389,8 +389,8 @@ def main(args: Args) -> None:
         if not written:
             reason, files = max(left_out.items(), key=lambda item: len(item[1]))
             raise InputError(
-                f"--source {args.source}: no row could be made from {len(programs)} programs: nothing was written; "
-                f"most frequent reason: {reason!r} ({len(files)} times, first {files[0]})."
+                f"--source {args.source}: no usable rows from {len(programs)} programs; nothing was written. Most "
+                f"frequent reason: {reason!r} ({len(files)} times, first in {files[0]})."
             )
     if tokenizer is not None:
         tokenizer.save(args.out)  # for models with random weights
@@ -401,14 +401,14 @@ def main(args: Args) -> None:
         "described": "with a description",
         "with a table": "with a table of submissions",
         "programs": f"programs in {ENDING[args.language]}",
-        "accepted": "Accepted, where there is a table",
+        "accepted": "Accepted, or without a table",
         "unicode": "in UTF-8",
         "distinct": "distinct within their problem",
         "parsed": "that parse",
         "with a method": "with a method to cut",
-        "rows": f"rows, --cuts {args.cuts} per program",
-        "fitting": "of any length, as there is no --tokenizer" if tokenizer is None else within,
-        "passing": "whose response passes the static checks",
+        "rows": f"rows, with --cuts {args.cuts} per program",
+        "fitting": "of any length (no --tokenizer)" if tokenizer is None else within,
+        "passing": "with a response that passes the static checks",
     }.items():
         print(f"{counts[key]:10,}  {label}")
     firsts = {reason: files[0] for reason, files in left_out.items()}
@@ -417,8 +417,8 @@ def main(args: Args) -> None:
         print(f"\n{length_table}")
     if counts["described"] < counts["problems"]:
         print(
-            f"note: {counts['problems'] - counts['described']} of {counts['problems']} problems have no text: their "
-            "queries are only code. CodeNet's folder problem_descriptions belongs in --source or next to it."
+            f"note: {counts['problems'] - counts['described']} of {counts['problems']} problems have no description: "
+            "their queries are only code. Put CodeNet's problem_descriptions into --source or next to it."
         )
     print(f"\nwritten: {args.out}")
     for name, rows in sorted(written.items()):

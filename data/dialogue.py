@@ -6,8 +6,8 @@
 
 --source is an unpacked directory or a single file of dialogues:
 
-    DailyDialog   dialogues_{train,validation,test}.txt, in folders or not, or dialogues_text.txt, which has all of
-                  them: one dialogue per line, `__eou__` after each turn
+    DailyDialog   dialogues_{train,validation,test}.txt, possibly in subdirectories, or dialogues_text.txt, which
+                  contains all of them: one dialogue per line, `__eou__` after each turn
     Cornell       movie_conversations.txt and movie_lines.txt: fields separated by ` +++$+++ `; UTF-8 or Windows-1252
 
 Each turn except the first becomes the response of a row of sft.{train,validation,test}.jsonl:
@@ -15,12 +15,13 @@ Each turn except the first becomes the response of a row of sft.{train,validatio
     query      `Dialogue:\\n{history}\\nReply:`; the history is the last --history turns before the reply, one per line
     response   a space and the reply
 
-Texts stay as published (DailyDialog has spaces before its commas, Cornell a few HTML tags), but each run of whitespace
-becomes one space. The name of a file or its folder gives the split. Cornell and dialogues_text.txt have none: there,
-and with --resplit, a seeded hash of the conversation's text decides, so equal conversations share a split.
+Texts stay as published (DailyDialog has spaces before its commas, Cornell a few HTML tags), except that runs of
+whitespace become one space. The split is read from the name of a file or its directory. Cornell and dialogues_text.txt
+have no splits: for these, and with --resplit, a seeded hash of the conversation's text decides, so equal conversations
+are in the same split.
 
-A long history loses its oldest turns, and all turns up to an empty one. Replies that can't be used are left out, and
-the reasons printed. Malformed lines stop the run.
+A history that is too long loses its oldest turns; a history with an empty turn loses all turns up to it. Unusable
+replies are skipped, and the reasons printed. Malformed lines are an error.
 """
 
 import re
@@ -36,7 +37,7 @@ from nanorlhf.files import read_lines
 from nanorlhf.progress import Progress
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
-BEFORE, AFTER = "Dialogue:\n", "\nReply:"  # [STR data] no space after the colon: the response begins with it
+BEFORE, AFTER = "Dialogue:\n", "\nReply:"  # [STR data] no space after the colon: the response starts with it
 PAPERS_TOKENIZER = "openai-community/gpt2"
 END_OF_TURN = "__eou__"
 LINE_ID = re.compile("'[^'\"\\s]+'|\"[^'\"\\s]+\"")
@@ -48,7 +49,7 @@ LINES, CONVERSATIONS = "movie_lines.txt", "movie_conversations.txt"
 @dataclass(frozen=True, kw_only=True)
 class Args(prepare.SplitArgs):
     source: Path
-    """directory of DailyDialog or of the Cornell corpus, or one file of dialogues"""
+    """directory of DailyDialog or the Cornell corpus, or a single file of dialogues"""
     out: Path = Path("runs/str/data")
     """directory for the JSON Lines and tokenizer.json; existing files are replaced"""
     history: PositiveInt = 3
@@ -60,7 +61,7 @@ class Args(prepare.SplitArgs):
     max_query_length: PositiveInt = 512
     """tokens; longer histories lose their oldest turns"""
     max_response_length: PositiveInt = 100
-    """tokens including EOS; longer replies are left out"""
+    """tokens including EOS; longer replies are skipped"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Conversation:
 
 # ---------------------------------------------------------------------------------------------------- 1. conversations
 def decoded_lines(path: Path, encodings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield (location, line), each decoded by the first of the encodings that can."""
+    """Yield (location, line), decoding each line with the first encoding that works."""
     # lines end in LF or CRLF, not at a lone carriage return or U+0085
     for number, line in Progress(read_lines(path), desc=path.name, unit=" lines", leave=False):
         for encoding in encodings:
@@ -93,7 +94,7 @@ def collapse_whitespace(text: str) -> str:
 
 
 def read_dailydialog(path: Path, relative_path: str) -> Iterator[Conversation]:
-    """The dialogues of a file; its path in the source may name the split."""
+    """Yield the dialogues of a file; its relative path may name the split."""
     for where, line in decoded_lines(path, ("utf-8",)):
         *turns, rest = line.split(END_OF_TURN)
         if rest.strip():
@@ -105,16 +106,18 @@ def read_dailydialog(path: Path, relative_path: str) -> Iterator[Conversation]:
 def split_fields(line: str, num_fields: int, where: str) -> list[str]:
     fields = [text.removeprefix(" ") for text in line.split(SEPARATOR)]
     if len(fields) != num_fields:
-        raise InputError(f"{where}: {len(fields)} fields separated by {SEPARATOR.strip()!r}, not {num_fields}.")
+        raise InputError(
+            f"{where}: expected {num_fields} fields separated by {SEPARATOR.strip()!r}, got {len(fields)}."
+        )
     return fields
 
 
 def read_cornell(directory: Path, left_out: Counter[str]) -> Iterator[Conversation]:
-    """The conversations of the corpus; movie_conversations.txt lists the lines of each."""
+    """Yield the conversations of the corpus; movie_conversations.txt lists the lines of each."""
     for name in (LINES, CONVERSATIONS):
         if not (directory / name).is_file():
-            raise InputError(f"--source {directory} has no {name}: both files of the corpus are needed.")
-    # Windows-1252 leaves five bytes undefined, which are control characters in ISO-8859-1
+            raise InputError(f"--source {directory} has no {name}; both files of the corpus are needed.")
+    # five bytes are undefined in Windows-1252 but control characters in ISO-8859-1
     encodings = ("utf-8", "cp1252", "latin-1")
     texts: dict[str, str] = {}
     for where, line in decoded_lines(directory / LINES, encodings):
@@ -135,14 +138,14 @@ def read_cornell(directory: Path, left_out: Counter[str]) -> Iterator[Conversati
 
 
 def read_conversations(source: Path, left_out: Counter[str]) -> list[Conversation]:
-    """All conversations of --source, which is one of the two corpora."""
+    """Return all conversations of --source, which is one of the two corpora."""
     if not source.exists():
         raise InputError(f"--source {source} does not exist.")
     if source.is_file():
         if source.name in (LINES, CONVERSATIONS):
-            raise InputError(f"--source {source}: pass its directory, as {LINES} and {CONVERSATIONS} are both needed.")
+            raise InputError(f"--source {source}: pass its directory; {LINES} and {CONVERSATIONS} are both needed.")
         if source.name.startswith(LABELS):
-            raise InputError(f"--source {source} holds labels, not dialogues.")
+            raise InputError(f"--source {source} contains labels, not dialogues.")
         return list(read_dailydialog(source, source.name))
     if any((source / name).is_file() for name in (LINES, CONVERSATIONS)):
         return list(read_cornell(source, left_out))
@@ -155,13 +158,13 @@ def read_conversations(source: Path, left_out: Counter[str]) -> list[Conversatio
         raise InputError(f"--source {source} has neither dialogues_*.txt nor {LINES}.")
     if any(prepare.split_in_path(relative_path) for relative_path in files.values()):
         for path in [path for path, relative_path in files.items() if prepare.split_in_path(relative_path) is None]:
-            left_out[f"file {files.pop(path)}: the files of the splits have the same dialogues"] += 1
+            left_out[f"file {files.pop(path)}: the split files contain the same dialogues"] += 1
     return [conversation for path, name in files.items() for conversation in read_dailydialog(path, name)]
 
 
 # -------------------------------------------------------------------------------------------------------------- 2. rows
 def make_query(history: list[str], tokenizer: Tokenizer, limit: int) -> str | None:
-    """The template with as many of the last turns as fit in `limit` tokens; None if not even one fits."""
+    """Fill the template with as many of the last turns as fit in `limit` tokens; None if not even one fits."""
 
     def query(start: int) -> str:
         return BEFORE + "\n".join(history[start:]) + AFTER
@@ -196,7 +199,7 @@ def make_rows(
 def main(args: Args) -> None:
     check_ranges(args)
     prepare.check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
-    # loaded first, so that a missing tokenizer is reported before the long read
+    # loaded first to report a missing tokenizer before reading the corpus
     tokenizer = None if args.vocab_size else load_tokenizer(args.tokenizer or PAPERS_TOKENIZER)
     left_out: Counter[str] = Counter()
     splits: dict[str, list[Conversation]] = defaultdict(list)

@@ -3,18 +3,18 @@
     python -m data.hh --source harmless-base/test.jsonl.gz --out runs/hh/data --tokenizer EleutherAI/pythia-1b-deduped
     python -m data.hh --source Anthropic/hh-rlhf --files 'helpful-base/*' --out runs/hh/data
 
-A record holds two transcripts, `chosen` and `rejected`, each a sequence of `\\n\\nHuman: ...\\n\\nAssistant: ...`. The
-query is what they share, up to and including the last `\\n\\nAssistant:`; the replies come after it:
+A record has two transcripts, `chosen` and `rejected`, each a sequence of `\\n\\nHuman: ...\\n\\nAssistant: ...`. The
+query is their shared prefix, up to and including the last `\\n\\nAssistant:`; the rest are the replies:
 
     comparisons.{train,validation}.jsonl   query, chosen reply, rejected reply
     sft.{train,validation}.jsonl           query, chosen reply: people preferred it, so it serves as a demonstration
 
-A long query loses its oldest turns, but keeps the last human turn. Pairs that can't be used are left out, and the
-reasons printed; if transcripts differ before the last turn, the label compares several turns, not one reply.
+A query that is too long loses its oldest turns, but keeps the last human turn. Unusable pairs are skipped, and the
+reasons printed. For example, if the transcripts differ before the last turn, the label compares more than one reply.
 
-A seeded hash of the first human turn draws the split: pairs with the same opening, and so the same query, share a
-split. The published splits stay in meta; to use them, convert the train files with --validation-share 0 and the test
-files with --validation-share 1 into one directory.
+Splits are drawn by a seeded hash of the first human turn, so pairs with the same opening are in the same split. meta
+keeps the published splits; to use them, convert the train files with --validation-share 0 and the test files with
+--validation-share 1 into one directory.
 """
 
 import re
@@ -41,28 +41,28 @@ class Args(SourceArgs):
     max_query_length: PositiveInt = 512
     """tokens; longer dialogues lose their oldest turns"""
     max_response_length: PositiveInt = 256
-    """tokens including EOS; pairs with a longer reply are left out"""
+    """tokens including EOS; pairs with a longer reply are skipped"""
     validation_share: Fraction = 0.1
-    """share of first human turns in validation"""
+    """share of the first human turns that go to validation"""
     seed: Seed = 1
     """seed of the splits"""
 
 
 def split_pair(chosen: str, rejected: str) -> tuple[str, str, str] | None:
-    """Two transcripts -> query, chosen reply, rejected reply; None if they differ before the last turn."""
+    """Return query, chosen reply and rejected reply; None if the transcripts differ before the last turn."""
     shared = commonprefix((chosen, rejected))
     end = shared.rfind(ASSISTANT)
     if end < 0:
         return None
     end += len(ASSISTANT)
     replies = chosen[end:], rejected[end:]
-    if any(mark in reply for reply in replies for mark in (HUMAN, ASSISTANT)):  # another turn: they differ earlier
+    if any(mark in reply for reply in replies for mark in (HUMAN, ASSISTANT)):  # more turns: they differ earlier
         return None
     return shared[:end], *replies
 
 
 def truncate(query: str, tokenizer: Tokenizer, limit: int) -> str | None:
-    """The query without its oldest turns, as few as possible; None if the last turn alone doesn't fit."""
+    """Drop as few of the oldest turns as possible to make a query fit; None if even the last turn is too long."""
     turns = [match.start() for match in re.finditer(HUMAN, query)]
     start = first_fit(turns, lambda start: len(tokenizer.encode(query[start:])) <= limit)
     return None if start is None else query[start:]
@@ -81,7 +81,7 @@ def main(args: Args) -> None:
                 transcripts = {name: field(record, name, str, where) for name in ("chosen", "rejected")}
                 for name, transcript in transcripts.items():
                     if not transcript.startswith(HUMAN):
-                        raise InputError(f"{where}: {name!r} is not a transcript: it must begin with {HUMAN!r}.")
+                        raise InputError(f"{where}: {name!r} is not a transcript: it must start with {HUMAN!r}.")
                 pair = split_pair(**transcripts)
                 if pair is None:
                     left_out["transcripts that differ before the last turn"] += 1
@@ -107,7 +107,7 @@ def main(args: Args) -> None:
                     num_pairs += 1
                     num_cut += query != full_query
     tokenizer.save(args.out)  # for models with random weights
-    print(f"{num_cut} of {num_pairs} queries lost old turns")
+    print(f"{num_cut} of {num_pairs} queries lost their oldest turns")
 
 
 if __name__ == "__main__":

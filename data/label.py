@@ -1,9 +1,9 @@
-"""A person labels sampled answers as useful or not, blind to which policy wrote them. [SO mrr@k]
+"""Label sampled answers as useful or not, without seeing which policy wrote them. [SO mrr@k]
 
     python -m data.label --samples runs/stackoverflow/eval/samples.jsonl --out labels.jsonl
 
-Questions are drawn at random from the samples.jsonl that eval.py writes; the answers of all policies to a question are
-shown together in shuffled order. Each label is saved at once; the same command resumes after a stop:
+Questions are drawn at random from the samples.jsonl that eval.py writes; all policies' answers to a question are shown
+together, in shuffled order. Each label is saved immediately; rerun the command to resume:
 
     samples.jsonl   {"query": str, "policies": {name: [{"response": str, ...}, ...]}, ...}        n answers per policy
     labels.jsonl    {"query": str, "policy": str, "index": int, "response": str, "useful": bool}   one label per line
@@ -35,11 +35,11 @@ class Args:
     num_questions: PositiveInt = 100
     """maximum questions to draw; a larger number includes the questions of a smaller one"""
     seed: Seed = 1
-    """seed of the questions and of the order of the answers; keep it to resume"""
+    """seed for drawing questions and shuffling answers; use the same one to resume"""
 
 
 def load_samples(path: Path) -> list[dict]:
-    """The rows of samples.jsonl; each policy must have the same number of answers in every row."""
+    """Read samples.jsonl. Raises InputError unless each policy has the same number of answers in every row."""
     rows, first = [], None
     for where, row in iter_jsonl(path):
         field(row, "query", str, where)
@@ -50,15 +50,15 @@ def load_samples(path: Path) -> list[dict]:
         first = first or sizes
         if not sizes or 0 in sizes.values() or sizes != first:
             raise InputError(
-                f"{where}: numbers of answers {sizes}, in the first line {first}: each policy needs the same number in "
-                "every line."
+                f"{where}: expected the same number of answers per policy in every line, got {sizes}, and {first} in "
+                "the first line."
             )
         rows.append(row)
     return rows
 
 
 def choose(samples: list[dict], num_questions: int, seed: int) -> list[tuple[Item, str]]:
-    """The answers to label, in the order shown: (item, text)."""
+    """Draw questions and return the answers to label, in the order shown: (item, text)."""
     first_row = {row["query"]: number for number, row in reversed(list(enumerate(samples)))}  # each query once
     numbers = sorted(first_row.values())
     items = []
@@ -86,7 +86,7 @@ def main(args: Args) -> None:
 
     answers_per_question = sum(map(len, samples[0]["policies"].values()))
     num_rows, num_queries = len(samples), len({row["query"] for row in samples})
-    print(f"{args.samples}: {num_queries} questions; {num_rows - num_queries} more rows repeat one of them")
+    print(f"{args.samples}: {num_queries} questions, {num_rows - num_queries} duplicate rows ignored")
     print(f"{len(items) // answers_per_question} questions to label, {answers_per_question} answers each. {KEYS}")
     position = next_unlabelled(0)
     while position < len(items):
@@ -119,7 +119,7 @@ def main(args: Args) -> None:
             print(f"unknown key {key!r}: {KEYS}")
 
     num_labelled = sum(item in labels for item, _ in items)
-    print(f"\n{num_labelled} of {len(items)} answers labelled, {len(items) - num_labelled} left: {args.out}")
+    print(f"\n{num_labelled} of {len(items)} answers labelled, {len(items) - num_labelled} remaining: {args.out}")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,23 @@
-"""The simulated people who label pairs in the embedded TL;DR world, and settings that make them less than ideal.
+"""Simulated labellers for the embedded TL;DR world, with adjustable errors.
 
-By default, eight workers prefer by the gold score with Bradley-Terry noise. Each setting is a way in which real labels
-differ from that. For two responses, `first` and `second` in the order shown,
+By default, eight workers choose by the gold score with Bradley-Terry noise. Each setting adds one flaw of real labels.
+For two responses, `first` and `second` in the order shown,
 
-    difference = score(first) - score(second)       the worker's own score: the gold score with the worker's weights
-                                                    (--taste-spread); 0 for a worker who guesses (--random-workers)
+    difference = score(first) - score(second)       the gold score with the worker's weights (--taste-spread); 0 for a
+                                                    worker who guesses (--random-workers)
                + length bonus * (words(first) - words(second))                  --length-bonus
                + position bonus                                                 --position-bonus
 
     P(first is preferred) = sigmoid(difference / temperature)                   --temperature
 
-and then the label is reversed with probability --flip-rate. So far each worker has one score, and the majority's
-preferences are transitive. --indifference breaks that, as in Tversky's *Intransitivity of preferences* (1969): of two
-scores that differ by less, the shorter response is preferred, by BREVITY per word. Then a response without one fact is
-preferred to the full one, a response without two facts to that one, and yet the full one to the response without two.
+and then the label is flipped with probability --flip-rate. With these settings, each worker scores responses on one
+scale and the majority's preferences are transitive. --indifference makes them cyclic, as in Tversky's *Intransitivity
+of preferences* (1969): if two scores differ by less than it, the worker prefers the shorter response, by BREVITY per
+word. Then a response that omits one fact beats the full one, a response that omits two facts beats that one, and yet
+the full one beats the response that omits two.
 
-The world's generator draws one uniform number per label, whatever the settings; another generator draws the rest. So
-two worlds of the same seed have the same pairs and differ only in their labels.
+The world's random generator draws one uniform number per label, whatever the settings; a separate generator draws the
+rest. So two worlds with the same seed have the same pairs and differ only in their labels.
 """
 
 import math
@@ -29,7 +30,7 @@ from nanorlhf.cli import FiniteFloat, Fraction, NonNegativeFloat, PositiveFloat,
 
 NUM_WORKERS = 8
 WORKERS = tuple(f"worker{number}" for number in range(NUM_WORKERS))
-BREVITY = 0.5  # score per word, if a worker sees no other difference
+BREVITY = 0.5  # score per word in favour of the shorter of two similar responses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +40,19 @@ class Dials:
     taste_spread: Annotated[float, Range("from 0 to 10", lambda x: 0 <= x <= 10)] = 0.0
     """standard deviation of the log of a worker's weights around the gold score's; 0: all workers agree"""
     random_workers: Annotated[int, Range(f"from 0 to {NUM_WORKERS}", lambda x: 0 <= x <= NUM_WORKERS)] = 0
-    """number of workers, of eight, who guess"""
+    """number of workers, out of eight, who guess"""
     length_bonus: FiniteFloat = 0.0
-    """score that a worker adds per word of a response"""
+    """added to the score for each word of a response"""
     position_bonus: FiniteFloat = 0.0
-    """score that a worker adds to the response shown first"""
+    """added to the score of the response shown first"""
     flip_rate: Fraction = 0.0
-    """probability that a label is reversed"""
+    """probability that a label is flipped"""
     indifference: NonNegativeFloat = 0.0
-    """scores that differ by less look the same, and the shorter response is preferred, which makes cycles"""
+    """if scores differ by less than this, the shorter response is preferred, which makes preferences cyclic"""
 
 
 class Labellers:
-    """The eight workers of a world with these settings; weights: the gold score's, by term."""
+    """The eight workers of a world; weights: the gold score's weights, by term."""
 
     def __init__(self, dials: Dials, weights: Mapping[str, float], seed: int):
         self.dials = dials
@@ -62,7 +63,7 @@ class Labellers:
         }
 
     def difference(self, worker: str, scores: tuple[float, float], num_words: tuple[int, int]) -> float:
-        """How much better the worker thinks the first of two responses is; scores: by the worker's weights."""
+        """Return the first response's lead in the worker's view; scores: with the worker's weights."""
         dials = self.dials
         longer = num_words[0] - num_words[1]
         if WORKERS.index(worker) < dials.random_workers:
@@ -73,14 +74,14 @@ class Labellers:
         return difference + dials.length_bonus * longer + dials.position_bonus
 
     def choose(self, difference: float, uniform: float) -> int:
-        """0 if the first is preferred, 1 if the second; `uniform` from 0 to 1 decides, unless the worker slips."""
+        """Return 0 if the first response is preferred, 1 if the second; uniform: a random number from 0 to 1."""
         choice = 0 if uniform < preference_probability(difference, self.dials.temperature) else 1
         slip = self.slips.random() < self.dials.flip_rate
         return 1 - choice if slip else choice
 
 
 def preference_probability(difference: float, temperature: float) -> float:
-    """Bradley-Terry: P(the first is preferred); difference: the first score minus the second.
+    """Return P(the first response is preferred) under Bradley-Terry; difference: the first score minus the second.
 
     >>> round(preference_probability(1.0, 0.4), 3)
     0.924

@@ -10,12 +10,13 @@ prefix + response + suffix + tests. MathQA, HumanEval and some problems of MBJP 
 response is "".
 
 With --test-share below 1, a seeded hash moves problems to code.train.jsonl, for fine-tuning before the test (the paper
-tests on 0.2 of MBJP and 0.5 of MathQA), and with --validation-share some of those to code.validation.jsonl. There, a
-completion in --solutions FILE that passes the problem's tests replaces a missing solution, and problems without one, or
-beyond the two limits of --tokenizer, are left out and counted. The test file has all problems of its share.
+tests on 0.2 of MBJP and 0.5 of MathQA), and with --validation-share some of those to code.validation.jsonl. In these
+two files, a missing solution is replaced by a completion in --solutions FILE that passes the problem's tests. Problems
+without a solution, or above the two length limits, are skipped and counted. The test file keeps all of its problems.
 
---check runs the canonical solutions, --samples FILE the completions in a file of mxeval samples (task_id, completion).
-Both print the shares that compile, execute and pass, and programs per second; --check also lists each failure.
+--check runs the canonical solutions; --samples FILE runs the completions in a file of mxeval samples (task_id,
+completion). Both print the shares that compile, execute and pass, and programs per second; --check also lists each
+failure.
 """
 
 import time
@@ -32,7 +33,7 @@ from nanorlhf.files import check_out
 from nanorlhf.sandbox.execution import Verdict, isolation, program_of, run_programs
 from nanorlhf.tokenizer import load_tokenizer
 
-# by the start of the task_id: MBJP/2, MathQA/0, HumanEval_java/0
+# by prefix of the task_id: MBJP/2, MathQA/0, HumanEval_java/0
 DATASETS = {"MBJP": "mbjp", "MathQA": "mathqa", "HumanEval_java": "humaneval"}
 
 
@@ -45,15 +46,15 @@ class Args(prepare.SourceArgs):
     validation_share: Fraction = 0.0
     """share of those other problems that goes to code.validation.jsonl instead"""
     seed: Seed = 1
-    """seed of those splits"""
+    """seed of the splits"""
     solutions: tuple[Path, ...] = ()
-    """files of samples: completions that pass become the missing solutions of training problems"""
+    """files of samples: completions that pass replace the missing solutions of training problems"""
     tokenizer: str | None = None
     """directory, file or Hub id; the limits count its tokens (None: no limits)"""
     max_query_length: PositiveInt = 500
-    """tokens; training problems with a longer query are left out"""
+    """tokens; training problems with a longer query are skipped"""
     max_response_length: PositiveInt = 256
-    """tokens including EOS; training problems with a longer response are left out"""
+    """tokens including EOS; training problems with a longer response are skipped"""
     check: bool = False
     """run the canonical solutions"""
     samples: Path | None = None
@@ -78,7 +79,7 @@ def main(args: Args) -> None:
     if args.check and not solutions:
         raise InputError(f"--check: no problem in --source {args.source} has a canonical solution.")
     if args.check or samples or args.solutions:
-        print("programs run isolated from this machine")
+        print("isolation of the programs")
         for sentence in isolation():
             print(f"  {sentence}")
 
@@ -86,7 +87,7 @@ def main(args: Args) -> None:
     limits = {"query": args.max_query_length, "response": args.max_response_length}
     written: dict[tuple[str, str], list[str]] = defaultdict(list)  # (file, dataset) -> task ids
     length_table = prepare.LengthTable()
-    long_tests: list[int] = []  # lengths of the queries beyond the limit
+    long_tests: list[int] = []  # lengths of the test queries above the limit
     with prepare.jsonl_files(args.out) as write:
         for task_id, row in rows.items():
             name, dataset, lengths = files[task_id], row["meta"]["dataset"], {}
@@ -105,7 +106,7 @@ def main(args: Args) -> None:
             written[name, dataset].append(task_id)
         if not written:
             raise InputError(
-                f"--source {args.source}: none of {len(rows)} problems could be used: nothing was written."
+                f"--source {args.source}: none of the {len(rows)} problems can be used; nothing was written."
             )
     if tokenizer is not None:
         tokenizer.save(args.out)  # for models with random weights
@@ -114,42 +115,42 @@ def main(args: Args) -> None:
     print()
     for (name, dataset), task_ids in sorted(written.items()):
         num_solved, num_sampled = sum(bool(rows[i]["response"]) for i in task_ids), len(sampled.intersection(task_ids))
-        taken = f", {num_sampled} of them samples" if args.solutions else ""
+        taken = f", {num_sampled} of them sampled" if args.solutions else ""
         print(f"{name + '.jsonl':<22} {dataset:<10} {len(task_ids):6} problems, {num_solved} with a solution{taken}")
     prepare.print_left_out(left_out)
     if long_tests:
         print(
             f"note: {len(long_tests)} queries of code.test.jsonl are longer than --max-query-length "
-            f"{args.max_query_length} and are kept: eval.py needs --max-query-length {max(long_tests)}."
+            f"{args.max_query_length} but kept: run eval.py with --max-query-length {max(long_tests)}."
         )
     for name in ("code.train", "code.validation", "code.test"):
         if (args.out / f"{name}.jsonl").exists() and not any(file == name for file, _ in written):
-            print(f"note: {args.out / name}.jsonl is from an earlier run and may hold problems of this test.")
+            print(f"note: {args.out / name}.jsonl is from an earlier run and may contain problems of this test.")
     print(f"\nwritten: {args.out}")
     if args.check:
         verdicts = check("canonical solutions", solutions, args)
         for (row, _), verdict in zip(solutions, verdicts, strict=True):
             if not verdict.passed:
                 lines = verdict.output.strip().splitlines() or [""]
-                line = lines[-1] if verdict.compiled else lines[0]  # the exception or the first error
+                line = lines[-1] if verdict.compiled else lines[0]  # the exception, or the first compiler error
                 print(f"  {row['meta']['task_id']}: {verdict.reason}: {line}")
     if samples:
         check(str(args.samples), samples, args)
 
 
 def read_problems(args: Args, left_out: Counter[str]) -> dict[str, dict]:
-    """The problems of --source as rows, by their task_id; updates `left_out`."""
+    """Read the problems of --source as rows, by task_id; updates `left_out`."""
     rows: dict[str, dict] = {}
     locations: dict[str, str] = {}
     for path, _ in prepare.source_files(args):
         for where, record in prepare.read_records(path):
             if "completion" in record:
-                left_out["a sample, not a problem: for --samples or --solutions"] += 1
+                left_out["a sample, not a problem: pass it to --samples or --solutions"] += 1
                 continue
             row = row_of(record, where)
             task_id = row["meta"]["task_id"]
             if task_id in rows:
-                raise InputError(f"{where}: {task_id} is also at {locations[task_id]}.")
+                raise InputError(f"{where}: duplicate {task_id}, first at {locations[task_id]}.")
             rows[task_id] = row
             locations[task_id] = where
     return rows
@@ -163,7 +164,7 @@ def file_of(task_id: str, args: Args) -> str:
 
 
 def fill_in(rows: dict[str, dict], files: dict[str, str], args: Args) -> set[str]:
-    """Give training problems without a solution the first completion of --solutions that passes; returns their ids."""
+    """Fill missing solutions of training problems with the first passing completion; return the ids of the problems."""
     completions = [
         (row, completion)
         for path in args.solutions
@@ -172,8 +173,8 @@ def fill_in(rows: dict[str, dict], files: dict[str, str], args: Args) -> set[str
     ]
     if not completions:
         raise InputError(
-            f"--solutions: with --test-share {args.test_share}, no training problem that lacks a solution has a "
-            "completion in these files."
+            f"--solutions: with --test-share {args.test_share}, these files have no completion for a training problem "
+            "without a solution."
         )
     filled = set()
     verdicts = check("samples for the training problems", completions, args)
@@ -185,16 +186,16 @@ def fill_in(rows: dict[str, dict], files: dict[str, str], args: Args) -> set[str
 
 
 def row_of(record: dict, where: str) -> dict:
-    """A problem of mxeval as a row of code.jsonl."""
+    """Convert a problem of mxeval to a row of code.jsonl."""
     task_id, language, prompt, tests, entry_point = (
         field(record, name, str, where) for name in ("task_id", "language", "prompt", "test", "entry_point")
     )
     if language != "java":
-        raise InputError(f"{where}: the field 'language' is {language!r}: it must be java.")
+        raise InputError(f"{where}: the field 'language' is {language!r}; it must be java.")
     dataset = DATASETS.get(task_id.partition("/")[0])
     if dataset is None:
         known = ", ".join(DATASETS)
-        raise InputError(f"{where}: the field 'task_id' is {task_id!r}: it must begin with one of {known}.")
+        raise InputError(f"{where}: the field 'task_id' is {task_id!r}; it must start with one of {known}.")
     if "class Main" not in tests:
         raise InputError(f"{where}: the field 'test' has no class Main.")
     if "canonical_solution" in record and record["canonical_solution"] is None:
@@ -213,7 +214,7 @@ def row_of(record: dict, where: str) -> dict:
 
 
 def read_samples(path: Path, rows: dict[str, dict]) -> list[tuple[dict, str]]:
-    """The (problem, completion) pairs of a file of samples."""
+    """Read the (problem, completion) pairs in a file of samples."""
     samples = []
     for where, record in iter_jsonl(path):
         task_id, completion = (field(record, name, str, where) for name in ("task_id", "completion"))

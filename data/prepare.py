@@ -1,4 +1,4 @@
-"""What the modules of data/ share: input, settings, splits, truncation, and the JSON Lines with tables about them."""
+"""Shared by the modules of data/: reading sources, settings, splits, truncation, and writing and reporting rows."""
 
 import fnmatch
 import hashlib
@@ -30,19 +30,19 @@ class SourceArgs:
     source: str
     """file, directory or Hub dataset id"""
     files: str = "*"
-    """which files of a directory or Hub dataset: a pattern for their relative path, such as 'data/*_prefs-*'"""
+    """pattern for the relative paths of files in a directory or Hub dataset, such as 'data/*_prefs-*'"""
     revision: str | None = None
     """branch or commit of a Hub dataset"""
 
 
 def source_files(args: SourceArgs) -> list[tuple[Path, str]]:
-    """The data files of --source, each with its path relative to the source."""
+    """Return the data files of --source, each with its path relative to the source."""
     root = Path(args.source)
     if not root.exists():
         root = hub_directory(args.source, [args.files], "dataset", args.revision)
     if root.is_file():
         if not root.name.endswith(SUFFIXES):
-            raise InputError(f"--source {args.source}: can't read this kind of file, only {', '.join(SUFFIXES)}.")
+            raise InputError(f"--source {args.source}: unsupported file type; expected {', '.join(SUFFIXES)}.")
         return [(root, root.name)]
     found = [
         (path, inside)
@@ -59,7 +59,7 @@ def source_files(args: SourceArgs) -> list[tuple[Path, str]]:
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict]]:
-    """Yield (location, record) for each record of a file. All formats but .json arrays are streamed."""
+    """Yield (location, record) for each record of a file. All formats except .json arrays are streamed."""
     if path.name.endswith(".parquet"):
         records = _parquet_records(path)
     elif path.suffix == ".json" and not _is_json_lines(path):
@@ -70,7 +70,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def _is_json_lines(path: Path) -> bool:
-    """Whether the first line is an object: some published .json files are JSON Lines."""
+    """Return whether the first line is an object: some published .json files are JSON Lines."""
     try:
         for _, line in read_lines(path):
             return bool(parse_object(line, f"{path}:1"))
@@ -83,14 +83,14 @@ def _json_records(path: Path) -> Iterator[tuple[str, dict]]:
     value = read_json(path)
     for number, record in enumerate(value if isinstance(value, list) else [value], start=1):
         if not isinstance(record, dict):
-            raise InputError(f"{path}: record {number} must be a JSON object, not {type(record).__name__}.")
+            raise InputError(f"{path}: record {number}: expected a JSON object, got {type(record).__name__}.")
         yield f"{path}: record {number}", record
 
 
 def _parquet_records(path: Path) -> Iterator[tuple[str, dict]]:
     try:
         from pyarrow.parquet import ParquetFile
-    except ImportError as error:  # of the optional extra `hub`
+    except ImportError as error:  # from the optional extra `hub`
         raise InputError(f"{path}: reading parquet needs pyarrow: install it with `pip install pyarrow`.") from error
     try:
         batches = ParquetFile(path, page_checksum_verification=True).iter_batches(batch_size=1024)
@@ -98,42 +98,42 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, dict]]:
             yield f"{path}: row {number}", record
     except Exception as error:  # damaged bytes can raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-        raise InputError(f"{path}: damaged, or not a parquet file ({reason:.200}).") from error
+        raise InputError(f"{path}: not a parquet file, or damaged ({reason:.200}).") from error
 
 
 # --------------------------------------------------------------------------------------------------------- 2. settings
 def check_vocab_size(vocab_size: int | None, tokenizer_flag: str | None = None) -> None:
-    """Refuse a --vocab-size too small for the bytes or above any tokenizer, and one next to a flag that names one."""
+    """Raise InputError if --vocab-size is out of range or combined with the flag that names a tokenizer."""
     if vocab_size is None:
         return
     if vocab_size < 300:
-        raise InputError(f"--vocab-size {vocab_size}: it must be at least 300, as 256 entries are the bytes.")
-    if vocab_size > MAX_VOCAB_SIZE:  # the library reserves memory for all of them
-        raise InputError(f"--vocab-size {vocab_size}: it must be {MAX_VOCAB_SIZE:,} at most.")
+        raise InputError(f"--vocab-size {vocab_size}: it must be at least 300 (256 entries are the bytes).")
+    if vocab_size > MAX_VOCAB_SIZE:  # the library allocates memory for all of them
+        raise InputError(f"--vocab-size {vocab_size}: it must be at most {MAX_VOCAB_SIZE:,}.")
     if tokenizer_flag:
         raise InputError(f"--vocab-size trains a tokenizer and {tokenizer_flag} names one: pass only one of them.")
 
 
 def has_rows(out: Path) -> bool:
-    """Whether a file of annotations is there to resume. Raises InputError unless --out can be a file."""
+    """Return whether --out has annotations to resume. Raises InputError if it can't be written as a file."""
     check_out(out.parent)
     if out.is_dir():
-        raise InputError(f"--out {out} is a directory, not a file.")
+        raise InputError(f"--out must be a file; {out} is a directory.")
     if not out.exists():
         return False
-    open_regular(out).close()  # it is going to be replaced
-    return out.stat().st_size > 0  # empty: the only row was removed
+    open_regular(out).close()  # it will be replaced
+    return out.stat().st_size > 0  # empty if the only row was removed
 
 
 # ----------------------------------------------------------------------------------------------------------- 3. splits
 @dataclass(frozen=True, kw_only=True)
 class SplitArgs:
     validation_share: Fraction = 0.1
-    """share of the data in validation, if the source has no splits"""
+    """share of the data for validation, if the source has no splits"""
     resplit: bool = False
-    """draw train and validation by --validation-share even if the source has splits"""
+    """draw new splits by --validation-share even if the source has splits"""
     seed: Seed = 1
-    """seed of those splits"""
+    """seed of the drawn splits"""
 
 
 # published name -> name in the data contract
@@ -141,19 +141,19 @@ SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(("valid", "valid1", 
 
 
 def split_in_path(path: str) -> str | None:
-    """The published split that a path names: the last of the words train, valid, validation and test in it."""
+    """Return the published split in a path: the last of its words that is train, valid, validation or test."""
     words = [word for word in re.split(r"[^a-z0-9]+", path.lower()) if word in SPLITS]
     return words[-1] if words else None
 
 
 def in_validation(key: str, share: float, seed: int) -> bool:
-    """Whether a seeded hash of `key` puts a row into validation: equal keys share a split."""
+    """Return whether a seeded hash of `key` puts a row into validation; equal keys get the same split."""
     digest = hashlib.sha256(f"{seed}\n{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
 def split_of(published: str | None, key: str, args: SplitArgs) -> str:
-    """The published split of a row; without one, and with --resplit, drawn by a hash of `key`."""
+    """Return the published split of a row, or a split drawn by a hash of `key` if it has none or with --resplit."""
     if published is not None and not args.resplit:
         return SPLITS[published]
     return "validation" if in_validation(key, args.validation_share, args.seed) else "train"
@@ -165,10 +165,10 @@ LONGEST_TOKEN = 128  # characters, in the vocabularies of GPT-2 and GPT-NeoX
 
 
 def longest_fit(ends: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The last of the ascending `ends` for which `fits` is true; None if there is none.
+    """Return the last of the ascending `ends` for which `fits` is true; None if there is none.
 
-    Bisection, then a check of the ends up to LONGEST_TOKEN characters later: a longer prefix may have fewer tokens once
-    a word is complete.
+    After bisection, also check the ends up to LONGEST_TOKEN characters later: a longer prefix may have fewer tokens
+    once a word is complete.
     """
     low, high = -1, len(ends)  # ends[low] fits, ends[high] doesn't
     while high - low > 1:
@@ -184,22 +184,22 @@ def longest_fit(ends: Sequence[int], fits: Callable[[int], bool]) -> int | None:
 
 
 def first_fit(starts: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The first of the ascending `starts` from which a text fits, as all later ones do; None if there is none."""
+    """Return the first of the ascending `starts` for which `fits` is true, as for all later ones; None if none is."""
     index = 0 if starts and fits(starts[0]) else bisect_left(starts, True, key=fits)
     return starts[index] if index < len(starts) else None
 
 
 # ----------------------------------------------------------------------------------------------------------- 5. output
 class LeftOut(Exception):
-    """A record or row that can't be used, and why."""
+    """Raised to skip a record or row; the message is the reason."""
 
 
 @contextmanager
 def jsonl_files(directory: Path, may_lack: Mapping[str, str] = {}) -> Iterator[Callable[[str, dict], None]]:
     """Yield `write(name, row)`, which appends to name.jsonl.
 
-    The files appear together at the end of the block; after an error there is no file and no new directory. may_lack:
-    names without a row, and why; their files of an earlier run are removed, as they would not match the others.
+    The files appear together at the end of the block; after an error, no file or new directory remains. may_lack: names
+    that may get no rows -> why; their files from an earlier run are removed, because they wouldn't match the others.
     """
     check_out(directory)
     made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
@@ -228,13 +228,13 @@ def jsonl_files(directory: Path, may_lack: Mapping[str, str] = {}) -> Iterator[C
 
 
 class LengthTable:
-    """A table of the tokens of queries and responses, by file. Responses count with EOS. [N+ 4]"""
+    """Table of query and response lengths in tokens, by file. Response lengths include EOS. [N+ 4]"""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)  # (file, column) -> length -> rows
 
     def add(self, file: str, query: int, **responses: int) -> None:
-        """Count a row: the tokens of its query and, by column, of its responses."""
+        """Add a row: the lengths of its query and, by column, of its responses."""
         self.counts[file, "query"][query] += 1
         for column, length in responses.items():
             self.counts[file, column][length] += 1
@@ -253,7 +253,7 @@ class LengthTable:
 
 
 def program_lengths(row: dict, tokenizer: Tokenizer, limits: dict[str, int]) -> tuple[dict[str, int], list[str]]:
-    """The tokens of a row's query and of its response, if it has one, and which are beyond their limits."""
+    """Return the lengths of a row's query and its response, if any, and a message for each one above its limit."""
     lengths = {"query": len(tokenizer.encode(row["query"]))}
     if row["response"]:
         lengths["response"] = len(tokenizer.encode(row["response"])) + 1  # with EOS, as in dataset.load_programs
@@ -262,21 +262,21 @@ def program_lengths(row: dict, tokenizer: Tokenizer, limits: dict[str, int]) -> 
 
 
 def list_reasons(left_out: Mapping[str, int]) -> str:
-    """Why rows were left out, in one line."""
+    """Return the reasons why rows were skipped, in one line."""
     return "; ".join(f"{count} x {reason}" for reason, count in left_out.items())
 
 
 def print_left_out(left_out: Mapping[str, int], firsts: Mapping[str, str] = {}) -> None:
-    """Print how often each reason occurred and, where known, where it occurred first."""
-    print("\nleft out")
+    """Print how often each reason occurred and, if known, where it first occurred."""
+    print("\nskipped")
     for reason, count in sorted(left_out.items()) or [("nothing", 0)]:
-        print(f"{count:10,}  {reason}" + (f"; the first: {firsts[reason]}" if reason in firsts else ""))
+        print(f"{count:10,}  {reason}" + (f"; first: {firsts[reason]}" if reason in firsts else ""))
 
 
 def train_bpe(texts: Sequence[str], vocab_size: int, source: str | Path) -> Tokenizer:
-    """The tokenizer that --vocab-size asks for."""
+    """Train a tokenizer with --vocab-size entries. Raises InputError without any texts."""
     if not texts:
-        raise InputError(f"--vocab-size: {source} has no train split to train on: --resplit draws one.")
+        raise InputError(f"--vocab-size: {source} has no train split to train a tokenizer on: pass --resplit.")
     return train_tokenizer(texts, vocab_size)
 
 
@@ -290,11 +290,12 @@ def converted_files(
     missing: str = "the source has no such split; --resplit draws one",
     may_lack: Mapping[str, str] = {},
 ) -> Iterator[Callable[..., bool]]:
-    """Yield `write(split, row, flag, limit)`, which appends to sft, scored or comparisons.{split}.jsonl, by the row.
+    """Yield `write(split, row, flag, limit)`, which appends to sft, scored or comparisons.{split}.jsonl.
 
-    It leaves out a row if a response has more tokens than the limit of this flag, or both are the same, and returns
-    whether it wrote. `sft_too=True`: the chosen response becomes a demonstration as well. After the block, tables about
-    the files are printed; `missing` says why only one of two splits has a file. Raises InputError if there is no row.
+    It skips a row if a response has more than `limit` tokens or if both responses are equal, and returns whether it
+    wrote the row. With `sft_too=True`, the chosen response also becomes a demonstration. After the block, tables about
+    the files are printed; `missing` is the reason printed if only one of two splits has a file. Raises InputError if
+    there are no rows.
     """
     lengths = LengthTable()
     written: Counter[str] = Counter()
@@ -323,8 +324,8 @@ def converted_files(
 
         yield write
         if not written:
-            reasons = list_reasons(left_out) or "it holds none"
-            raise InputError(f"--source {source}: no row could be made ({reasons}): nothing was written.")
+            reasons = list_reasons(left_out) or "the source is empty"
+            raise InputError(f"--source {source}: no usable rows ({reasons}); nothing was written.")
     print(lengths)
     print_left_out(left_out, firsts)
     print(f"\nwritten: {out}: " + ", ".join(f"{name}.jsonl ({count})" for name, count in sorted(written.items())))

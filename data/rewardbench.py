@@ -4,18 +4,18 @@
     python -m data.rewardbench --source allenai/reward-bench-2 --out runs/rewardbench2/data
     python -m data.rewardbench --source THU-KEG/RM-Bench --files total_dataset.json --out runs/rm_bench/data
 
-    RewardBench     {"prompt", "chosen", "rejected", "subset", "id"}      a text each
+    RewardBench     {"prompt", "chosen", "rejected", "subset", "id"}      one text each
     RewardBench 2   {"prompt", "chosen", "rejected", "subset", "id"}      lists: one right answer and three wrong ones;
                                                                           in the subset Ties any number of both
     RM-Bench        {"prompt", "chosen", "rejected", "domain", "id"}      three right and three wrong answers: concise,
                                                                           detailed, detailed with Markdown
 
-Each pair of a chosen and a rejected response is a row; meta says to which record of the benchmark it belongs. The
-tokenizer is that of the reward models, and its chat template, or --template, writes prompt and response as in
-`data.chat`. Without one the query is the prompt alone.
+Each pair of a chosen and a rejected response is a row; meta identifies its record in the benchmark. Use the reward
+models' tokenizer: its chat template, or --template, formats prompt and response as in `data.chat`. Without a template,
+the query is just the prompt.
 
-A record is left out as a whole, and the reasons are printed: a score of fewer records is another one than published.
-RewardBench's own code cuts texts to 2,048 tokens instead.
+Records are skipped as a whole and the reasons printed, because a score on fewer records can't be compared with the
+published one. RewardBench's own code truncates texts to 2,048 tokens instead.
 """
 
 import re
@@ -38,13 +38,13 @@ class Args(SourceArgs):
     out: Path = Path("runs/rewardbench/data")
     """directory for the JSON Lines and the tokenizer; existing files are replaced"""
     tokenizer: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
-    """directory or Hub id, the reward models'; the limits below count its tokens"""
+    """directory or Hub id of the reward models' tokenizer; the limits below count its tokens"""
     template: Path | None = None
-    """file with a chat template in Jinja, which replaces the tokenizer's own"""
+    """file with a chat template in Jinja that replaces the tokenizer's own"""
     max_query_length: PositiveInt = 2048
-    """tokens; records with a longer prompt are left out"""
+    """tokens; records with a longer prompt are skipped"""
     max_response_length: PositiveInt = 2048
-    """tokens including EOS; records with a longer response are left out"""
+    """tokens including EOS; records with a longer response are skipped"""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Record:
 
 
 def parse(record: dict, where: str) -> Record:
-    """A record of one of the three. Raises InputError for any other, and for a malformed one."""
+    """Parse a record of one of the three benchmarks. Raises InputError if it is malformed or from another one."""
     if "subset" not in record and "domain" not in record:
-        raise InputError(f"{where}: it is of no known benchmark: it has neither the field 'subset' nor 'domain'.")
+        raise InputError(f"{where}: unknown benchmark: the record has neither the field 'subset' nor 'domain'.")
     subset = field(record, "subset" if "subset" in record else "domain", str, where)
     benchmark = "RM-Bench" if "subset" not in record else "RewardBench"
     if benchmark == "RewardBench" and isinstance(record.get("chosen"), str):
@@ -74,16 +74,18 @@ def parse(record: dict, where: str) -> Record:
     is_ties = benchmark == "RewardBench 2" and subset == TIES
     if counts != SIZES[benchmark] and not (is_ties and all(counts)):
         sizes = "at least 1 and 1" if is_ties else "{} and {}".format(*SIZES[benchmark])
-        raise InputError(f"{where}: 'chosen' and 'rejected' have {counts[0]} and {counts[1]} responses, not {sizes}.")
+        raise InputError(
+            f"{where}: 'chosen' and 'rejected' have {counts[0]} and {counts[1]} responses; expected {sizes}."
+        )
     number = record.get("id")
     identity = str(number) if isinstance(number, int) else field(record, "id", str, where)
     if is_ties and not re.fullmatch(r"(ref|tied):\d+", identity):
-        raise InputError(f"{where}: the field 'id' is {identity!r:.80}: in Ties it must be ref:N or tied:N.")
+        raise InputError(f"{where}: the field 'id' is {identity!r:.80}; in Ties it must be ref:N or tied:N.")
     return Record(benchmark, subset, identity, field(record, "prompt", str, where), chosen, rejected)
 
 
 def written(record: Record, writer: Writer | None, tokenizer: Tokenizer, args: Args) -> tuple[str, list[str]]:
-    """The query, and the responses, chosen ones first. Raises LeftOut for a record that can't be used whole."""
+    """Return the query and the responses, chosen ones first. Raises LeftOut if any of them can't be used."""
     responses = record.chosen + record.rejected
     if not all(text.strip() for text in (record.prompt, *responses)):
         raise LeftOut("an empty prompt or response")
@@ -115,19 +117,19 @@ def main(args: Args) -> None:
     benchmark = None
     ties: set[str] = set()  # ids
     limit = "--max-response-length", args.max_response_length
-    files = converted_files(args.out, args.source, tokenizer, left_out, missing="a benchmark is not for training")
+    files = converted_files(args.out, args.source, tokenizer, left_out, missing="benchmarks have no training split")
     with files as write:
         for path, _ in source_files(args):
             for where, found in read_records(path):
                 record = parse(found, where)
                 if benchmark not in (None, record.benchmark):
                     raise InputError(
-                        f"{where}: a record of {record.benchmark} after one of {benchmark}: choose with --files."
+                        f"{where}: a record of {record.benchmark} after one of {benchmark}; select one with --files."
                     )
                 benchmark = record.benchmark
                 if record.subset == TIES and benchmark == "RewardBench 2":
                     if record.id in ties:
-                        raise InputError(f"{where}: a second record of {TIES} with the id {record.id!r}.")
+                        raise InputError(f"{where}: duplicate record of {TIES} with the id {record.id!r}.")
                     ties.add(record.id)
                 try:
                     query, responses = written(record, writer, tokenizer, args)

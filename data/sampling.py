@@ -1,4 +1,4 @@
-"""What data.best_of and data.self_rank share: a policy answers the queries of sft.{train,validation}.jsonl."""
+"""Settings and helpers shared by data.best_of and data.self_rank, which sample answers from a policy."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -23,15 +23,15 @@ class SamplingArgs:
     num_queries: PositiveInt | None = None
     """queries per split, from the top of the file (None: all)"""
     batch_size: PositiveInt = 64
-    """answers sampled at once; changes memory, not the result"""
+    """answers sampled at once; affects memory, not the result"""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N"""
     seed: Seed = 1
-    """seed of the samples, and of all else that is drawn"""
+    """seed of the samples and all other random choices"""
 
 
 def read_queries(path: Path, most: int | None) -> dict[str, bool]:
-    """The distinct queries of a file, in its order -> whether a chat template wrote them."""
+    """Return the first `most` distinct queries of a file, in its order -> whether a chat template wrote them."""
     queries: dict[str, bool] = {}
     for where, row in iter_jsonl(path):
         query = filled(row, "query", where)
@@ -48,11 +48,11 @@ def load_policy(path: str, tokenizer: Tokenizer, device: torch.device) -> GPT:
 def longest_query(
     queries: dict[str, dict[str, bool]], tokenizer: Tokenizer, response_length: int, policy: GPT, path: str
 ) -> int:
-    """Tokens of the longest query. Raises InputError if the policy, from `path`, has no room for it and a response."""
+    """Return the length of the longest query. Raises InputError if it and a response exceed the policy's context."""
     longest = max(len(tokenizer.encode(*query)) for of_split in queries.values() for query in of_split.items())
     if longest + response_length > policy.config.n_ctx:
         raise InputError(
-            f"the longest query has {longest} tokens: with --response-length {response_length} that is more than the "
+            f"the longest query has {longest} tokens: with --response-length {response_length} it exceeds the "
             f"{policy.config.n_ctx} positions of {path}."
         )
     return longest

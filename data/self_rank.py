@@ -5,9 +5,9 @@
 
 The policy answers each query of sft.{train,validation}.jsonl --num-samples times. Then, for each question:
 
-    1. a sentence encoder embeds the answers, their cosines are the edges of a graph, and TextRank ranks the answers:
-       an answer that is more similar to the others ranks higher
-    2. ISODATA clusters the answers, so that paraphrases make no pair; the answer nearest to a cluster's centre
+    1. a sentence encoder embeds the answers, and TextRank ranks them on a graph with their cosines as edge weights: an
+       answer that is more similar to the others ranks higher
+    2. ISODATA clusters the answers, so that paraphrases don't form pairs; the answer nearest to a cluster's centre
        represents it
     3. each representative is preferred to those at least --interval ranks below it
     4. some of the worse answers get noise: a few words changed, a negation added or removed, or sentences shuffled
@@ -17,10 +17,10 @@ The policy answers each query of sft.{train,validation}.jsonl --num-samples time
     self_rank.{train,validation}.jsonl     {"query", "answers", "weights", "clusters", "representatives", "chat"}: the
                                            answers to a question, and the indices of its representatives, best first
 
-Duplicate answers are kept: each is a vote. Empty answers are left out, a question with a single cluster makes no pair,
-and noise that would make both answers of a pair equal is not applied. A query that occurs twice in a file is answered
-once. The files depend on --seed but not on --batch-size. Another --out gets a copy of sft.{train,validation}.jsonl, as
-train_rm.py reads them too.
+Duplicate answers are kept: each is a vote. Empty answers are skipped, a question with a single cluster gives no pairs,
+and noise isn't applied if it would make both answers of a pair equal. A query that occurs twice in a file is answered
+once. The files depend on --seed but not on --batch-size. If --out differs from --data, sft.{train,validation}.jsonl
+are copied to it, because train_rm.py reads them too.
 """
 
 import shutil
@@ -51,13 +51,13 @@ from nanorlhf.selfrank.sentence_encoder import embed, load_sentence_encoder
 from nanorlhf.selfrank.text_rank import DECIMALS, rank_order, text_rank
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
-QUESTIONS_AT_ONCE = 1024  # answered before ranking; fixed, as the samples depend on it
+QUESTIONS_AT_ONCE = 1024  # answered before ranking; fixed, because the samples depend on it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args(SamplingArgs):
     policy: str = "runs/str/sft"
-    """policy that answers: checkpoint directory or Hub id"""
+    """policy to sample answers from: checkpoint directory or Hub id"""
     encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
     """sentence encoder: directory or Hub id"""
     data: Path = Path("runs/str/data")
@@ -73,24 +73,24 @@ class Args(SamplingArgs):
     response_length: Annotated[int, Range("at least 2", lambda x: x >= 2)] = 100
     """maximum tokens of an answer including EOS, also after noise"""
     min_cluster_size: PositiveInt = Limits.min_size
-    """ISODATA: merge clusters of at most this many answers into the nearest"""
+    """ISODATA: merge clusters of at most this many answers into the nearest one"""
     max_cluster_share: Fraction = Limits.max_share
     """ISODATA: split clusters with at least this share of a question's answers"""
     max_variance: NonNegativeFloat = Limits.max_variance
     """ISODATA: split clusters with a larger mean squared distance to their centre; embeddings have length 1"""
     join_distance: NonNegativeFloat = Limits.join_distance
-    """ISODATA: join clusters whose representatives are nearer than this squared distance (0: none)"""
+    """ISODATA: join clusters if their representatives are closer than this squared distance (0: none)"""
     interval: PositiveInt = 1
-    """minimum ranks between the answers of a pair (1: adjacent ranks)"""
+    """minimum difference between the ranks of a pair (1: adjacent ranks)"""
     max_pairs: PositiveInt | None = 10
-    """maximum pairs per question: first those furthest apart, then those with the better winner (None: all)"""
+    """maximum pairs per question: those furthest apart first, then those with the better winner (None: all)"""
     noise: Fraction = 0.5
     """share of pairs whose worse answer gets noise"""
 
 
 # ------------------------------------------------------------------------------------------- 1. ranking and comparisons
 def interval_pairs(num_ranks: int, interval: int, most: int | None) -> list[tuple[int, int]]:
-    """[STR pairs] The ranks (winner, loser), from 0, at least `interval` apart; the furthest apart first.
+    """[STR pairs] Return pairs of 0-based ranks (winner, loser) at least `interval` apart, furthest apart first.
 
     >>> interval_pairs(3, interval=1, most=None)
     [(0, 2), (0, 1), (1, 2)]
@@ -103,7 +103,7 @@ def make_comparisons(
     question: Ranked, vectors: np.ndarray, donors: list[str], tokenizer: Tokenizer, args: Args,
     rng: np.random.Generator, left_out: Counter,
 ) -> list[dict]:  # fmt: skip
-    """The rows of comparisons.jsonl for a question with unit vectors (m, d); noise may take words from `donors`."""
+    """Return the rows of comparisons.jsonl for a question with unit vectors (m, d); noise takes words from `donors`."""
     rows = []
     for ranks in interval_pairs(len(question.representatives), args.interval, args.max_pairs):
         winner, loser = (question.representatives[rank] for rank in ranks)
@@ -113,15 +113,15 @@ def make_comparisons(
             noisy, noise = add_noise(rejected, donors, rng) or (None, None)
             noisy_ids = noisy and response_ids(question.query, noisy, tokenizer, question.chat)
             if noisy is None:
-                left_out["noise on an answer for which no kind of noise works"] += 1
+                left_out["noise: no kind of noise fits the answer"] += 1
             elif noisy_ids == chosen_ids:
-                left_out["noise that makes the worse answer equal to the better one"] += 1
+                left_out["noise: it would make the worse answer equal to the better one"] += 1
             elif len(noisy_ids) > args.response_length:
-                left_out[f"noise that makes an answer longer than --response-length {args.response_length}"] += 1
+                left_out[f"noise: it would make the answer longer than --response-length {args.response_length}"] += 1
             else:
                 rejected, kind = noisy, noise
         rejected_ids = response_ids(question.query, rejected, tokenizer, question.chat)
-        if rejected_ids == chosen_ids:  # different texts may have the same tokens
+        if rejected_ids == chosen_ids:  # different texts can have the same tokens
             left_out["pairs of two identical answers"] += 1
             continue
         meta = {"noise": kind, "num_representatives": len(question.representatives)}
@@ -130,7 +130,7 @@ def make_comparisons(
             meta[f"rank_{column}"] = rank + 1  # among the representatives
             meta[f"weight_{column}"] = question.weights[index]
             meta[f"cluster_{column}"] = question.clusters[index]
-            meta[f"sample_{column}"] = index  # in `answers` of self_rank.jsonl: the text before noise
+            meta[f"sample_{column}"] = index  # index into `answers` of self_rank.jsonl: the text before noise
         texts = {"query": question.query, "chosen": chosen, "rejected": rejected}
         rows.append(texts | ({"chat": True} if question.chat else {}) | {"meta": meta})
     return rows
@@ -140,7 +140,7 @@ def make_comparisons(
 def sample_texts(
     policy: GPT, queries: dict[str, bool], tokenizer: Tokenizer, args: Args, seed: int, left_out: Counter
 ) -> list[list[str]]:
-    """The usable answers to each query, in the order of sampling."""
+    """Return the usable answers to each query, in the order sampled."""
     _, responses = sample_answers(
         policy, [tokenizer.encode(query, chat) for query, chat in queries.items()], tokenizer, args.num_samples,
         args.response_length - 1,  # leaves room for EOS
@@ -153,8 +153,8 @@ def sample_texts(
         for text in samples:
             if not text:
                 left_out["empty answers"] += 1
-            elif len(response_ids(query, text, tokenizer, chat)) > args.response_length:  # invalid UTF-8 is longer
-                left_out[f"answers longer than --response-length {args.response_length} when encoded again"] += 1
+            elif len(response_ids(query, text, tokenizer, chat)) > args.response_length:  # invalid UTF-8 gets longer
+                left_out[f"answers longer than --response-length {args.response_length} when re-encoded"] += 1
             else:
                 answers[-1].append(text)
     return answers
@@ -164,7 +164,7 @@ def answer_and_rank(
     queries: dict[str, bool], policy: GPT, encoder: Any, tokenizer: Tokenizer, args: Args, seeds: list[int],
     left_out: Counter, seconds: Counter,
 ) -> list[tuple[Ranked, np.ndarray]]:  # fmt: skip
-    """For each query with answers: its ranked answers, and their unit vectors (m, d).
+    """Return the ranked answers and their unit vectors (m, d) for each query with answers.
 
     seeds: one for sampling, then one per query for ISODATA.
     """
@@ -178,7 +178,7 @@ def answer_and_rank(
     for (query, chat), texts, seed in zip(queries.items(), answers, seeds[1:], strict=True):
         if texts:
             embedded = np.stack([vectors[text] for text in texts])
-            # of all answers, not only the representatives, because more votes make a better ranking
+            # over all answers, not just the representatives: more votes make a better ranking
             weights = text_rank(embedded @ embedded.T)
             clusters, representatives = isodata(embedded, seed, limits)
             order = [index for index in rank_order(weights).tolist() if index in representatives]
@@ -213,13 +213,13 @@ def main(args: Args) -> None:
         for number, asked in enumerate(micro_batches(list(queries[split].items()), QUESTIONS_AT_ONCE))
     ]
     progress = Progress(total=sum(map(len, queries.values())), desc="questions", unit="", leave=False)
-    no_pair = {"comparisons.validation": "the validation queries made no pair"}
-    no_answer = {"self_rank.validation": "the validation queries have no answer, or the train queries made no pair"}
+    no_pair = {"comparisons.validation": "the validation queries gave no pairs"}
+    no_answer = {"self_rank.validation": "the validation queries have no answers, or the train queries gave no pairs"}
     with jsonl_files(args.out, no_pair | no_answer) as write, progress:
         for split, number, asked in chunks:
             if split == "validation" and not counts["train"]["pairs"]:
                 break
-            # the seeds are drawn before the noise, so that --noise changes nothing else
+            # seeds are drawn before the noise, so that --noise changes nothing else
             rng = np.random.default_rng((args.seed, SPLITS.index(split), number))
             seeds = rng.integers(2**63, size=1 + len(asked)).tolist()
             ranked = answer_and_rank(dict(asked), policy, encoder, tokenizer, args, seeds, left_out, seconds)
@@ -231,8 +231,8 @@ def main(args: Args) -> None:
                 counts[split]["different answers"] += len(set(question.answers))
                 counts[split]["clusters of answers"] += len(question.representatives)
                 if len(question.representatives) <= args.interval:
-                    left_out[f"questions with {args.interval} or fewer clusters of answers: no pair"] += 1
-                # noise takes words from another question's answers: words of the winner would improve the loser
+                    left_out[f"questions with {args.interval} or fewer clusters of answers: no pairs"] += 1
+                # noise takes words from another question's answers: the winner's words would improve the loser
                 other = (index + 1 + rng.integers(max(1, len(ranked) - 1))) % len(ranked)
                 donors = ranked[other][0].answers if other != index else []
                 for row in make_comparisons(question, vectors, donors, tokenizer, args, rng, left_out):
@@ -252,8 +252,8 @@ def main(args: Args) -> None:
         left_out = +left_out  # drops zeros
         if not counts["train"]["pairs"]:
             raise InputError(
-                f"--policy {args.policy}: no pair could be made from {counts['train']['answers']} answers to "
-                f"{len(queries['train'])} train queries ({list_reasons(left_out)}): nothing was written; raise "
+                f"--policy {args.policy}: no pairs from {counts['train']['answers']} answers to "
+                f"{len(queries['train'])} train queries ({list_reasons(left_out)}); nothing was written. Raise "
                 "--temperature, --num-samples or --num-queries, or train the policy longer."
             )
     if args.out.resolve() != args.data.resolve():

@@ -1,17 +1,17 @@
-"""The embedded Q&A site, where the quality of answers is known -> a Posts.xml as in the Stack Exchange dump.
+"""The embedded Q&A site, with known quality of the answers -> a Posts.xml as in the Stack Exchange dump.
 
     python -m data.site --out runs/site --seed 1
     python -m data.stackoverflow --source runs/site/Posts.xml --out runs/site/data --vocab-size 640
 
 An asker wants to do one of two dozen things in Python ("sort a list"), names an object and has a wish ("it has to be
 fast"). A good answer names the function, calls it on the object and grants the wish; authors of different quality write
-anything from that to "did you solve it?". `gold_score` below is the true quality of an answer. Readers vote with noise,
-and more of them on popular questions; the asker accepts one answer. So one can measure what no real dump shows: how
-well votes reflect quality, and whether a policy trained on them writes better answers or only longer ones.
+anything from that to "did you solve it?". `gold_score` below is the true quality of an answer. Votes are noisy, and
+popular questions get more of them; the asker may accept one answer. So the site can show what a real dump can't: how
+well votes reflect quality, and whether a policy trained on them writes better answers or just longer ones.
 
-Questions tagged java ask for the same things, but their functions have other names: a model trained on them knows the
-language but not the answers, and is the base model of the paper's comparison. Some posts are there to be filtered out
-by `data.stackoverflow`: about errors, with code, links or pictures. Some users are deleted.
+Questions tagged java ask for the same things, but the functions have other names: a model trained on them knows the
+language but not the answers, and is the base model in the paper's comparison. Some posts are meant to be filtered out
+by `data.stackoverflow`: posts about errors, or with code, links or pictures. Some users are deleted.
 """
 
 import html
@@ -62,7 +62,7 @@ NAMES = (
     "prices", "names", "cities", "scores", "colors", "orders", "users", "books", "songs", "notes", "rows", "boxes",
     "pages", "games", "teams", "ideas", "lines", "cells", "marks", "tasks",
 )  # fmt: skip
-WISHES = {  # the asker's wish: how an answer grants it
+WISHES = {  # the asker's wish: the sentence that grants it
     "it has to be fast": "it runs in native code",
     "it has to fit in one line": "a single expression will do",
     "it must not change the original": "it returns a new one",
@@ -105,12 +105,12 @@ LOWEST = -4.0  # score of an empty answer; nothing scores lower
 
 
 def sentences_of(text: str) -> list[str]:
-    """Lower-case sentences without the final dot; a dot within a function's name doesn't end a sentence."""
+    """Return lower-case sentences without the final dot; a dot within a function name doesn't end a sentence."""
     return [part.strip(" .?!") for part in re.split(r"[.?!]+(?:\s+|$)", text.lower()) if part.strip(" .?!")]
 
 
 def gold_score(query: str, response: str) -> float:
-    """How well `response` answers the question in `query`, from -4 to 4; depends on the two texts alone.
+    """Score how well `response` answers the question in `query`, from -4 to 4; depends only on the two texts.
 
     score = 2 right function - 1 per wrong one + 1 object's name - 0.5 per wrong one + 1 wish - 0.5 per wrong one
             - 0.5 per sentence of chatter - 0.5 per repeated sentence - 0.1 per word beyond twenty
@@ -159,7 +159,7 @@ class Question:
 
     @property
     def query(self) -> str:
-        """As `data.stackoverflow` writes it."""
+        """The query that `data.stackoverflow` writes."""
         return f"Question: {self.title}\n{self.body}\nAnswer:"
 
     @property
@@ -176,8 +176,8 @@ def ask(rng: random.Random, language: str) -> Question:
     return Question(task, name, wish, language, title, f"{body} {rng.choice(ASIDES)}".strip())
 
 
-# author: probabilities that an answer has the right function, a wrong one, the right name, a wrong one, the wish,
-# chatter; and how often the author answers
+# author: probabilities that an answer has the right function, a wrong one, the right name, a wrong one, the wish, and
+# chatter; and the author's relative frequency
 AUTHORS = {
     "expert": ((1.0, 0.0, 0.9, 0.0, 0.9, 0.0), 2),
     "regular": ((0.95, 0.05, 0.5, 0.05, 0.35, 0.1), 6),
@@ -208,7 +208,7 @@ def answer(question: Question, author: str, rng: random.Random) -> str:
 
 # ---------------------------------------------------------------- 4. readers vote, the asker accepts
 def cast_votes(golds: list[float], rng: random.Random) -> list[int]:
-    """Upvotes minus downvotes of a question's answers; better answers get more upvotes.
+    """Draw upvotes minus downvotes for a question's answers; better answers get more upvotes.
 
     The number of readers is log-normal: a few questions get most of the votes, as on real sites.
     """
@@ -222,7 +222,7 @@ def cast_votes(golds: list[float], rng: random.Random) -> list[int]:
 
 
 def accept(golds: list[float], rng: random.Random) -> int | None:
-    """The index of the answer that the asker accepts, if any: the best one by a noisy estimate of quality."""
+    """Return the index of the accepted answer, the best by a noisy estimate of quality; None if none is accepted."""
     perceived = [gold + rng.gauss(0, 1.0) for gold in golds]
     best = max(range(len(perceived)), key=perceived.__getitem__)
     return best if perceived[best] > 1.0 and rng.random() < 0.7 else None
@@ -234,15 +234,15 @@ class Args:
     out: Path = Path("runs/site")
     """directory for Posts.xml"""
     seed: Seed = 1
-    """seed of every text and every vote"""
+    """seed of all texts and votes"""
     num_questions: Annotated[int, Range("at least 10", lambda x: x >= 10)] = 6000
     """questions about Python that pass the filters of data.stackoverflow; half as many about Java are added"""
     validation_share: Annotated[float, Range("above 0 and below 1", lambda x: 0 < x < 1)] = 0.12
-    """share of questions asked after 2021-12-14, the paper's boundary between training and validation"""
+    """share of questions asked after 2021-12-14, the paper's split date"""
 
 
 def as_html(text: str, rng: random.Random) -> str:
-    """A paragraph as the site stores it, sometimes with a random emphasis."""
+    """Return a paragraph in the site's HTML, sometimes with the first word emphasised."""
     escaped = html.escape(text, quote=False)
     if rng.random() < 0.1:
         first, _, rest = escaped.partition(" ")
@@ -251,7 +251,7 @@ def as_html(text: str, rng: random.Random) -> str:
 
 
 def spoil(title: str, body: str, rng: random.Random) -> tuple[str, str, str]:
-    """Change a question so that the filters should drop it: (title, body as HTML, reason)."""
+    """Change a question so that the filters should drop it; return (title, body as HTML, reason)."""
     reason = rng.choice(("not usage", "code", "link", "image"))
     if reason == "not usage":
         title = rng.choice(("Why does this fail?", "TypeError in my program", "What does this error mean?"))
@@ -264,7 +264,7 @@ def spoil(title: str, body: str, rng: random.Random) -> tuple[str, str, str]:
 
 
 def write_site(args: Args) -> tuple[Counter[str], list[tuple[float, int]]]:
-    """Write Posts.xml atomically; returns counts, and (gold score, votes) of each answer about Python."""
+    """Write Posts.xml atomically; return counts, and (gold score, votes) of each answer about Python."""
     rng = random.Random(args.seed)
     split = datetime(2021, 12, 14)
     kinds = ["python"] * args.num_questions + ["java"] * (args.num_questions // 2)
@@ -278,7 +278,7 @@ def write_site(args: Args) -> tuple[Counter[str], list[tuple[float, int]]]:
     with atomic(args.out / "Posts.xml") as temporary, temporary.open("w", encoding="utf-8") as file:
 
         def row(**attributes: object) -> None:
-            # XML readers turn a line break into a space unless it is a character reference
+            # XML parsers turn a line break into a space unless it is a character reference
             escaped = {key: html.escape(str(value)).replace("\n", "&#xA;") for key, value in attributes.items()}
             fields = " ".join(f'{key}="{value}"' for key, value in escaped.items())
             file.write(f"  <row {fields} />\n")
@@ -291,7 +291,7 @@ def write_site(args: Args) -> tuple[Counter[str], list[tuple[float, int]]]:
                 title, body, reason = spoil(title, body, rng)
                 counts[f"questions spoiled by {reason}"] += 1
             counts[f"questions about {question.language}"] += kind != "spoiled"
-            if number < num_before:  # evenly spaced over three years before the split, half a year after it
+            if number < num_before:  # evenly spaced over three years before the split and half a year after it
                 asked = split - timedelta(days=1100 * (1 - number / num_before), hours=1)
             else:
                 asked = split + timedelta(days=1 + 180 * (number - num_before) / max(1, len(kinds) - num_before))

@@ -3,18 +3,18 @@
     python -m data.squad --source DIR --out runs/str/data
     python -m data.squad --source train-v2.0.json --resplit --out runs/str/data --vocab-size 2048
 
---source holds train-v2.0.json and dev-v2.0.json: articles with paragraphs, and questions on each paragraph. A question
+--source has train-v2.0.json and dev-v2.0.json: articles with paragraphs, and questions about each paragraph. A question
 becomes a row of sft.{train,validation}.jsonl:
 
     query      `Context: {context}\\nQuestion: {question}\\nAnswer:`
     response   a space and the first answer, or `unanswerable`
     meta       id, title, published split, is_impossible, and the distinct answers, [] if the question is impossible
 
-The name of the file gives the split (train, dev). Without such a name, and with --resplit, a seeded hash of the
-article's title decides, so the questions on an article share a split.
+The split is read from the file name (train, dev). Without such a name, or with --resplit, a seeded hash of the
+article's title decides, so all questions about an article are in the same split.
 
-A long query loses full sentences at the end of its context, but never an answer. Questions that can't be used, such as
-those without a label in the unlabelled test sets, are left out, and the reasons printed. Broken records stop the run.
+A query that is too long loses whole sentences at the end of its context, but never an answer. Unusable questions, such
+as the unlabelled ones of the test sets, are skipped, and the reasons printed. Malformed records are an error.
 """
 
 import re
@@ -46,7 +46,7 @@ class Args(prepare.SourceArgs, prepare.SplitArgs):
     max_query_length: PositiveInt = 512
     """tokens; longer contexts lose sentences at the end"""
     max_response_length: PositiveInt = 100
-    """tokens including EOS; longer answers are left out"""
+    """tokens including EOS; longer answers are skipped"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def objects(record: dict, name: str, where: str) -> Iterator[tuple[str, dict]]:
 
 
 def read_question(record: dict, where: str, title: str, context: str, published: str | None) -> Question | None:
-    """A question of a paragraph; None if it has no label."""
+    """Parse a question about a paragraph; None if it has no label."""
     question_id, text = field(record, "id", str, where), " ".join(filled(record, "question", where).split())
     answers = []
     for location, answer in objects(record, "answers", where):
@@ -105,9 +105,10 @@ def read_questions(args: Args, left_out: Counter[str]) -> Iterator[Question]:
 
 # -------------------------------------------------------------------------------------------------------------- 2. rows
 def make_query(question: Question, tokenizer: Tokenizer, limit: int) -> tuple[str | None, int]:
-    """The template with the first sentences of the context that fit in `limit` tokens, and their end; or (None, 0).
+    """Fill the template with the first sentences of the context that fit in `limit` tokens.
 
-    Each attempt tokenises the full query, because a token may span two of its parts.
+    Return the query and the length of the context kept, or (None, 0) if nothing fits. Each attempt tokenises the full
+    query, because a token may span two of its parts.
     """
 
     def query(end: int) -> str:
@@ -125,7 +126,7 @@ def make_query(question: Question, tokenizer: Tokenizer, limit: int) -> tuple[st
 def make_rows(
     splits: dict[str, list[Question]], tokenizer: Tokenizer, limit: int, left_out: Counter[str]
 ) -> Iterator[tuple[str, dict]]:
-    """Yield (split, row) for each question that can be used; limit: tokens of a query."""
+    """Yield (split, row) for each usable question; limit: maximum tokens of a query."""
     for split, questions in splits.items():
         for question in questions:
             query, end = make_query(question, tokenizer, limit)
@@ -153,7 +154,7 @@ def main(args: Args) -> None:
     for question in read_questions(args, left_out):
         split = prepare.split_of(question.published, question.title, args)
         splits[split].append(question)
-    if tokenizer is None:  # questions that share a context count it once
+    if tokenizer is None:  # a context counts once, however many questions share it
         contexts = dict.fromkeys(BEFORE + question.context for question in splits["train"])
         asked = (f"{BETWEEN}{question.text}{AFTER}{question.response}" for question in splits["train"])
         tokenizer = prepare.train_bpe([*contexts, *asked], args.vocab_size, args.source)

@@ -4,22 +4,23 @@
     python -m data.stackoverflow --source Posts.xml --out runs/stackoverflow/data --generated-by runs/stackoverflow/sft
     python -m data.stackoverflow --source runs/site/Posts.xml --out runs/site/data --vocab-size 1024
 
---source is a site's unpacked Posts.xml, or a CSV with its attributes as columns. It is streamed: of 100 GB, only the
-questions that are kept, and their answers, are in memory. A question is kept if it has the tag, asks how to use an API
-(see KINDS below), and has no picture, link or code; an answer is kept if its question is and it has none of these:
+--source is a site's unpacked Posts.xml, or a CSV with its attributes as columns. It is streamed: from 100 GB, only the
+questions that are kept and their answers are in memory. A question is kept if it has the tag, asks how to use an API
+(see KINDS below), and has no picture, link or code; an answer is kept if its question is kept and it has no picture,
+link or code:
 
     sft.{train,validation}.jsonl           a question and its best answer
     scored.{train,validation}.jsonl        every answer, with a score from -1 to 1 computed from its votes (Algorithm 1)
     comparisons.{train,validation}.jsonl   a question's best answer against each worse one (Algorithm 2)
     scaling.json                           the bounds of Algorithm 1, from the train split, used for both
 
-The query is `Question: {title}\\n{body}\\nAnswer:`. The end of a long question is cut, so that query and answer fit in
---max-length; answers are never cut. Questions asked after --split-date are validation.
+The query is `Question: {title}\\n{body}\\nAnswer:`. Long questions are truncated at the end so that query and answer
+fit in --max-length; answers are never truncated. Questions asked after --split-date are validation.
 
---generated-by adds answers sampled from an SFT policy: one for each question with a single answer. It is defined to be
-worse than the human's.
+--generated-by adds answers sampled from an SFT policy: one for each question with a single answer. A generated answer
+always counts as worse than the human one.
 
-A broken file stops the run. Posts that can't be used are skipped and counted, with the location of the first.
+A malformed file is an error. Unusable posts are skipped and counted, with the location of the first.
 """
 
 import csv
@@ -47,18 +48,18 @@ from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 if TYPE_CHECKING:  # only --generated-by imports torch
     from nanorlhf.model import GPT
 
-BEFORE, AFTER = "Question: ", "\nAnswer:"  # no space after the colon: the answer begins with it
+BEFORE, AFTER = "Question: ", "\nAnswer:"  # no space after the colon: the answer starts with it
 PAPERS_TOKENIZER = "EleutherAI/gpt-neo-125m"
 GENERATED_MEAN, GENERATED_DEVIATION = -0.5, 0.1  # scores of generated answers
 NEEDED = ("Id", "PostTypeId", "ParentId", "CreationDate", "Score", "Body", "Title", "Tags")
 OPTIONAL = ("AcceptedAnswerId", "OwnerUserId")
-MAX_ID = 2**31 - 1  # the sites' own type; a damaged Id must not allocate terabytes
+MAX_ID = 2**31 - 1  # Ids are 32-bit on the sites; a damaged Id must not allocate terabytes
 
-# What a question asks for, after the taxonomy of Beyer et al. ("What kind of questions do developers ask on Stack
-# Overflow?", 2020). Its class API USAGE asks for concrete instructions: how to use an API, how to get something done.
-# The paper gives no expressions; these are ours: (kind, expression, a title that matches), whatever the case and the
-# kind of apostrophe. A question is API USAGE if a "usage" expression matches its title or the first sentence of its
-# body, and no expression of another kind matches its title: "How can I fix this TypeError?" is not.
+# Kinds of questions, after the taxonomy of Beyer et al. ("What kind of questions do developers ask on Stack Overflow?",
+# 2020). Its class API USAGE asks for concrete instructions: how to use an API, how to get something done. The paper
+# doesn't publish its expressions; these are ours: (kind, expression, a title that matches). They ignore case and accept
+# any apostrophe. A question is API USAGE if a "usage" expression matches its title or the first sentence of its body,
+# and no expression of another kind matches its title: "How can I fix this TypeError?" isn't.
 KINDS = (
     ("usage", r"\bhow (?:(?:best|else|exactly) )?to\b", "Python: how to sort a list of tuples"),
     ("usage", r"\bhow (?:do|can|could|should|would) (?:i|we|you|one|some(?:one|body))\b", "How do I sort a list?"),
@@ -102,7 +103,7 @@ class Args:
     question_filter: Literal["api-usage", "all"] = "api-usage"
     """api-usage: keep questions that ask how to use an API, by the expressions in KINDS"""
     drop_markup: tuple[str, ...] = ("img", "a", "code", "pre")
-    """HTML elements: leave out posts that have one; of other elements only the text is kept"""
+    """HTML elements: posts with any of them are skipped; other elements are reduced to their text"""
     split_date: str = "2021-12-14"
     """questions asked after this day (UTC) are validation, the others train"""
     tokenizer: str | None = None
@@ -111,18 +112,18 @@ class Args:
     vocab_size: int | None = None
     """train a byte-level BPE of this size on the train split instead"""
     max_length: PositiveInt = 512
-    """tokens of query and answer together, including EOS; questions are cut to leave room for the answer"""
+    """tokens of query and answer together, including EOS; questions are truncated to leave room for the answer"""
     max_query_length: PositiveInt | None = None
-    """tokens of the query, if it must be even shorter"""
+    """tokens of the query, as an additional limit (None: only --max-length)"""
     max_response_length: PositiveInt | None = None
-    """tokens including EOS: longer answers are left out, sampling stops there (None: only --max-length limits answers,
-    half of it limits samples)"""
+    """tokens including EOS: longer answers are skipped, and sampling stops there (None: only --max-length limits
+    answers, half of it limits samples)"""
     outliers: Literal["clip", "saturate"] = "clip"
     """Algorithm 1, scores outside the fences: clip to [-1, 1] as the paper does, or set to -1 and 1"""
     generated_by: str | None = None
-    """SFT policy that also answers questions with a single answer: directory or Hub id"""
+    """SFT policy that answers the questions with a single answer: directory or Hub id"""
     temperature: TemperatureOrGreedy = 1.0
-    """sampling temperature of those answers"""
+    """sampling temperature of the generated answers"""
     batch_size: PositiveInt = 32
     """questions answered at once"""
     device: str = "auto"
@@ -132,7 +133,7 @@ class Args:
 
 
 def is_api_usage(title: str, body: str) -> bool:
-    """Whether a question asks how to use an API, by KINDS."""
+    """Return whether a question asks how to use an API, by KINDS."""
     first_sentence = re.split(r"(?<=[.?!])\s|\n", body, maxsplit=1)[0]
     title, first_sentence = (text.replace("’", "'") for text in (title, first_sentence))
     return bool(USAGE.search(title) or USAGE.search(first_sentence)) and not OTHER_KINDS.search(title)
@@ -141,7 +142,7 @@ def is_api_usage(title: str, body: str) -> bool:
 # ----------------------------------------------------------------------------------------------- 1. scores from votes
 @dataclass(frozen=True)
 class Bounds:
-    """What Algorithm 1 takes from the train split: bounds on s, the votes divided by the question's answers."""
+    """Bounds of Algorithm 1 on s = votes / number of the question's answers, computed from the train split."""
 
     low: float  # fences: values outside are outliers
     high: float
@@ -154,10 +155,10 @@ def _per_answer(votes: list[list[float]]) -> list[list[float]]:
 
 
 def regression_bounds(votes: list[list[float]]) -> Bounds:
-    """The fences and the largest inliers of `votes`, one list per question.
+    """Return the fences and the largest inliers of `votes`, one list per question.
 
     s = votes / number of the question's answers; fences [Q1 - 1.5 IQR, Q3 + 1.5 IQR] over all s, linear quantiles.
-    Raises InputError unless the votes are finite and there is at least one.
+    Raises InputError unless there are votes and all are finite.
     """
     shares = np.array([share for question in _per_answer(votes) for share in question], dtype=np.float64)
     if not (len(shares) and np.isfinite(shares).all()):
@@ -172,16 +173,16 @@ def regression_bounds(votes: list[list[float]]) -> Bounds:
 def regression_scores(
     votes: list[list[float]], outliers: str = "clip", bounds: Bounds | None = None
 ) -> list[list[float]]:
-    """[SO alg 1] A score from -1 to 1 for each answer; votes and scores are one list per question.
+    """[SO alg 1] Return a score from -1 to 1 for each answer; votes and scores are one list per question.
 
         s = votes / number of the question's answers
         s outside the fences:  clip(s, -1, 1)
         s inside, positive:    s / the largest inlier              negative: s / |the most negative inlier|
 
-    bounds: of the train split (None: of `votes`). With the bounds of other votes an inlier may exceed the largest: it
-    becomes 1 or -1. The paper's rule is not monotone: an outlier of .8 keeps .8 while an inlier of .7 may become 1.
-    outliers="saturate" fixes that: 1 above the fences, -1 below. The fences themselves are inside; a sign without an
-    inlier keeps its s. Raises InputError for another rule.
+    bounds: from the train split (None: from `votes`). With bounds from other votes, an inlier may exceed the largest
+    one; it becomes 1 or -1. The paper's rule is not monotone: an outlier of .8 keeps .8 while an inlier of .7 may
+    become 1. outliers="saturate" fixes that: 1 above the fences, -1 below. The fences themselves count as inside. If
+    train has no inlier of a sign, s is kept. Raises InputError if `outliers` is unknown.
     """
     if outliers not in ("clip", "saturate"):
         raise InputError(f"outliers {outliers!r}: it must be clip or saturate.")
@@ -192,17 +193,17 @@ def regression_scores(
             return 1.0 if share > bounds.high else -1.0
         if bounds.low <= share <= bounds.high:
             largest = bounds.largest_positive if share > 0 else bounds.largest_negative
-            share /= largest or 1.0  # without an inlier of this sign in train, it is an outlier
+            share /= largest or 1.0  # if train has no inlier of this sign, it counts as an outlier
         return min(1.0, max(-1.0, share))
 
     return [[score(share) for share in question] for question in _per_answer(votes)]
 
 
 def contrastive_scores(votes: list, accepted: list) -> list:
-    """[SO alg 2] -1 for negative votes, else ceil(log2(1 + votes)), plus 1 if the asker accepted the answer.
+    """[SO alg 2] Return -1 for negative votes, else ceil(log2(1 + votes)), plus 1 if the asker accepted the answer.
 
-    votes, accepted (bool): one item per answer to a question, or lists of such lists. The 1 belongs to the else branch:
-    an accepted answer with negative votes stays at -1.
+    votes, accepted (bool): one item per answer to a question, or lists of such lists. The 1 is only added in the else
+    branch: an accepted answer with negative votes stays at -1.
 
     >>> contrastive_scores([-2, 0, 3, 4], [True, False, True, False])
     [-1, 0, 3, 3]
@@ -218,7 +219,7 @@ def contrastive_scores(votes: list, accepted: list) -> list:
 
 # ------------------------------------------------------------------------------------------------ 2. rows of the dump
 def read_posts(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (location, row) for each row of a dump, without the attributes that it lacks."""
+    """Yield (location, row) for each row of a dump; a row has only the attributes that are set."""
     read = _xml_rows if path.suffix.lower() == ".xml" else _csv_rows
     progress = Progress(total=path.stat().st_size, desc=path.name, unit="B", unit_scale=True, leave=False)
     with open_regular(path) as file, progress:
@@ -259,14 +260,14 @@ def _csv_rows(path: Path, file: BinaryIO, progress: Progress) -> Iterator[tuple[
     try:
         missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
         if missing:
-            raise InputError(f"{path}: the first line has no column {', '.join(missing)}.")
+            raise InputError(f"{path}: the first line lacks the columns {', '.join(missing)}.")
         while True:
             line = reader.reader.line_num + 1
             row = next(reader, None)
             if row is None:
                 return
             if None in row or None in row.values():
-                raise InputError(f"{path}:{line}: {len(reader.fieldnames)} fields are needed here.")
+                raise InputError(f"{path}:{line}: expected {len(reader.fieldnames)} fields.")
             row = {name: value for name, value in row.items() if value}
             yield location(f"line {line}", row), row
     except csv.Error as error:
@@ -293,7 +294,7 @@ class Question:
     body: str
     created: datetime
     accepted_id: int | None
-    answers: list[Answer] = field(default_factory=list)  # the best first, once they have scores
+    answers: list[Answer] = field(default_factory=list)  # best first, once they are scored
     generated: Answer | None = None
 
     @property
@@ -302,7 +303,7 @@ class Question:
 
 
 def parse_int(text: str | None) -> int | None:
-    """An integer, also as pandas writes it in a column with gaps (17.0); None for anything else."""
+    """Parse an integer, also in the form that pandas writes for a column with gaps (17.0); None for anything else."""
     match = re.fullmatch(r"\s*(-?[0-9]{1,10})(?:\.0*)?\s*", text or "")
     return int(match[1]) if match else None
 
@@ -315,7 +316,7 @@ def parse_id(row: dict[str, str]) -> int:
 
 
 def parse_time(row: dict[str, str]) -> datetime:
-    """When a post was created, in UTC, which is also the zone if none is given."""
+    """Return when a post was created, in UTC; a time without a zone is in UTC."""
     try:
         parsed = datetime.fromisoformat(row.get("CreationDate", "").strip())
         return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
@@ -326,15 +327,15 @@ def parse_time(row: dict[str, str]) -> datetime:
 def read_questions(
     path: Path, args: Args, left_out: Counter[str], firsts: dict[str, str]
 ) -> tuple[list[Question], Counter[str]]:
-    """The questions that are kept, with their answers, in one pass over the dump; and the posts after each of `steps`.
+    """Read the dump in one pass; return the kept questions with their answers, and the posts left by each of `steps`.
 
-    Counts the posts that can't be used in `left_out`, and notes the location of the first with each reason in `firsts`.
+    Counts unusable posts in `left_out` and records the location of the first with each reason in `firsts`.
     """
     questions: dict[int, Question] = {}
     taken: set[tuple[int, int]] = set()  # Ids of a question and of an answer to it
-    seen = bytearray()  # a bit per question Id, kept or not: 80 million Ids take 10 MB
+    seen = bytearray()  # one bit per question Id, kept or not: 80 million Ids take 10 MB
     newest = 0
-    waiting: list[tuple[str, dict[str, str]]] = []  # answers before their question
+    waiting: list[tuple[str, dict[str, str]]] = []  # answers that come before their question
     counts: Counter[str] = Counter()
     markup = re.compile(rf"<(?:{'|'.join(args.drop_markup)})(?=[\s/>])", re.IGNORECASE) if args.drop_markup else None
     tag = args.tag and args.tag.lower()
@@ -343,7 +344,7 @@ def read_questions(
         return markup is not None and markup.search(row.get("Body", "")) is not None
 
     def texts_of(row: dict[str, str]) -> tuple[str, str]:
-        """The title and the body as text."""
+        """Return the title and body as plain text."""
         title, body = row.get("Title", ""), row.get("Body", "")
         return " ".join(title.split()), to_text(body)
 
@@ -377,7 +378,7 @@ def read_questions(
 
     def take_answer(row: dict[str, str], parent: int) -> None:
         if parent < 1 or parent // 8 >= len(seen) or not seen[parent // 8] & 1 << parent % 8:
-            raise LeftOut("its ParentId is not a question in the file")
+            raise LeftOut("ParentId is not a question in the file")
         counts["of the dump"] += 1
         if (question := questions.get(parent)) is None:
             return
@@ -400,7 +401,7 @@ def read_questions(
         question.answers.append(Answer(number, text, votes, number == question.accepted_id, created))
 
     def take(where: str, row: dict[str, str], waits: bool) -> None:
-        """Take a post; an answer waits if its question may still come."""
+        """Take a post; if `waits`, put off an answer with a question that may come later."""
         kind = {"1": "question", "2": "answer"}.get(row.get("PostTypeId", ""))
         try:
             if kind == "question":
@@ -426,32 +427,32 @@ def read_questions(
 
 
 def steps(args: Args) -> dict[str, tuple[str, str]]:
-    """The steps of the filter, in order: the label in the printed table, and what to do if a step leaves nothing."""
+    """Return the filter's steps in order: the label in the printed table, and advice if nothing is left after it."""
     no_markup = f"without --drop-markup {' '.join(args.drop_markup) or '(nothing)'}"
     return {
         "rows": ("rows", "--source must be the Posts.xml of a site"),
         "questions": ("questions", "--source must be the Posts.xml of a site"),
-        "own id": ("with a unique Id", "the file is broken"),
+        "own id": ("with a unique Id", "the file is damaged"),
         "tagged": (f"with --tag {args.tag}", "--tag None keeps all tags"),
         "plain": (no_markup, "pass fewer elements"),
-        "complete": ("with a title, a text and a date", "the file is broken"),
+        "complete": ("with a title, a text and a date", "the file is damaged"),
         "of the kind": (f"with --question-filter {args.question_filter}", "--question-filter all keeps every kind"),
         "answers": ("answers", "the file must have answers too"),
         "of the dump": ("to a question in the file", "the file must have questions and their answers"),
         "of a question kept": ("to a question kept above", "relax --tag, --drop-markup or --question-filter"),
         "plain answers": (no_markup, "pass fewer elements"),
-        "complete answers": ("with a unique Id, a score, a text and a date", "the file is broken"),
+        "complete answers": ("with a unique Id, a score, a text and a date", "the file is damaged"),
         "fitting": (f"within --max-length {args.max_length}", "raise it, --max-query-length or --max-response-length"),
     }
 
 
 def check_not_empty(counts: Counter[str], last: str, args: Args) -> None:
-    """Raise InputError, which names the step, if one of the steps up to `last` leaves nothing."""
+    """Raise InputError and name the step if nothing is left after one of the steps up to `last`."""
     before = "rows"
     for key, (label, advice) in steps(args).items():
         if not counts[key]:
             raise InputError(
-                f"--source {args.source}: no question is left: {counts[before]} {steps(args)[before][0]!r}, but 0 "
+                f"--source {args.source}: no questions left: {counts[before]} {steps(args)[before][0]!r}, but 0 "
                 f"{label!r}: {advice}."
             )
         if key == last:
@@ -461,7 +462,7 @@ def check_not_empty(counts: Counter[str], last: str, args: Args) -> None:
 
 # ------------------------------------------------------------------------------------------------ 4. splits and lengths
 def split_by_date(questions: list[Question], split_date: str) -> dict[str, list[Question]]:
-    """Questions asked up to and on --split-date are train, later ones validation."""
+    """Put questions asked on or before --split-date into train, later ones into validation."""
     day = date.fromisoformat(split_date)
     splits: dict[str, list[Question]] = {"train": [], "validation": []}
     for question in questions:
@@ -470,18 +471,19 @@ def split_by_date(questions: list[Question], split_date: str) -> dict[str, list[
         if not found:
             days = sorted(question.created.date() for question in questions)
             raise InputError(
-                f"--split-date {split_date}: no question is left for {split}: the questions kept are from {days[0]} to "
+                f"--split-date {split_date} leaves no questions for {split}; the questions kept are from {days[0]} to "
                 f"{days[-1]}."
             )
     return splits
 
 
 def make_query(text: str, tokenizer: Tokenizer, limit: int) -> str | None:
-    """The template with a question, cut after a token so that all fits in `limit` tokens; None if nothing fits."""
+    """Fill the template with a question, cut after a token to fit `limit` tokens; None if not even one token fits."""
     query = BEFORE + text + AFTER
     if len(tokenizer.encode(query)) <= limit:
         return query
-    room = max(0, limit - len(tokenizer.encode(BEFORE + AFTER)))  # the published code keeps text in negative room
+    # max: with a negative room, the published code keeps text
+    room = max(0, limit - len(tokenizer.encode(BEFORE + AFTER)))
     ends = [end for _, end in tokenizer.backend.encode(text, add_special_tokens=False).offsets]
     for end in reversed(ends[: room + 2]):  # tokens that span text and template may save one or two
         head = text[:end].rstrip()
@@ -491,7 +493,7 @@ def make_query(text: str, tokenizer: Tokenizer, limit: int) -> str | None:
 
 
 def query_for(question: Question, answers: list[Answer], tokenizer: Tokenizer, args: Args) -> str | None:
-    """The query that leaves room for the longest of `answers`; None if the question has no room."""
+    """Return the query that leaves room for the longest of `answers`; None if the question doesn't fit."""
     limit = args.max_length - max(answer.length for answer in answers)
     return make_query(question.text, tokenizer, min(limit, args.max_query_length or limit))
 
@@ -505,7 +507,7 @@ def check_fits(question: Question, answer: Answer, tokenizer: Tokenizer, args: A
 
 
 def keep_fitting(questions: list[Question], tokenizer: Tokenizer, args: Args, left_out: Counter[str]) -> list[Question]:
-    """The questions that still have answers once those that are too long are removed."""
+    """Remove answers that are too long; return the questions that still have answers."""
     for question in questions:
         fitting = []
         for answer in question.answers:
@@ -520,7 +522,7 @@ def keep_fitting(questions: list[Question], tokenizer: Tokenizer, args: Args, le
 
 
 def give_scores(splits: dict[str, list[Question]], outliers: str) -> Bounds:
-    """Score all answers by both algorithms and sort each question's, best first; returns the bounds of train."""
+    """Score all answers by both algorithms and sort each question's, best first; return the bounds from train."""
     bounds = regression_bounds([[answer.votes for answer in question.answers] for question in splits["train"]])
     for questions in splits.values():
         votes, accepted = (
@@ -532,7 +534,7 @@ def give_scores(splits: dict[str, list[Question]], outliers: str) -> Bounds:
             for answer, score, level in zip(question.answers, regression, contrastive, strict=True):
                 answer.score = score
                 answer.contrastive = level
-            # ties: the accepted answer, then the one with more votes, then the earlier one
+            # ties: first the accepted answer, then more votes, then the earlier answer
             question.answers.sort(key=lambda a: (-a.contrastive, not a.accepted, -a.votes, a.created, a.id))
     return bounds
 
@@ -541,9 +543,9 @@ def give_scores(splits: dict[str, list[Question]], outliers: str) -> Bounds:
 def generate_answers(
     questions: list[Question], policy: "GPT", tokenizer: Tokenizer, args: Args, left_out: Counter[str]
 ) -> None:
-    """[SO generated] Sample one answer to each question that has a single one; sets `question.generated`.
+    """[SO generated] Sample one answer to each question with a single answer; sets `question.generated`.
 
-    Each draws its score from N(-0.5, 0.1^2), even if it is left out, so that the others' don't depend on it.
+    A score from N(-0.5, 0.1^2) is drawn for each, even if it is skipped, so that the other scores don't depend on it.
     """
     from nanorlhf.generate import sample_answers
 
@@ -555,7 +557,7 @@ def generate_answers(
     if (needed := max(map(len, queries)) + most) > policy.config.n_ctx:
         raise InputError(
             f"the longest query and a generated answer have {needed} tokens, more than the {policy.config.n_ctx} "
-            f"positions of {args.generated_by}: lower --max-length or --max-response-length."
+            f"positions of {args.generated_by}; lower --max-length or --max-response-length."
         )
     _, responses = sample_answers(policy, queries, tokenizer, 1, most, args.batch_size, args.seed, args.temperature)
     scores = np.random.default_rng(args.seed).normal(GENERATED_MEAN, GENERATED_DEVIATION, len(alone))
@@ -569,7 +571,7 @@ def generate_answers(
                 raise LeftOut("answer: empty")
             if text_ids == response_ids(AFTER, human.text, tokenizer):
                 raise LeftOut("answer: identical to the human's")
-            check_fits(question, answer, tokenizer, args)  # invalid UTF-8 is longer when encoded again
+            check_fits(question, answer, tokenizer, args)  # invalid UTF-8 gets longer when re-encoded
             question.generated = answer
         except LeftOut as reason:
             left_out[f"generated {reason}"] += 1
@@ -577,7 +579,7 @@ def generate_answers(
 
 # ------------------------------------------------------------------------------------------------------------ 6. files
 def meta_of(question: Question, answers: dict[str, Answer]) -> dict:
-    """Facts about the question and its answer; for two answers, each under its column."""
+    """Return metadata of a question and its answer; two answers are each under their column."""
     about = {
         column: {
             "answer_id": answer.id,
@@ -597,16 +599,16 @@ def meta_of(question: Question, answers: dict[str, Answer]) -> dict:
 
 
 def check(args: Args) -> None:
-    """Refuse impossible settings before the long read."""
+    """Check the settings before the long read."""
     if args.source.suffix.lower() not in (".xml", ".csv"):
-        raise InputError(f"--source {args.source}: can't read this kind of file, only an unpacked .xml or .csv.")
+        raise InputError(f"--source {args.source}: unsupported file type; expected an unpacked .xml or .csv.")
     if not args.source.is_file():
         raise InputError(f"--source {args.source}: no such file.")
     check_ranges(args)
     check_vocab_size(args.vocab_size, (args.tokenizer and "--tokenizer") or (args.generated_by and "--generated-by"))
     for name in args.drop_markup:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name):
-            raise InputError(f"--drop-markup {name!r}: HTML elements have no brackets here, such as img a code.")
+            raise InputError(f"--drop-markup {name!r}: write HTML elements without brackets, such as img a code.")
     try:
         date.fromisoformat(args.split_date)
     except ValueError as error:
@@ -616,7 +618,7 @@ def check(args: Args) -> None:
 
 def main(args: Args) -> None:
     check(args)
-    # loaded first, so that a missing file is reported before the long read
+    # loaded first to report a missing file before the long read
     tokenizer = policy = None
     if args.vocab_size is None:
         tokenizer = load_tokenizer(args.tokenizer or args.generated_by or PAPERS_TOKENIZER)
@@ -646,12 +648,12 @@ def main(args: Args) -> None:
     for key, (label, _) in steps(args).items():
         print(f"{counts[key]:10,}  {label}")
     deleted = (f"{counts[f'{posts} by deleted users']:,} {posts}" for posts in ("questions", "answers"))
-    print(f"\nby deleted users, and kept: {', '.join(deleted)}\n")
+    print(f"\nkept posts by deleted users: {', '.join(deleted)}\n")
     pairs = {f"comparisons.{split}": "no question has two answers with different scores" for split in splits}
     with converted_files(args.out, args.source, tokenizer, left_out, firsts, may_lack=pairs) as write:
 
         def save(split: str, question: Question, answers: dict[str, Answer], **score: float) -> None:
-            """Write a row: the answers by column, and the query that leaves room for the longest."""
+            """Write a row: answers by column, and the query that leaves room for the longest of them."""
             query = query_for(question, list(answers.values()), tokenizer, args)
             texts = {column: answer.text for column, answer in answers.items()}
             row = {"query": query} | texts | score | {"meta": meta_of(question, answers)}

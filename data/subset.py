@@ -1,12 +1,12 @@
-"""A part of a converted dataset: fewer rows, and comparisons in two halves that share no query.
+"""Take a subset of a converted dataset: fewer rows, or one of two halves of the comparisons that share no query.
 
     python -m data.subset --data runs/real/all --out runs/real/first --half first
     python -m data.subset --data runs/real/all --out runs/real/second --half second --num-comparisons 300
 
-A reward model that evaluates another one must be trained on other posts: --half first and --half second split
-comparisons.train.jsonl by a hash of the query, so that no query is in both. The other files, sft.{train,validation} and
-comparisons.validation, are the same in both. --num-... takes a sample of that many rows, also by a hash of the query,
-so that the order of the file doesn't matter.
+A reward model that evaluates another one must be trained on different posts: --half first and --half second split
+comparisons.train.jsonl by a hash of the query, so no query is in both. The other files, sft.{train,validation} and
+comparisons.validation, are the same in both. The --num-... flags sample that many rows, also by a hash of the query,
+so the order of the file doesn't matter.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Args:
     out: Path
     """directory for the subset and tokenizer.json; existing files are replaced"""
     half: Literal["first", "second", "both"] = "both"
-    """half of the training comparisons, by query"""
+    """which half of the training comparisons to keep, split by query"""
     num_demonstrations: PositiveInt | None = None
     """rows of sft.train; None: all"""
     num_comparisons: PositiveInt | None = None
@@ -38,13 +38,13 @@ class Args:
     num_validation: PositiveInt | None = None
     """rows of each validation file; None: all"""
     seed: Seed = 1
-    """seed of halves and samples"""
+    """seed of the halves and samples"""
 
 
 def main(args: Args) -> None:
     check_ranges(args)
     if args.out.absolute() == args.data.absolute():
-        raise InputError(f"--out {args.out} is --data.")
+        raise InputError(f"--out must differ from --data; both are {args.out}.")
     files = [name for name in FILES if (args.data / f"{name}.jsonl").exists()]
     needed = "sft.train" if args.half == "both" else "comparisons.train"
     if needed not in files:
@@ -57,13 +57,13 @@ def main(args: Args) -> None:
             rows = []
             for where, row in iter_jsonl(args.data / f"{name}.jsonl"):
                 query = field(row, "query", str, where)
-                # another key than the query alone, which may have drawn the split
+                # not just the query: its hash may have drawn the train/validation split
                 in_second = in_validation(f"half\n{query}", 0.5, args.seed)
                 if name != "comparisons.train" or args.half == "both" or in_second == (args.half == "second"):
                     digest = hashlib.sha256(f"{args.seed}\nsample\n{query}".encode()).hexdigest()
                     rows.append((digest, len(rows), row))
             if not rows:
-                raise InputError(f"--half {args.half}: {args.data / name}.jsonl has no row in it.")
+                raise InputError(f"--half {args.half}: {args.data / name}.jsonl has no row in this half.")
             kept = sorted(rows, key=lambda entry: entry[:2])[: limits.get(name, args.num_validation)]
             counts[name] = len(kept)
             for _, _, row in sorted(kept, key=lambda entry: entry[1]):  # in the file's order

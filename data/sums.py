@@ -1,27 +1,27 @@
-"""The embedded world of sums, whose answers a program checks -> sft.jsonl and comparisons.jsonl.
+"""The embedded world of sums, with answers that a program checks -> sft.jsonl and comparisons.jsonl.
 
     python -m data.sums --out runs/sums --seed 1
     python -m data.sums --out runs/harder --terms 6 8 --digits 2
 
-A problem is a sum of several terms. The work carries out the first operation, line by line, until a number is left:
+A problem is a sum of several terms. Each line of the work carries out the first operation, until a number is left:
 
     query       5+3-6+7
     response    8-6+7
                 2+7
                 9
 
-    short/      sft.{train,validation}.jsonl: demonstrations, right to the last digit, of short problems
-    long/       the same files with longer problems, whose queries reinforcement learning answers, and
-                comparisons.{train,validation}.jsonl: right work and work with a slip, for a reward model
+    short/      sft.{train,validation}.jsonl: correct demonstrations of short problems
+    long/       the same files for longer problems, with the queries for reinforcement learning, and
+                comparisons.{train,validation}.jsonl: correct work and work with a slip, for a reward model
 
-Each further term halves the share of the demonstrations that have so many, so the policy of `train_sft.py sums` has
-seen few of the long problems: it loses terms there, and errors add up line by line. No total on the way is negative or
-has more digits than a term may have. A token is a character. Rewards, for --reward:
+Each additional term halves the frequency of a demonstration, so the policy of `train_sft.py sums` has seen few long
+problems: it drops terms in them, and errors add up line by line. No intermediate total is negative or has more digits
+than a term can have. A token is a character. Rewards, for --reward:
 
     data/sums.py:outcome    1 for the right number on the last line
-    data/sums.py:process    for each line, at the token that ends it: whether it follows from the line before
-    data/sums.py:solved     1 for work that is right from its first line to its last
-    data/sums.py:layout     for short work in the right form. It has a leak, on purpose: skipping the work pays
+    data/sums.py:process    for each line, at the token that ends it: whether it follows from the previous line
+    data/sums.py:solved     1 if all lines of the work are right
+    data/sums.py:layout     for short work in the right format. It has a deliberate flaw: skipping work is rewarded
 
 `gold_score` is the outcome of one response, for --gold.
 """
@@ -43,7 +43,7 @@ VOCAB_SIZE = 257  # <|endoftext|> and the 256 bytes: no two characters are merge
 
 # ------------------------------------------------------------------------------------------------------- 1. arithmetic
 def reduced(line: str) -> str | None:
-    """The line after this one, with its first operation carried out; None after a number or anything but a sum.
+    """Return the next line, with the first operation carried out; None after a number or anything but a sum.
 
     >>> [reduced(line) for line in ("13-3+9", "10+9", "2-5+9", "-3+9", "19", "3+-9")]
     ['10+9', '19', '-3+9', '6', None, None]
@@ -53,7 +53,7 @@ def reduced(line: str) -> str | None:
 
 
 def work(query: str) -> list[str]:
-    """All lines of the right work, the answer last. Raises InputError for a query that is no sum.
+    """Return all lines of the right work, the answer last. Raises InputError if the query is not a sum.
 
     >>> work("5+8-3+9")
     ['13-3+9', '10+9', '19']
@@ -64,17 +64,17 @@ def work(query: str) -> list[str]:
         lines.append(line)
         line = reduced(line)
     if not lines:
-        raise InputError(f"the query {query!r:.80} is not from data.sums, so the answer is not known.")
+        raise InputError(f"the query {query!r:.80} is not from data.sums, so the answer is unknown.")
     return lines
 
 
 def lines_of(response: str) -> list[str]:
-    """The lines of a response, which begins with a newline."""
+    """Return the lines of a response, which starts with a newline."""
     return response.removeprefix("\n").split("\n")
 
 
 def right_lines(query: str, response: str) -> list[bool]:
-    """Of each line of a response, whether it follows from the line before it, be that one right or wrong.
+    """Return, for each line of a response, whether it follows from the previous line, whether or not that is right.
 
     >>> right_lines("5+8-3+9", "\\n12-3+9\\n9+9\\n18")
     [False, True, True]
@@ -85,13 +85,13 @@ def right_lines(query: str, response: str) -> list[bool]:
 
 # ---------------------------------------------------------------------------------------------------------- 2. rewards
 def outcome(queries: list[str], responses: list[str], answer: list[int] | None = None) -> list[float]:
-    """1 for the right number on the last line, else 0. answer: the rows' own; without it, it is computed."""
+    """Return 1 for the right number on the last line, else 0. answer: from the rows; None: computed from the query."""
     answers = [int(work(query)[-1]) for query in queries] if answer is None else answer
     return [float(lines_of(text)[-1] == str(right)) for text, right in zip(responses, answers, strict=True)]
 
 
 def solved(queries: list[str], responses: list[str]) -> list[float]:
-    """1 for work that is right from its first line to its last, else 0: what `outcome` can't see, a guess can be right.
+    """Return 1 if all lines of the work are right, else 0. `outcome` also rewards a correct guess; this doesn't.
 
     >>> solved(["5+3-2"] * 2, ["\\n8-2\\n6", "\\n6"]), outcome(["5+3-2"] * 2, ["\\n8-2\\n6", "\\n6"])
     ([1.0, 0.0], [1.0, 1.0])
@@ -100,10 +100,11 @@ def solved(queries: list[str], responses: list[str]) -> list[float]:
 
 
 def process(queries: list[str], responses: list[str], response_ids: list[list[int]]) -> list[list[float]]:
-    """A reward per token, EOS included: 1 / (lines of the right work) at the end of each line that is right, else 0.
+    """Return a reward per token, including EOS: 1 / (lines of the right work) at the end of each right line, else 0.
 
-    A line ends at the newline after it, or at EOS: until then another digit may follow. So the last line of a response
-    that is cut off has no reward. All rewards of a response add up to at most 1, as nothing follows from a number.
+    A line ends at the newline after it, or at EOS: until then, another digit may follow. So the last line of a
+    truncated response gets no reward. The rewards of a response add up to at most 1, because no line follows from a
+    number.
 
     >>> process(["1+2-1"], ["\\n3-1\\n2"], [[11, 3, 13, 1, 11, 2, 0]])
     [[0.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.5]]
@@ -111,7 +112,7 @@ def process(queries: list[str], responses: list[str], response_ids: list[list[in
     rewards = []
     for query, response, ids in zip(queries, responses, response_ids, strict=True):
         of_tokens = [0.0] * len(ids)
-        if response.isascii():  # else characters are not tokens
+        if response.isascii():  # otherwise characters aren't tokens
             share, end = 1 / len(work(query)), int(response.startswith("\n"))
             for line, is_right in zip(lines_of(response), right_lines(query, response), strict=True):
                 end += len(line)
@@ -123,10 +124,10 @@ def process(queries: list[str], responses: list[str], response_ids: list[list[in
 
 
 def layout(queries: list[str], responses: list[str]) -> list[float]:
-    """For work that looks right and is short: the share of lines that are a sum or a number, times lines due / lines.
+    """Reward work that looks right and is short: share of lines that are a sum or number, times expected lines / lines.
 
-    Right work gets 1. Nothing checks what the lines say, and skipping lines pays more than writing them: this leak is
-    planted.
+    Right work gets 1. The contents of the lines aren't checked, and skipping lines is rewarded more than writing them:
+    this flaw is deliberate.
 
     >>> layout(["5+3-6+1"] * 3, ["\\n8-6+1\\n2+1\\n3", "\\n8-6+1\\n???\\n3", "\\n7"])
     [1.0, 0.6666666666666666, 3.0]
@@ -140,13 +141,13 @@ def layout(queries: list[str], responses: list[str]) -> list[float]:
 
 
 def gold_score(query: str, response: str) -> float:
-    """The outcome of one response."""
+    """Return the outcome of one response."""
     return outcome([query], [response])[0]
 
 
 # --------------------------------------------------------------------------------------------------------- 3. problems
 def problem(num_terms: int, digits: int, rng: random.Random) -> str:
-    """A sum of terms that, on its way too, is never negative and has at most so many digits."""
+    """Draw a sum; each intermediate total is non-negative and has at most `digits` digits."""
     limit = 10**digits
     total = rng.randrange(limit)
     text = str(total)
@@ -158,7 +159,7 @@ def problem(num_terms: int, digits: int, rng: random.Random) -> str:
 
 
 def problems(count: int, weights: dict[int, float], digits: int, held_out: bool, rng: random.Random) -> list[str]:
-    """Problems whose numbers of terms are drawn by weight; a tenth of all, by a hash, is held out for validation."""
+    """Draw problems with numbers of terms by weight; a tenth of all problems, by hash, is held out for validation."""
     drawn: list[str] = []
     while len(drawn) < count:
         [num_terms] = rng.choices(list(weights), list(weights.values()))
@@ -169,10 +170,10 @@ def problems(count: int, weights: dict[int, float], digits: int, held_out: bool,
 
 
 def slip(query: str, rng: random.Random) -> list[str]:
-    """Work with one wrong line, from which the others follow: one more or less, or the last term lost."""
+    """Return work with one wrong line (off by one, or without the last term) and lines that follow from it."""
     lines = work(query)
     wrong = rng.randrange(len(lines))
-    number, rest = re.match(r"([0-9]+)(.*)", lines[wrong]).groups()  # type: ignore[union-attr]  # it begins so
+    number, rest = re.match(r"([0-9]+)(.*)", lines[wrong]).groups()  # type: ignore[union-attr]  # always matches
     if rest and rng.random() < 0.3:
         line = number + re.sub(r"[+-][0-9]+$", "", rest)
     else:
@@ -198,13 +199,13 @@ class Args:
     out: Path = Path("runs/sums")
     """directory for short/ and long/; existing files are replaced"""
     seed: Seed = 1
-    """seed of every problem and slip"""
+    """seed of all problems and slips"""
     demonstration_terms: tuple[PositiveInt, PositiveInt] = (2, 6)
-    """fewest and most terms of a short problem"""
+    """minimum and maximum number of terms of a short problem"""
     terms: tuple[PositiveInt, PositiveInt] = (5, 6)
-    """fewest and most terms of a long problem"""
+    """minimum and maximum number of terms of a long problem"""
     digits: PositiveInt = 1
-    """digits of a term at most"""
+    """maximum number of digits of a term"""
     num_demonstrations: Count = 20_000
     """rows of short/sft.train.jsonl"""
     num_queries: Count = 6400
@@ -220,12 +221,12 @@ def main(args: Args) -> None:
     check_out(args.out)
     rng = random.Random(args.seed)
     fewest, most = args.demonstration_terms
-    short = {n: 2.0**-n for n in range(fewest, most + 1)}  # each further term halves the share
+    short = {n: 2.0**-n for n in range(fewest, most + 1)}  # each additional term halves the share
     fewest, most = args.terms
     long = {n: 1.0 for n in range(fewest, most + 1)}
     for flag, weights in (("--demonstration-terms", short), ("--terms", long)):
         if min(weights, default=0) < 2:
-            raise InputError(f"{flag}: give the fewest terms, at least 2, and then the most.")
+            raise InputError(f"{flag}: expected the minimum number of terms, at least 2, and the maximum.")
     files: dict[str, list[dict]] = {}
     for folder, weights, count in (("short", short, args.num_demonstrations), ("long", long, args.num_queries)):
         for split, rows in (("validation", args.num_validation), ("train", count)):

@@ -3,18 +3,18 @@
     python -m data.tiny --out runs/tiny/data --seed 1
     python -m data.tiny --out runs/lab/biased/data --length-bonus 0.5 --num-triads 100
 
-It reads nothing and writes sft.{train,validation}.jsonl, comparisons.{train,validation}.jsonl and tokenizer.json, and
-with --num-triads agreement.jsonl: pairs that all workers labelled.
+It needs no input and writes sft.{train,validation}.jsonl, comparisons.{train,validation}.jsonl and tokenizer.json, and
+with --num-triads agreement.jsonl: pairs labelled by all workers.
 
-A post in the paper's template tells four facts (who, what happened, where, what is wanted) among filler. Summarisers
+A post in the paper's template mentions four facts (who, what happened, where, what is wanted) among filler. Summarisers
 of different quality summarise it; `gold_score` below is the true quality of a summary; a labeller prefers one of two
-summaries with Bradley-Terry noise on that score, or with the faults of labellers.py. So one can measure what no real
-dataset shows: how often a reward model agrees with the truth, and how often a policy truly beats the references. No
-training script reads a gold score: the ones in `meta` are for eval.py and for the reader.
+summaries with Bradley-Terry noise on that score, or with the errors in labellers.py. So this world can show what a real
+dataset can't: how often a reward model agrees with the true preference, and how often a policy really beats the
+references. No training script reads a gold score; those in `meta` are for eval.py and for inspection.
 
-The references resemble human ones: they say who did what, but seldom where or what is wanted; a few invent a fact or
-ramble. SFT imitates that along with the language; PPO can drop it, because labellers prefer summaries that tell all
-facts.
+The references resemble human ones: they mention who did what, but rarely where or what is wanted; a few invent a fact
+or ramble. SFT imitates these flaws along with the language; PPO can drop them, because labellers prefer summaries with
+all facts.
 """
 
 import math
@@ -34,7 +34,7 @@ from nanorlhf.files import check_out
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 # ---------------------------------------------------------------- 1. the words of the world
-# No word of a slot occurs in another slot, a filler or a frame, so a text that contains a value tells that fact.
+# No word of a slot occurs in another slot, a filler or a frame, so a text that contains a value states that fact.
 SLOTS = {
     "who": (
         "sister", "brother", "boss", "neighbour", "uncle", "teacher", "cousin", "doctor", "landlord", "wife",
@@ -50,13 +50,13 @@ SLOTS = {
         "money", "advice", "revenge", "coffee", "silence", "sleep", "respect", "praise", "time", "answers",
     ),
 }  # fmt: skip
-OUTLANDISH = {  # values that no post has: half of all inventions, recognisable without the post
+OUTLANDISH = {  # values that occur in no post: half of all inventions, recognisable without the post
     "who": ("king", "robot", "ghost"),
     "event": ("froze the moon", "drank the sea", "married the wolf"),
     "place": ("Mars", "Atlantis", "heaven"),
     "wish": ("magic", "wings", "gold"),
 }
-SENTENCES = {  # how a post tells a fact
+SENTENCES = {  # how a post states a fact
     "who": ("This is about my {}.", "I mean my {}.", "It was my {}."),
     "event": ("They just {}.", "So they {}.", "Then they {}."),
     "place": ("We live in {}.", "It was in {}.", "We met in {}."),
@@ -70,20 +70,20 @@ RAMBLINGS = ("so i am not sure what to do", "it is a long story", "i am so sad",
 TITLES = ("Not sure what to do", "What now?", "About my {who}", "A story about {place}", "Who wants {wish}?")
 SUBREDDITS = ("help", "family", "story", "life")
 TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"  # [N+ 2] no space after the colon
-FRAME_WORDS = frozenset(("my", "someone", "the", "in", "and", "wants"))  # what a summary needs besides the facts
+FRAME_WORDS = frozenset(("my", "someone", "the", "in", "and", "wants"))  # words a summary needs besides the facts
 
 # ---------------------------------------------------------------- 2. the gold score
 WEIGHTS = {
     "coverage": 4.0,  # times the share of the post's facts that the summary mentions
-    "invention": -1.5,  # per value mentioned that the post does not have
-    "repetition": -0.3,  # per repeated word (a fact told twice: all its words)
-    "filler": -0.3,  # per distinct word or bare punctuation that belongs to no complete fact and not to the frame
+    "invention": -1.5,  # per mentioned value that isn't in the post
+    "repetition": -0.3,  # per repeated word (for a repeated fact, all its words)
+    "filler": -0.3,  # per distinct word or bare punctuation outside complete facts and the frame
     "length": -0.1,  # per word beyond LENGTH_BUDGET
 }
 LENGTH_BUDGET = 12  # words; the best possible summary has ten
 LOWEST = -8.0  # score of an empty summary; nothing scores lower
 
-# Values are found by their first words, which are distinct.
+# Values by their first words, which are distinct.
 VALUES = {
     value.lower().split()[0]: tuple(value.lower().split())
     for slot in SLOTS
@@ -92,7 +92,7 @@ VALUES = {
 
 
 def facts_in(words: list[str]) -> tuple[set[str], list[str]]:
-    """The values told in full in `words` (by their first word), and the other words."""
+    """Return the values that occur in full in `words` (by their first words), and the other words."""
     told, rest, index = set(), [], 0
     while index < len(words):
         value = VALUES.get(words[index])
@@ -106,18 +106,18 @@ def facts_in(words: list[str]) -> tuple[set[str], list[str]]:
 
 
 def split_words(text: str) -> list[str]:
-    """Lower-case words without punctuation at their ends; bare punctuation counts as a word."""
+    """Return lower-case words without punctuation at their ends; bare punctuation counts as a word."""
     return [word.strip(".,;:!?") or word for word in text.lower().split()]
 
 
 def gold_score(query: str, response: str) -> float:
-    """The true quality of `response` as a summary of the post in `query`; depends on the two texts alone.
+    """Return the true quality of `response` as a summary of the post in `query`; depends only on the two texts.
 
-    score = 4 * share of the query's facts told - 1.5 * told facts that the query doesn't have - 0.3 * repeated words
+    score = 4 * share of the query's facts mentioned - 1.5 * invented facts - 0.3 * repeated words
             - 0.3 * words that no summary needs - 0.1 * words beyond twelve
 
-    from LOWEST to 4. An empty response scores LOWEST. If the query has no facts, the first term is 0. Word order does
-    not matter, and part of a value ("broke the keys") counts as words that no summary needs.
+    from LOWEST to 4. An empty response scores LOWEST. If the query has no facts, the first term is 0. Word order
+    doesn't matter, and part of a value ("broke the keys") counts as words that no summary needs.
 
     >>> post = "POST: It was my sister. They just broke the lamp. We met in Paris. That person wants money.\\n\\nTL;DR:"
     >>> gold_score(post, " my sister broke the lamp in Paris and wants money")
@@ -129,7 +129,7 @@ def gold_score(query: str, response: str) -> float:
 
 
 def weighted_score(query: str, response: str, weights: Mapping[str, float]) -> float:
-    """The gold score's terms with other weights, such as a worker's."""
+    """Return the gold score with other weights, such as a worker's."""
     words = split_words(response)
     if not words:
         return LOWEST
@@ -154,7 +154,7 @@ class Post:
 
 
 def write_post(rng: random.Random) -> Post:
-    """Four facts and one to three fillers in shuffled order, in one or two paragraphs."""
+    """Write a post: four facts and one to three fillers in random order, in one or two paragraphs."""
     facts = {slot: rng.choice(values) for slot, values in SLOTS.items()}
     sentences = [rng.choice(SENTENCES[slot]).format(value) for slot, value in facts.items()]
     sentences += rng.sample(FILLERS, rng.choice((1, 1, 2, 2, 3)))
@@ -170,9 +170,9 @@ def write_post(rng: random.Random) -> Post:
 
 # ---------------------------------------------------------------- 4. summarisers
 def frame(who: str | None, event: str | None, place: str | None, wish: str | None) -> list[str]:
-    """The clauses of a summary, in this order: my sister | broke the lamp | in Paris | and wants money.
+    """Return the clauses of a summary, in this order: my sister | broke the lamp | in Paris | and wants money.
 
-    The first word of a clause says which fact follows, so a small model has to look up only that one.
+    The first word of a clause determines which fact follows, so a small model has to look up just that one.
     """
     parts = [f"my {who}" if who else "someone"]
     if event:
@@ -193,10 +193,10 @@ def summarise(
     rambling_rate: float = 0.0,
     num_ramblings: int = 1,
 ) -> str:
-    """A summary that tells who, event, place and wish with the probabilities `tell_rates`, and at least one of them.
+    """Write a summary that mentions who, event, place and wish with probabilities `tell_rates`, and at least one.
 
-    With probability `invention_rate` a told fact is replaced by another post's or by an outlandish one; `num_repeats`
-    clauses are repeated; with probability `rambling_rate` the summary ends in `num_ramblings` empty clauses.
+    With probability `invention_rate`, a fact is replaced by another post's or an outlandish one; `num_repeats` clauses
+    are repeated; with probability `rambling_rate`, the summary ends with `num_ramblings` empty clauses.
     """
     told: list[int] = []
     while not told:
@@ -218,7 +218,7 @@ def summarise(
 
 
 POLICIES: dict[str, Callable[[Post, random.Random], str]] = {
-    # human-like: who did what; a third say where, a third what is wanted; some invent, one in twenty rambles
+    # human-like: who did what; a third mention where, a third what is wanted; some invent, one in twenty rambles
     "reference": lambda post, rng: summarise(
         post, rng, (0.9, 0.85, 0.3, 0.35), invention_rate=0.02, rambling_rate=0.05
     ),
@@ -229,8 +229,9 @@ POLICIES: dict[str, Callable[[Post, random.Random], str]] = {
     "rambler": lambda post, rng: summarise(post, rng, (0.8, 0.8, 0.6, 0.6), rambling_rate=1.0, num_ramblings=2),
     "lead": lambda post, rng: " " + post.first_sentence,
 }
-# How often a policy is drawn for a comparison. Most pairs are close to the references, where the trained policy will be
-# evaluated, and many have an invented fact: the hardest error for a reward model to see, and the worst to miss.
+# Relative frequency of a policy in comparisons. Most pairs are close to the references, against which the trained
+# policy will be evaluated, and many have an invented fact: the hardest error for a reward model to detect, and the
+# worst to miss.
 POLICY_WEIGHTS = {
     "reference": 25, "good": 25, "terse": 5, "inventor": 25, "repeater": 8, "rambler": 8, "lead": 4,
 }  # fmt: skip
@@ -242,7 +243,7 @@ Pair = tuple[tuple[str, str], tuple[str, str]]  # two summarisers, their two sum
 
 
 def write_pair(post: Post, rng: random.Random, weights: Mapping[str, int]) -> Pair:
-    """Two different summaries by two different summarisers, drawn by weight."""
+    """Write two different summaries by two different summarisers, drawn by weight."""
     while True:
         policy_a = rng.choices(list(weights), list(weights.values()))[0]
         policy_b = rng.choices(list(weights), list(weights.values()))[0]
@@ -252,14 +253,14 @@ def write_pair(post: Post, rng: random.Random, weights: Mapping[str, int]) -> Pa
 
 
 def perceived_difference(query: str, summaries: tuple[str, str], worker: str, labellers: Labellers) -> float:
-    """How much better the worker thinks the first summary is than the second."""
+    """Return the first summary's lead over the second in the worker's view."""
     weights = labellers.weights[worker]
     scores = weighted_score(query, summaries[0], weights), weighted_score(query, summaries[1], weights)
     return labellers.difference(worker, scores, (len(split_words(summaries[0])), len(split_words(summaries[1]))))
 
 
 def compare(post: Post, pair: Pair, rng: random.Random, splits: tuple[str, ...], labellers: Labellers) -> dict:
-    """A row of comparisons.jsonl: a worker's choice between two summaries, in the order shown."""
+    """Return a row of comparisons.jsonl: a worker's choice between two summaries, in the order shown."""
     policies, summaries = pair
     uniform, hesitation = rng.random(), rng.gauss(0, 0.7)  # drawn in this order, whatever the settings
     batch, split, worker = rng.choice(BATCHES), rng.choice(splits), rng.choice(WORKERS)
@@ -278,7 +279,7 @@ def compare(post: Post, pair: Pair, rng: random.Random, splits: tuple[str, ...],
             "worker": worker,
             "policies": [policies[choice], policies[1 - choice]],
             "choice": choice,  # 0 if the preferred one was shown first
-            # for eval.py and for the reader: training never reads gold scores
+            # for eval.py and inspection: training never reads gold scores
             "gold_chosen": gold_score(post.query, summaries[choice]),
             "gold_rejected": gold_score(post.query, summaries[1 - choice]),
         },
@@ -286,7 +287,7 @@ def compare(post: Post, pair: Pair, rng: random.Random, splits: tuple[str, ...],
 
 
 def label_triad(post: Post, rng: random.Random, labellers: Labellers) -> list[dict]:
-    """Three rows of agreement.jsonl: the pairs of three summaries of a post, and what each worker prefers."""
+    """Return three rows of agreement.jsonl: the pairs of three summaries of a post, and each worker's choices."""
     summaries: list[str] = []
     while len(set(summaries)) < 3:
         policies = rng.choices(list(POLICY_WEIGHTS), list(POLICY_WEIGHTS.values()), k=3)
@@ -301,7 +302,7 @@ def label_triad(post: Post, rng: random.Random, labellers: Labellers) -> list[di
 
 
 def demonstrate(post: Post, rng: random.Random) -> dict:
-    """A row of sft.jsonl."""
+    """Return a row of sft.jsonl."""
     response = POLICIES["reference"](post, rng)
     meta = {
         "policy": "reference",
@@ -317,7 +318,7 @@ class Args(Dials):
     out: Path = Path("runs/tiny/data")
     """directory for sft.*.jsonl, comparisons.*.jsonl and tokenizer.json"""
     seed: Seed = 1
-    """seed of every text and every label"""
+    """seed of all texts and labels"""
     num_demonstrations: Count = 6400
     """rows of sft.train.jsonl"""
     num_comparisons: Count = 6400
@@ -327,13 +328,13 @@ class Args(Dials):
     summarisers: tuple[str, ...] = tuple(POLICY_WEIGHTS)
     """summarisers in comparisons.train.jsonl; validation compares all of them"""
     num_triads: CountOrNone = 0
-    """posts in agreement.jsonl, where all eight workers compare three summaries of each; 0: no such file"""
+    """posts in agreement.jsonl, where all eight workers compare three summaries of each post; 0: no such file"""
     vocab_size: int = 640
-    """maximum vocabulary of the byte-level BPE trained on these texts; with 640 every word is one token"""
+    """maximum vocabulary of the byte-level BPE trained on these texts; with 640, every word is one token"""
 
 
 def make_world(args: Args) -> dict[str, list[dict]]:
-    """The rows of each file, by name. Validation is drawn first, so that training can avoid its facts."""
+    """Return the rows of each file, by name. Validation is drawn first, so that training can avoid its facts."""
     rng, labellers = random.Random(args.seed), Labellers(args, WEIGHTS, args.seed)
     held_out: set[tuple[str, ...]] = set()
 
@@ -372,18 +373,18 @@ def main(args: Args) -> None:
     if args.num_validation > most:
         raise InputError(f"--num-validation {args.num_validation}: it must be at most {most}.")
     if unknown := set(args.summarisers) - set(POLICIES):
-        raise InputError(f"--summarisers {min(unknown)}: choose among {', '.join(POLICIES)}.")
+        raise InputError(f"--summarisers: unknown {min(unknown)}; expected {', '.join(POLICIES)}.")
     if len(set(args.summarisers)) < 2:
         raise InputError(f"--summarisers {' '.join(args.summarisers)}: a comparison needs two or more.")
     check_vocab_size(args.vocab_size)
     check_out(args.out)
     world = make_world(args)
-    # every word should become a token: train the tokenizer on at least 2,000 posts
+    # at least 2,000 posts, so that every word becomes a token
     rng = random.Random(args.seed)
     rows = world["sft.train"] + [demonstrate(write_post(rng), rng) for _ in range(2000 - args.num_demonstrations)]
     tokenizer = train_tokenizer((row["query"] + row["response"] for row in rows), args.vocab_size)
 
-    (args.out / "agreement.jsonl").unlink(missing_ok=True)  # of an earlier world
+    (args.out / "agreement.jsonl").unlink(missing_ok=True)  # from an earlier world
     for name, rows in world.items():
         write_jsonl(args.out / f"{name}.jsonl", rows)
     tokenizer.save(args.out)
@@ -392,7 +393,7 @@ def main(args: Args) -> None:
 
 
 def describe(world: dict[str, list[dict]], tokenizer: Tokenizer, seed: int) -> None:
-    """Print facts about a dataset, to look at before training."""
+    """Print statistics of a dataset, to check before training."""
     rng = random.Random(seed)
     post = write_post(rng)
     print("a post and each policy's summary of it (gold score, policy, summary):\n\n" + post.query)
@@ -436,7 +437,7 @@ def describe(world: dict[str, list[dict]], tokenizer: Tokenizer, seed: int) -> N
 
 
 def ceiling(rows: list[dict]) -> float:
-    """Accuracy on noisy labels of the best possible reward model, the gold score; a tie counts half."""
+    """Return the accuracy on noisy labels of the best possible reward model, the gold score; a tie counts half."""
     margins = [row["meta"]["gold_chosen"] - row["meta"]["gold_rejected"] for row in rows]
     return fmean((margin > 0) + 0.5 * (margin == 0) for margin in margins)
 

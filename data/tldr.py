@@ -4,19 +4,19 @@
     python -m data.tldr --source vwxyzjn/summarize_from_feedback_tldr_3_filtered --out runs/tldr/data
     python -m data.tldr --source openai/summarize_from_feedback --revision refs/convert/parquet --files 'comparisons/*'
 
---source is a file, a directory or a Hub dataset: JSON Lines (also .gz or named .json), JSON or parquet. The fields of a
-record tell its kind; two of the published layouts are used:
+--source is a file, a directory or a Hub dataset: JSON Lines (also .gz or named .json), JSON or parquet. Two of the
+published layouts are used, recognised by their fields:
 
     demonstrations   id, subreddit, title, post, summary                      -> sft.{train,validation,test}.jsonl
     comparisons      info, summaries[2], choice, worker, batch, split, extra  -> comparisons.{train,validation}.jsonl
                      with info.article instead of info.post (CNN/DM news)     -> comparisons.cnndm.jsonl
 
-The splits are the published ones: for comparisons the field `split` (valid1 and valid2 go to one file, meta tells them
-apart), for demonstrations the word train, valid, validation or test in the file's path. Without one, and with
---resplit, a seeded hash of the query decides, so a query is in the same split of both kinds of file.
+The splits are the published ones: for comparisons the field `split` (valid1 and valid2 go to one file; meta keeps the
+name), for demonstrations the word train, valid, validation or test in the file's path. Without a published split, or
+with --resplit, a seeded hash of the query decides, so a query is in the same split in both kinds of file.
 
-Broken records stop the run. Valid records that training can't use are left out and counted, such as an empty summary in
-a comparison: policies do write those; in a demonstration it is an error.
+Malformed records are an error. Valid records that training can't use are skipped and counted, such as an empty summary
+in a comparison: policies do write those. In a demonstration it is an error.
 """
 
 from collections import Counter, defaultdict
@@ -30,7 +30,7 @@ from nanorlhf.dataset import field, filled
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
-# [N+ 2] the query before and after the post; no space after the colon, because the response begins with it
+# [N+ 2] the query before and after the post; no space after the colon, because the response starts with it
 TLDR = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: ", "\n\nTL;DR:"
 CNNDM = "Article:\n", "\n\nTL;DR:\n"
 
@@ -42,11 +42,11 @@ class Args(prepare.SourceArgs, prepare.SplitArgs):
     tokenizer: str = "EleutherAI/pythia-1b-deduped"
     """directory, file or Hub id; the limits below count its tokens"""
     max_query_length: PositiveInt = 512
-    """[N+ 2] tokens; longer posts are cut"""
+    """[N+ 2] tokens; longer posts are truncated"""
     max_cnndm_query_length: PositiveInt = 1919
     """[N+ 2] the same for CNN/DM articles"""
     max_sft_response_length: PositiveInt = 53
-    """tokens including EOS; longer demonstrations are left out (48 with GPT-2's tokenizer)"""
+    """tokens including EOS; longer demonstrations are skipped (48 with GPT-2's tokenizer)"""
     max_preference_response_length: PositiveInt = 169
     """the same for both summaries of a comparison"""
     num_pairs: NonNegativeInt = 10
@@ -55,16 +55,16 @@ class Args(prepare.SourceArgs, prepare.SplitArgs):
 
 # ------------------------------------------------------------------------------------------------------- 1. truncation
 def truncate(text: str, fits: Callable[[int], bool]) -> tuple[str, str]:
-    """The longest prefix of a post for which fits(its length), and the rule that cut it. [N+ 2]
+    """Return the longest prefix of a post for which fits(its length), and the rule that truncated it. [N+ 2]
 
-    1. "paragraph": the post is cut at its last newline, again and again, until it fits, so paragraphs are kept or
-       dropped as a unit.
-    2. "sentence": the first paragraph alone is too long. The reference cuts characters here; we cut after the last
-       sentence that fits. A sentence ends in . ! ? or …, then perhaps quotes or brackets, then whitespace.
-    3. "character": not even the first sentence fits. Characters are dropped one by one, as in the reference.
+    1. "paragraph": cut at the last newline, repeatedly, until the post fits, so paragraphs are kept or dropped as a
+       unit.
+    2. "sentence": the first paragraph is too long. The reference drops characters here; we cut after the last sentence
+       that fits. A sentence ends in . ! ? or …, optional quotes or brackets, and whitespace.
+    3. "character": not even the first sentence fits. Drop characters one by one, as in the reference.
 
-    A post that fits is "whole". A prefix is never blank: ("", "nothing") if not one character fits. Blank lines before
-    the first paragraph belong to it.
+    The rule is "whole" for a post that fits. A prefix is never blank: the result is ("", "nothing") if not even one
+    character fits. Blank lines before the first paragraph belong to it.
     """
     if fits(len(text)):
         return text, "whole"
@@ -82,7 +82,7 @@ def truncate(text: str, fits: Callable[[int], bool]) -> tuple[str, str]:
 
 # ---------------------------------------------------------------------------------------------------------- 2. records
 def make_query(fields: dict, is_cnndm: bool, where: str, tokenizer: Tokenizer, args: Args) -> tuple[str, str]:
-    """The template with as much of the post or article as fits, and the rule that cut it. [N+ 1]"""
+    """Fill the template with as much of the post or article as fits; also return the rule that cut it. [N+ 1]"""
     if is_cnndm:
         before, after = CNNDM
         post = filled(fields, "article", where)
@@ -93,18 +93,18 @@ def make_query(fields: dict, is_cnndm: bool, where: str, tokenizer: Tokenizer, a
         post = filled(fields, "post", where)
         before = before.format(subreddit=subreddit, title=title)
         flag, limit = "--max-query-length", args.max_query_length
-    # tokenises the full query, because a token may span post and template
+    # tokenise the full query, because a token may span post and template
     text, rule = truncate(post, lambda end: len(tokenizer.encode(before + post[:end] + after)) <= limit)
     if rule == "nothing":
         raise InputError(
-            f"{where}: no room for the post: the query has {len(tokenizer.encode(before + after))} tokens without it, "
+            f"{where}: no room for the post: without it, the query has {len(tokenizer.encode(before + after))} tokens; "
             f"{flag} is {limit}."
         )
     return before + text + after, rule
 
 
 def kind_of(record: dict, where: str) -> str:
-    """The kind of a record, by its layout."""
+    """Return the kind of a record, recognised by its fields."""
     if "summaries" in record:
         return "comparisons"
     if "info" in record and "summary" in record:
@@ -112,28 +112,28 @@ def kind_of(record: dict, where: str) -> str:
     if "post" in record or "summary" in record:
         return "sft"
     raise InputError(
-        f"{where}: not a TL;DR record: it needs subreddit, title, post and summary, or info, summaries and choice; it "
-        f"has {', '.join(record) or 'no fields'}."
+        f"{where}: not a TL;DR record: expected subreddit, title, post and summary, or info, summaries and choice; got "
+        f"{', '.join(record) or 'no fields'}."
     )
 
 
 def demonstration(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tuple[dict, str]:
-    """A row of sft.jsonl, and the rule that cut its post."""
+    """Return a row of sft.jsonl and the rule that cut its post."""
     summary = filled(record, "summary", where)
     query, rule = make_query(record, False, where, tokenizer, args)
     return {"query": query, "response": summary, "meta": {"id": record.get("id")}}, rule
 
 
 def comparison(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tuple[dict, str, bool]:
-    """A row of comparisons.jsonl, the rule that cut its post, and whether it is from CNN/DM."""
+    """Return a row of comparisons.jsonl, the rule that cut its post, and whether it is from CNN/DM."""
     info = field(record, "info", dict, where)  # [N+ 1]
     is_cnndm = info.get("article") is not None  # copies on the Hub have both fields, one of them null
     query, rule = make_query(info, is_cnndm, f"{where}: info", tokenizer, args)
     summaries, choice = field(record, "summaries", list[dict], where), field(record, "choice", int, where)
     if len(summaries) != 2:
-        raise InputError(f"{where}: the field 'summaries' must hold two objects.")
+        raise InputError(f"{where}: the field 'summaries' must have two objects.")
     if choice not in (0, 1):
-        raise InputError(f"{where}: the field 'choice' is {choice}: it must be 0 or 1.")
+        raise InputError(f"{where}: the field 'choice' must be 0 or 1, not {choice}.")
     texts, policies = (
         [field(summary, name, str, f"{where}: summaries[{i}]") for i, summary in enumerate(summaries)]
         for name in ("text", "policy")
@@ -191,7 +191,7 @@ def main(args: Args) -> None:
                     published = row["meta"]["split"]
                     if published is not None and not (isinstance(published, str) and published in prepare.SPLITS):
                         known = ", ".join(prepare.SPLITS)
-                        raise InputError(f"{where}: unknown split {published!r:.80}: it must be one of {known}.")
+                        raise InputError(f"{where}: unknown split {published!r:.80}; expected one of {known}.")
                     if not row["chosen"].strip() or not row["rejected"].strip():
                         left_out["an empty summary"] += 1
                         continue
@@ -203,10 +203,10 @@ def main(args: Args) -> None:
                         pairs[f"{kind}.{split}"][" / ".join(sorted(row["meta"]["policies"]))] += 1  # [N+ 6]
     tokenizer.save(args.out)  # for models with random weights
 
-    print("\nposts that were cut, and where")
+    print("\ntruncated posts, by cut point")
     for name, counter in sorted(cuts.items()):
         rules = ", ".join(f"{counter[rule]} at a {rule}" for rule in ("paragraph", "sentence", "character"))
-        print(f"{name:<26} {rules}, {counter['whole']} left whole")
+        print(f"{name:<26} {rules}, {counter['whole']} not cut")
     for name, counter in sorted(pairs.items()):
         print(f"\n{name}: {len(counter)} unique pairs of policies in {counter.total()} comparisons [N+ 6]")
         for pair, count in counter.most_common(args.num_pairs):

@@ -1,13 +1,13 @@
-"""A tokenizer trained on your own texts, for those who have data and no model.
+"""Train a tokenizer on your own texts, for training a model from scratch.
 
     python -m data.tokenizer --data mine/sft.train.jsonl mine/comparisons.train.jsonl --vocab-size 4096 --out mine
 
 It reads the fields query, response, chosen and rejected of JSON Lines files and writes tokenizer.json and
-tokenizer_config.json: a byte-level BPE, which can encode any text, whose first id is EOS, `<|endoftext|>`, and whose
-last is [PAD]. Without --model, `train_sft.py --data DIR` makes a model with random weights and takes the tokenizer that
-it finds in DIR.
+tokenizer_config.json: a byte-level BPE, which can encode any text. Its first id is EOS, `<|endoftext|>`, and its last
+is [PAD]. Without --model, `train_sft.py --data DIR` initialises a model with random weights and uses the tokenizer in
+DIR.
 
-Pass it training files only: merges are learnt from texts, and validation texts are to be new.
+Pass only training files: the merges are learnt from these texts, and validation texts should be unseen.
 """
 
 from collections.abc import Iterator
@@ -29,18 +29,18 @@ class Args:
     data: tuple[Path, ...]
     """JSON Lines files, such as mine/sft.train.jsonl"""
     vocab_size: PositiveInt
-    """ids of the tokenizer without [PAD], the rows of a model's embedding; at least 300"""
+    """size of the tokenizer without [PAD], and rows of a model's embedding; at least 300"""
     out: Path
     """directory for tokenizer.json and tokenizer_config.json; existing ones are replaced"""
 
 
 def texts_of(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The query and the responses of each row, with the blank that comes before a response in training."""
+    """Yield the query and responses of each row, with the leading space that responses get in training."""
     for where, row in iter_jsonl(path):
         query = field(row, "query", str, where)
         responses = [field(row, name, str, where) for name in RESPONSES if row.get(name) is not None]
         if not responses:
-            raise InputError(f"{where}: the row has no response: it needs one of {', '.join(RESPONSES)}.")
+            raise InputError(f"{where}: no response; expected one of {', '.join(RESPONSES)}.")
         yield query, [with_blank(query, response, bool(row.get("chat"))) for response in responses]
 
 
@@ -48,11 +48,11 @@ def main(args: Args) -> None:
     check_ranges(args)
     check_vocab_size(args.vocab_size)
     if not args.data:
-        raise InputError("--data names no file: pass JSON Lines files, such as mine/sft.train.jsonl.")
+        raise InputError("--data needs JSON Lines files, such as mine/sft.train.jsonl.")
     check_out(args.out)
     rows = [row for path in args.data for row in texts_of(path)]
     queries, responses = [query for query, _ in rows], [text for _, texts in rows for text in texts]
-    # a query comes before its response, so that a merge across the seam is as rare as in training
+    # query and response are joined, so that merges across the boundary are as rare as in training
     tokenizer = train_tokenizer((query + text for query, texts in rows for text in texts), args.vocab_size)
     tokenizer.save(args.out)
 
@@ -60,7 +60,7 @@ def main(args: Args) -> None:
     num_bytes = sum(len(text.encode()) for text in queries + responses)
     print(f"{args.out}/tokenizer.json: {tokenizer.vocab_size:,} ids and [PAD], from {len(rows):,} rows")
     if tokenizer.vocab_size < args.vocab_size:
-        print(f"note: the texts hold no more merges: {tokenizer.vocab_size:,} ids instead of {args.vocab_size:,}")
+        print(f"note: the texts have too few merges: {tokenizer.vocab_size:,} ids instead of {args.vocab_size:,}")
     print(f"{num_bytes / sum(map(sum, lengths)):.2f} bytes per token")
     longest_query, longest_response = max(lengths[0]), max(lengths[1]) + 1  # with EOS
     print(f"all rows fit --max-query-length {longest_query} --max-response-length {longest_response}")

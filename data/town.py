@@ -1,16 +1,16 @@
-"""The embedded town, where the right reply to every question is known -> dialogues in the format of DailyDialog.
+"""The embedded town, with a known right reply to every question -> dialogues in DailyDialog's format.
 
     python -m data.town --out runs/town --seed 1
     python -m data.dialogue --source runs/town/town --out runs/town/data --vocab-size 512
 
-Visitors ask the town's clerks where a place is, when it opens and which tram goes there. Clerks who know give the right
-answer, clerks who are mistaken give another value, clerks who are new say that they do not know; and for three places
-most clerks give last year's opening hours. These dialogues are the demonstrations: a policy fine-tuned on them gives
-the right answer more often than any single wrong one, except where most clerks are wrong. `gold_score` below says
-whether a reply is right. So one can measure what no real dialogues show: whether the answer most similar to the others
-is the true one, and what training on that assumption does to a policy. The three rumours are the counterexample.
+Visitors ask the town's clerks where a place is, when it opens and which tram goes there. Some clerks give the right
+answer, some are mistaken and give another value, and some are new and don't know. For three places, most clerks give
+last year's opening hours. These dialogues are the demonstrations: a policy fine-tuned on them gives the right answer
+more often than any single wrong one, except where most clerks are wrong. `gold_score` below rates a reply. So the town
+can show what real dialogues can't: whether the answer most similar to the others is the true one, and what training on
+that assumption does to a policy. The three outdated opening hours, or rumours, are the counterexample.
 
-    town/        dialogues_train.txt, and dialogues_validation.txt, whose clerks all know the town
+    town/        dialogues_train.txt, and dialogues_validation.txt with clerks who all know the town
     elsewhere/   the same for a town with the same places and other facts: a base model trained on it knows the language
                  but not the answers
 """
@@ -74,7 +74,7 @@ def sentences_of(text: str) -> list[str]:
 
 ASIDES = {sentence for text in GOODBYES for sentence in sentences_of(text)}
 IGNORANT = {sentence for text in EVASIONS for sentence in sentences_of(text)}
-# sentence: (kind, place, value) that it states; the place is None if "it" refers to the question's
+# sentence: (kind, place, value) that it states; the place is None if "it" refers to the place in the question
 STATEMENTS = {
     sentences_of(reply.format(place=place, value=value))[0]: (kind, place if "{place}" in reply else None, value)
     for kind, replies in REPLIES.items()
@@ -91,18 +91,18 @@ ASKED = {  # question: (kind, place) that it asks about
 
 
 def asked(query: str) -> tuple[str, str]:
-    """The (kind, place) that a query of `data.dialogue` asks about. Raises InputError for other queries."""
+    """Return the (kind, place) that a query from `data.dialogue` asks about. Raises InputError for other queries."""
     text = query.lower()
     found = next((what for question, what in ASKED.items() if question in text), None)
     if found is None:
-        raise InputError(f"the query {query!r} is not from data.town, so the right reply is not known.")
+        raise InputError(f"the query {query!r} is not from data.town, so the right reply is unknown.")
     return found
 
 
 def gold_score(query: str, reply: str) -> float:
-    """How right `reply` is, from 0 to 1; depends on the two texts alone.
+    """Score the correctness of `reply` from 0 to 1; depends only on the two texts.
 
-    1 for the right fact in a clerk's sentence; 0.5 with an additional sentence that no clerk says (lost words, a
+    1 for the right fact in a clerk's sentence; 0.5 with an additional sentence that no clerk uses (missing words, a
     negation); 0.25 for admitting ignorance; 0 for anything else, and for any false statement.
 
     >>> query = "Dialogue:\\nHello . When does the zoo open ?\\nReply:"
@@ -130,7 +130,7 @@ def gold_score(query: str, reply: str) -> float:
 
 # -------------------------------------------------------------------------------------------------------- 3. dialogues
 def dialogue(facts: dict[str, tuple[str, str, str]], clerk: str, rumours: dict[str, str], rng: random.Random) -> str:
-    """A line of DailyDialog: the visitor's turn and the clerk's, each followed by `__eou__`."""
+    """Return a line in DailyDialog's format: the visitor's and the clerk's turn, each followed by `__eou__`."""
     place, kind = rng.choice(list(facts)), rng.choice(KINDS)
     question = rng.choice(GREETINGS).format(name=rng.choice(NAMES)) + " "
     question += rng.choice(QUESTIONS[kind]).format(place=place)
@@ -154,7 +154,7 @@ class Args:
     num_train: Count = 4000
     """training dialogues in each of the two towns"""
     num_validation: Count = 300
-    """validation dialogues in each town, with clerks who know it"""
+    """validation dialogues in each town, with clerks who all know it"""
 
 
 def main(args: Args) -> None:

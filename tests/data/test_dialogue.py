@@ -81,7 +81,7 @@ def test_the_combined_file_is_not_read_in_addition_to_the_split_files(args, caps
     write(args, "train/dialogues_train.txt", "a __eou__ b __eou__\n")
     write(args, "dialogues_text.txt", "a __eou__ b __eou__\n")
     assert texts(convert(args)["sft.train"]) == [("Dialogue:\na\nReply:", " b")]
-    assert re.search(r"^ +1  file dialogues_text.txt: the files of the splits", capsys.readouterr().out, re.M)
+    assert re.search(r"^ +1  file dialogues_text.txt: the split files contain", capsys.readouterr().out, re.M)
 
 
 def test_equal_dialogues_are_in_the_same_split(args):
@@ -176,7 +176,7 @@ def test_a_tokenizer_is_trained_on_the_train_split(args):
     tokenizer = load_tokenizer(args.out)
     assert len(tokenizer.encode(" wibble")) == 1 < len(tokenizer.encode(" quux"))
     (args.source / "dialogues_train.txt").unlink()
-    with pytest.raises(InputError, match="--vocab-size: .* has no train split to train on: --resplit"):
+    with pytest.raises(InputError, match="--vocab-size: .* has no train split to train a tokenizer on: pass --resplit"):
         dialogue.main(replace(args, tokenizer=None, vocab_size=300))
 
 
@@ -200,12 +200,12 @@ def test_a_malformed_dialogue_names_file_and_line_and_nothing_is_written(args, c
 @pytest.mark.parametrize(
     ("lines", "conversations", "reason"),
     [
-        ([("L1", "u0", "m0", "hi")], [], "movie_lines.txt:1: 4 fields separated by .*, not 5"),
+        ([("L1", "u0", "m0", "hi")], [], "movie_lines.txt:1: expected 5 fields separated by .*, got 4"),
         (LINES + [LINES[1]], [], "movie_lines.txt:5: duplicate line id L11"),
-        (LINES, [("u0", "u1", "['L10', 'L11']")], "movie_conversations.txt:1: 3 fields separated by .*, not 4"),
+        (LINES, [("u0", "u1", "['L10', 'L11']")], "conversations.txt:1: expected 4 fields separated by .*, got 3"),
         (LINES, [("u0", "u1", "m0", "['L10', 'L11'")], "movie_conversations.txt:1: the last field must be a list"),
         (LINES, [("u0", "u1", "m0", "[10, 11]")], "movie_conversations.txt:1: the last field must be a list"),
-        (LINES, [("u0", "u1", "m0", "['L7', 'L8']")], r"no row could be made \(1 x a conversation with a line"),
+        (LINES, [("u0", "u1", "m0", "['L7', 'L8']")], r"no usable rows \(1 x a conversation with a line"),
     ],
 )
 def test_a_malformed_corpus_names_file_and_line_and_nothing_is_written(args, lines, conversations, reason):
@@ -221,7 +221,7 @@ def test_a_malformed_corpus_names_file_and_line_and_nothing_is_written(args, lin
         ({"source": "nowhere"}, "does not exist"),
         ({"source": "."}, r"has neither dialogues_\*.txt nor movie_lines.txt"),
         ({"source": "movie_lines.txt"}, "pass its directory"),
-        ({"source": "dialogues_act.txt"}, "holds labels, not dialogues"),
+        ({"source": "dialogues_act.txt"}, "contains labels, not dialogues"),
         ({"history": 0}, "--history 0"),
         ({"max_query_length": 0}, "--max-query-length 0"),
         ({"validation_share": 1.5}, "--validation-share 1.5"),

@@ -15,7 +15,7 @@ TOKENIZER = train_tokenizer(["\n\nHuman: my cat sat on the mat\n\nAssistant: it 
 
 
 def dialogue(*turns):
-    """Turns of human and assistant in alternation."""
+    """Alternating turns of human and assistant."""
     return "".join(f"\n\n{'Assistant' if i % 2 else 'Human'}: {turn}" for i, turn in enumerate(turns))
 
 
@@ -55,8 +55,8 @@ def test_the_query_is_what_the_transcripts_share(args, name):
 @pytest.mark.parametrize(
     ("chosen", "rejected"),
     [
-        (dialogue("a", "b", "c", "d"), dialogue("a", "x", "c", "d")),  # another first reply
-        (dialogue("a", "b", "c", "d"), dialogue("a", "b", "x", "d")),  # another second question
+        (dialogue("a", "b", "c", "d"), dialogue("a", "x", "c", "d")),  # the first replies differ
+        (dialogue("a", "b", "c", "d"), dialogue("a", "b", "x", "d")),  # the second questions differ
         (dialogue("a", "b"), dialogue("a", "b", "c", "d")),  # one ends earlier
         (dialogue("a", "b"), dialogue("x", "b")),  # nothing shared
         (dialogue("a", "b\n\nAssistant: c"), dialogue("a", "d")),  # one reply is two turns
@@ -96,7 +96,7 @@ def test_a_long_query_loses_only_as_many_old_turns_as_needed(args, capsys):
     length = len(TOKENIZER.encode(short))
     [row] = convert(replace(args, max_query_length=length), record)["comparisons.train"]
     assert row["query"] == short
-    assert "1 of 1 queries lost old turns" in capsys.readouterr().out
+    assert "1 of 1 queries lost their oldest turns" in capsys.readouterr().out
     [row] = convert(replace(args, max_query_length=length - 1), record)["comparisons.train"]
     assert row["query"] == shorter
 
@@ -137,7 +137,7 @@ def test_a_broken_pair_names_file_line_and_reason_and_nothing_is_written(args, r
 
 
 def test_no_usable_pair_is_an_error(args):
-    with pytest.raises(InputError, match=r"no row could be made \(1 x an empty reply\): nothing was written"):
+    with pytest.raises(InputError, match=r"no usable rows \(1 x an empty reply\); nothing was written"):
         convert(args, pair("a", chosen=""))
     assert not args.out.exists()
 
@@ -166,9 +166,9 @@ def test_real_hh_has_all_pairs_but_eight_known_odd_ones(real_data, tmp_path, cap
     for row in [*rows["train"], *rows["validation"]]:
         record = row.record
         chosen, rejected = record["query"] + record["chosen"], record["query"] + record["rejected"]
-        if (chosen, rejected) not in transcripts:  # whole turns at the front are gone
+        if (chosen, rejected) not in transcripts:  # whole turns were dropped at the start
             num_cut += 1
             assert any(c.endswith(chosen) and r.endswith(rejected) for c, r in transcripts)
             assert record["query"].startswith("\n\nHuman:")
-        assert row.query + row.chosen[:-1] == tokenizer.encode(chosen)  # tokenised apart and joined they agree
-    assert f"\n{num_cut} of 1780 queries lost old turns" in printed
+        assert row.query + row.chosen[:-1] == tokenizer.encode(chosen)  # tokenised separately and together they agree
+    assert f"\n{num_cut} of 1780 queries lost their oldest turns" in printed

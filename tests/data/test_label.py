@@ -1,4 +1,4 @@
-"""Labelling in the terminal: the keys, what is saved and when, and the arrays that evaluation reads."""
+"""Labelling in the terminal: keys, saving and resuming, and the arrays that evaluation reads."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def args(tmp_path) -> Args:
 
 
 def press(monkeypatch, keys: str) -> list[str]:
-    """Type each key as a line, then end the input; returns the prompts."""
+    """Type each key as a line, then end the input; return the prompts."""
     pending, prompts = list(keys), []
 
     def read(prompt):
@@ -140,5 +140,5 @@ def test_samples_with_differing_policies_are_refused(args):
     broken = rows()
     del broken[2]["policies"]["ppo"]
     write_jsonl(args.samples, broken)
-    with pytest.raises(InputError, match="samples.jsonl:3: numbers of answers"):
+    with pytest.raises(InputError, match="samples.jsonl:3: expected the same number of answers per policy"):
         label.main(args)

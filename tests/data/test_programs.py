@@ -1,4 +1,4 @@
-"""The embedded world of programs: the answer is what the comment says, and every solution computes it."""
+"""The embedded world of programs: the answer matches the comment, and every solution computes it."""
 
 import builtins
 import itertools
@@ -26,7 +26,7 @@ COMMENT = re.compile(
 
 
 def read_comment(text, numbers, bound):
-    """The answer, computed from the comment alone."""
+    """Compute the answer from just the comment."""
     fold, squares, k, relation, last = COMMENT.fullmatch(text).groups()
     found = []
     for n in numbers:
@@ -34,14 +34,14 @@ def read_comment(text, numbers, bound):
             continue
         found.append(n**2 if squares else n * int(k or 1))
     if fold == "largest":
-        result = sorted(found)[-1] if found else 0  # of an empty list
+        result = sorted(found)[-1] if found else 0  # for an empty list
     else:
         result = len(found) if fold == "number" else sum(found)
     return result + int(last or 0)
 
 
 def drawn(num_problems, seed=0):
-    """Random (problem, style, rng); a hundred of them include all loops, folds, filters, terms and ends."""
+    """Yield random (problem, style, rng); a hundred of them include all loops, folds, filters, terms and ends."""
     rng = random.Random(seed)
     for _ in range(num_problems):
         problem = programs.draw_problem(rng)
@@ -73,8 +73,8 @@ def test_there_are_enough_problems_for_the_largest_world():
     rng = random.Random(0)
     texts = {problem.text for problem in itertools.islice(programs.problems(rng), 3000)}
     assert len(texts) == 3000
-    num_filters = 1 + 2 * len(programs.BOUNDS)  # all; above and below a bound
-    num_folded = 2 * (2 + 4) + 1  # the item, its square, four numbers times it, for sum and largest; counting
+    num_filters = 1 + 2 * len(programs.BOUNDS)  # all, or above or below a bound
+    num_folded = 2 * (2 + 4) + 1  # item, square and four multiples, for sum and largest; plus count
     assert 30_000 < len(programs.ITEMS) * num_filters * num_folded * 5 < 35_000
 
 
@@ -85,7 +85,7 @@ def test_no_name_in_a_program_means_two_things():
     assert len(items) == 2 * len(programs.ITEMS) and not items & accumulators
     assert not (items | accumulators) & others and not set(programs.BOUNDS) & (accumulators | others)
     assert not set(programs.BOUNDS) & set(programs.ITEMS)
-    own = "|".join(programs.SYLLABLES)  # no made-up word has another meaning
+    own = "|".join(programs.SYLLABLES)  # made-up names have no other meaning
     words = {*items, *accumulators, *others, *programs.BOUNDS, *keyword.kwlist, *dir(builtins)}
     assert not [word for word in words if re.fullmatch(f"({own}){{3}}", word)]
     num_own = 0
@@ -200,7 +200,7 @@ def test_a_row_of_bench_is_a_passing_program_cut_after_the_signature(tmp_path, l
         else:
             assert row["query"] == f"# {comment}\n" + row["prefix"] + "    # <your_code_here>\n"
         assert COMMENT.fullmatch(comment) and row["language"] == language
-        assert row["prefix"].count("\n") == (1 if language == "python" else 2)  # only the signature is given
+        assert row["prefix"].count("\n") == (1 if language == "python" else 2)  # just the signature
 
 
 @pytest.mark.parametrize("language", ["java", "python"])
@@ -212,7 +212,7 @@ def test_data_codenet_reads_the_sources(tmp_path, language, capsys):
     assert re.search(r"\n +8  with a description\n", capsys.readouterr().out)
     rows = [json.loads(line) for path in (tmp_path / "data").glob("*.jsonl") for line in path.open()]
     programs_of_sources = len(list((tmp_path / "sources/data").rglob("s*.*")))
-    assert 8 < len(rows) <= programs_of_sources  # none fails the static checks; some differ only in whitespace
+    assert 8 < len(rows) <= programs_of_sources  # all pass the static checks; some differ only in whitespace
     assert all(COMMENT.fullmatch(comment_of(row)) for row in rows)
 
 
@@ -221,7 +221,7 @@ def test_the_seed_fixes_every_file_and_another_seed_replaces_them_all(tmp_path):
     for out in (one, two):
         programs.main(replace(SMALL, out=out))
     assert contents(one) == contents(two)
-    (two / "sources").joinpath("mine.txt").write_text("mine")  # not ours to delete
+    (two / "sources").joinpath("mine.txt").write_text("mine")  # must not be deleted
     programs.main(replace(SMALL, out=two, seed=2, num_problems=4))
     programs.main(replace(SMALL, out=tmp_path / "three", seed=2, num_problems=4))
     after = contents(two)

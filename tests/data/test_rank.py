@@ -1,4 +1,4 @@
-"""Ranking in the terminal: which answers are shown, the keys, what is saved and when."""
+"""Ranking in the terminal: the answers shown, keys, saving and resuming."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from tests.rows import read_jsonl
 
 
 def row(number: int, num_answers: int = 7) -> dict:
-    """Answers in an order that isn't the self-ranking's, whose best is `rank 1`."""
+    """Answers in an order other than the self-ranking's; the best is `rank 1`."""
     ranks = [(3 * i + number) % num_answers + 1 for i in range(num_answers)]
     return {
         "query": f"question {number}",
@@ -35,7 +35,7 @@ def args(tmp_path) -> Args:
 
 
 def answer(monkeypatch, *lines: str) -> list[str]:
-    """Type each line, then end the input; returns the prompts."""
+    """Type each line, then end the input; return the prompts."""
     pending, prompts = list(lines), []
 
     def read(prompt):
@@ -49,7 +49,7 @@ def answer(monkeypatch, *lines: str) -> list[str]:
 
 
 def shown(out: str) -> list[list[str]]:
-    """The answers to each question in the order on the screen."""
+    """Return the answers to each question in the order on screen."""
     return [re.findall(r"^\[\d\] (.*)$", screen, re.M) for screen in out.split("=" * 80)[1:]]
 
 
@@ -88,7 +88,7 @@ def test_the_screen_hides_the_self_ranking_and_differs_between_annotators(args, 
         rank.main(replace(args, num_questions=200, annotator=annotator, out=args.out.with_name(annotator)))
         places[annotator] = [[int(text.split()[-1]) for text in screen] for screen in shown(capsys.readouterr().out)]
     for screens in places.values():
-        for place in range(4):  # the best answer is in each place about equally often
+        for place in range(4):  # the best answer is in each position about equally often
             assert 30 < sum(screen[place] == 1 for screen in screens) < 70
     assert sum(a == b for a, b in zip(*places.values(), strict=True)) < 30  # 1 in 24 by chance
     ours, theirs = (saved(replace(args, out=args.out.with_name(name))) for name in places)
@@ -102,7 +102,7 @@ def test_equal_answers_are_shown_once_and_questions_with_too_few_are_left_out(ar
     answer(monkeypatch, "1234")
     rank.main(args)
     out = capsys.readouterr().out
-    assert "1 questions; 1 more rows have fewer than 4 different answers" in out and "(an empty answer)" in out
+    assert "1 questions; 1 rows skipped with fewer than 4 different answers" in out and "(an empty answer)" in out
     assert [line["answers"] for line in saved(args)] == [["a", "b", "", "c"]]
 
 
@@ -131,7 +131,7 @@ def test_quitting_loses_nothing_and_the_same_command_resumes(args, monkeypatch) 
     assert saved(args)[:1] == first and len(saved(args)) == 3
     prompts = answer(monkeypatch)
     rank.main(args)
-    assert prompts == [] and len(saved(args)) == 3  # nothing left to ask
+    assert prompts == [] and len(saved(args)) == 3  # no questions left
 
 
 def test_a_ranking_is_on_disk_before_the_next_question_is_asked(args, monkeypatch) -> None:
@@ -154,7 +154,7 @@ def test_back_changes_a_ranking_and_skip_removes_it(args, monkeypatch) -> None:
     rank.main(args)
     assert prompts[3].startswith("order (now 1 2 3 4)?")
     assert len(saved(args)) == 1
-    answer(monkeypatch, "b", "s")  # the second question is the first without a ranking
+    answer(monkeypatch, "b", "s")  # the next question without a ranking is the second
     rank.main(args)
     assert args.out.read_text() == ""
     answer(monkeypatch, "1234")
@@ -166,7 +166,7 @@ def test_back_changes_a_ranking_and_skip_removes_it(args, monkeypatch) -> None:
 def test_an_invalid_order_is_asked_again(args, monkeypatch, capsys, typed) -> None:
     answer(monkeypatch, typed, "4 3 2 1", "q")
     rank.main(args)
-    assert "doesn't name each of 1 to 4 exactly once" in capsys.readouterr().out and len(saved(args)) == 1
+    assert "doesn't have each of 1 to 4 exactly once" in capsys.readouterr().out and len(saved(args)) == 1
 
 
 def test_orders_may_be_written_in_three_ways() -> None:
@@ -217,8 +217,8 @@ def test_a_simulated_annotator_ranks_by_the_function_plus_their_own_noise(args, 
     ("change", "sentence"),
     [
         ({"annotator": "ben"}, r"ana.jsonl:1: ranked by 'ana', not by 'ben'"),
-        ({"num_answers": 3}, r"ana.jsonl:1: these flags choose other answers"),
-        ({"representatives": True}, r"ana.jsonl:1: these flags choose other answers"),
+        ({"num_answers": 3}, r"ana.jsonl:1: ranks other answers than these flags select"),
+        ({"representatives": True}, r"ana.jsonl:1: ranks other answers than these flags select"),
     ],
 )
 def test_rankings_of_others_or_of_other_answers_are_refused_and_kept(args, monkeypatch, change, sentence) -> None:
@@ -235,7 +235,7 @@ def test_duplicate_and_damaged_rankings_are_refused(args, monkeypatch) -> None:
     rank.main(args)
     once = args.out.read_text()
     args.out.write_text(once * 2)
-    with pytest.raises(InputError, match=r"ana.jsonl:2: a second ranking of this question"):
+    with pytest.raises(InputError, match=r"ana.jsonl:2: duplicate ranking of this question"):
         rank.main(args)
     args.out.write_text(once[:40])
     with pytest.raises(InputError, match=r"ana.jsonl:1: malformed JSON"):
@@ -247,10 +247,10 @@ def test_duplicate_and_damaged_rankings_are_refused(args, monkeypatch) -> None:
     [
         ({"query": 1}, "'query' must be str"),
         ({"answers": ["a", 1, "b", "c"]}, r"'answers\[1\]' must be str"),
-        ({"weights": [1.0]}, "'weights' must hold a finite number for each"),
+        ({"weights": [1.0]}, "'weights' must have a finite number for each"),
         ({"weights": [float("nan")] * 7}, r"'weights\[0\]' is nan"),
         ({"weights": ["1"] * 7}, r"'weights\[0\]' must be float"),
-        ({"representatives": [7]}, "'representatives' must hold indices"),
+        ({"representatives": [7]}, "'representatives' must have indices"),
         ({"representatives": [[0]]}, r"'representatives\[0\]' must be int, not list"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Problems of reasoning-gym as conversations, and the reward that asks the package."""
+"""Problems from reasoning-gym as conversations, and the reward based on the package's check."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_the_package_judges_the_last_number_of_a_reply(world):
     right = [row["answer"] for row in records]
     assert scores(right) == scores([f"It is {answer}." for answer in right]) == [1] * 6
     assert scores([f"{answer}, or rather 12345" for answer in right]) == [0] * 6
-    assert scores([f"{answer}0" for answer in right]) == [0] * 6  # the package gives a part for what is contained
+    assert scores([f"{answer}0" for answer in right]) == [0] * 6  # where the package gives partial credit
     assert scores([f"-{answer}" if int(answer) > 0 else answer.strip("-") for answer in right]) == [0] * 6
     assert scores(["no number", "", "a dozen"] * 2) == [0] * 6
 
@@ -78,7 +78,7 @@ def test_the_package_judges_the_last_number_of_a_reply(world):
     + [(whole, whole) for whole in ("11.5", "1,011", "1e3", "4-7", "22/2", "4+7", "10:11")],
 )
 def test_a_part_of_a_number_is_no_answer(response, answer):
-    """5 is not the answer of a reply that ends in 11.5."""
+    """The answer in a reply that ends in 11.5 is not 5."""
     assert reason.answer_in(response) == answer
 
 
@@ -96,7 +96,7 @@ def test_the_recipe_reads_what_chat_makes_of_them(world, tmp_path):
 
 
 def test_training_needs_a_problem_too(tmp_path):
-    with pytest.raises(InputError, match="--num-validation 500: no more than 499 fit"):
+    with pytest.raises(InputError, match="--num-validation 500: it must be at most 499"):
         reason.main(reason.Args(out=tmp_path / "out", num_validation=500))
     assert not (tmp_path / "out").exists()
 

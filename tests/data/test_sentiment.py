@@ -1,4 +1,4 @@
-"""The known reward of film dialogues."""
+"""The sentiment reward for film dialogues."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The embedded Q&A site: its gold score against hand-worked values, its Posts.xml against the dump's format."""
+"""The embedded Q&A site: its gold score against values worked out by hand, its Posts.xml against the dump's format."""
 
 import random
 import re
@@ -27,7 +27,7 @@ QUERY = "Question: How do I sort a list in Python?\nMy list is called prices and
         (" use max.", -1.0),  # a wrong function
         (" you want Collections.sort.", -1.0),  # right in Java only; its dot doesn't end a sentence
         (" use sorted. give it books as input.", 2 - 0.5),  # a wrong name
-        (" use sorted. it works offline.", 2 - 0.5),  # a wish that nobody had
+        (" use sorted. it works offline.", 2 - 0.5),  # not the asker's wish
         (" use sorted. did you solve it?", 2 - 0.5),  # chatter
         (" use sorted. use sorted.", 2 - 0.5),  # a repeated sentence
         (" use sorted. try sorted.", 2.0),  # the same fact in other words
@@ -37,7 +37,7 @@ QUERY = "Question: How do I sort a list in Python?\nMy list is called prices and
         (" " + "very " * 22 + "use sorted.", 2 - 0.1 * 4),  # 24 words, four beyond twenty
         ("", -4.0),
         (" ...", -4.0),
-        (" no." * 60, -4.0),  # nothing is worse than saying nothing
+        (" no." * 60, -4.0),  # no lower than an empty answer
     ],
 )
 def test_gold_score_is_the_one_worked_out_by_hand(response, score):
@@ -49,7 +49,7 @@ def test_words_that_are_facts_occur_in_no_other_sentence():
     frames = [*site.USES, *site.CALLS, *site.CHATTER, *site.BODIES, *site.ASIDES, *site.TITLES, *site.WISHES]
     for frame in frames:
         assert not told & set(frame.lower().replace("?", " ").replace(".", " ").split())
-    for task in site.TASKS:  # or the title would name the object
+    for task in site.TASKS:  # otherwise the title would name the object
         assert not set(site.NAMES) & set(task.split())
     assert len(site.FUNCTIONS) == 2 * len(site.TASKS) and len(site.GRANTS) == len(site.WISHES)
 

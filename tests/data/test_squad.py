@@ -15,7 +15,7 @@ TOKENIZER = train_tokenizer([f"Context: {CONTEXT}\nQuestion: Where?\nAnswer: Par
 
 
 def qa(question, *answers, **more):
-    """A question on CONTEXT; the positions of its answers are looked up."""
+    """Return a question about CONTEXT; the positions of its answers are looked up."""
     return {
         "id": question,
         "question": question,
@@ -89,7 +89,7 @@ def test_the_questions_on_an_article_are_in_the_same_split(args, name, resplit):
 
 def test_questions_without_a_label_do_not_count_as_impossible(args, capsys):
     unlabelled, older = qa("Where?"), qa("Who?", "Paris")
-    del unlabelled["is_impossible"], older["is_impossible"]  # as the test sets, and as SQuAD 1.1 has it
+    del unlabelled["is_impossible"], older["is_impossible"]  # as in the test sets and in SQuAD 1.1
     [row] = convert(args, article("Seine", unlabelled, older))["sft.train"]
     assert row["meta"]["id"] == "Who?" and row["meta"]["is_impossible"] is False
     assert re.search("^ +1  no label", capsys.readouterr().out, re.M)
@@ -106,7 +106,7 @@ def test_questions_without_a_label_do_not_count_as_impossible(args, capsys):
     ],
 )
 def test_a_long_context_loses_whole_sentences_and_never_an_answer(args, kept, answers_left):
-    """The limit is what `kept` needs with the longest question, so the next sentence doesn't fit."""
+    """The limit just fits `kept` with the longest question, so the next sentence doesn't fit."""
     questions = (qa("Where?", "on it"), qa("Who?", "it", "Rouen"), qa("What?", "Le Havre"), qa("How?"))
     questions += (qa("When?", "it! Rouen"),)  # from one sentence into the next
     limit = max(len(TOKENIZER.encode(f"Context: {kept}\nQuestion: {q['id']}\nAnswer:")) for q in questions)
@@ -169,7 +169,7 @@ def test_other_files_and_empty_ones_are_refused(args):
     with pytest.raises(InputError, match="the field 'data' is missing"):
         squad.main(args)
     source.write_text('{"data": []}')
-    with pytest.raises(InputError, match="no row could be made .it holds none."):
+    with pytest.raises(InputError, match="no usable rows .the source is empty."):
         squad.main(args)
     with pytest.raises(InputError, match="--max-response-length 0"):
         squad.main(replace(args, max_response_length=0))

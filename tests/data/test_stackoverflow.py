@@ -73,7 +73,7 @@ def args(tmp_path):
 
 
 def convert(args, *rows):
-    """The rows of the data contract made from the dump's `rows`, by file."""
+    """Convert the dump's `rows` and return the rows written, by file."""
     args.source.write_text(xml(*rows))
     so.main(args)
     return read(args.out)
@@ -82,8 +82,8 @@ def convert(args, *rows):
 # ------------------------------------------------------------------------------------------- Algorithm 1 [SO alg 1]
 # Four questions with one, one, one and two answers. s = votes / answers:
 #     [1] -> 1   [2] -> 2   [-1] -> -1   [6, 1] -> 3, .5          sorted: -1 .5 1 2 3
-# linear quartiles lie at places 1 and 3 of 0..4: Q1 = .5, Q3 = 2, IQR = 1.5, fences .5 - 2.25 = -1.75, 2 + 2.25 = 4.25
-# nothing lies outside; largest inliers 3 and |-1|:  1/3, 2/3, -1/1, 3/3, .5/3
+# linear quartiles at indices 1 and 3 of 0..4: Q1 = .5, Q3 = 2, IQR = 1.5, fences .5 - 2.25 = -1.75, 2 + 2.25 = 4.25
+# nothing is outside; largest inliers 3 and |-1|:  1/3, 2/3, -1/1, 3/3, .5/3
 INSIDE = [[1], [2], [-1], [6, 1]]
 
 
@@ -95,7 +95,7 @@ def test_inliers_are_divided_by_the_largest_of_their_sign():
 
 # Nine answers to one question: votes / 9, so s = 0 -.9/9 .9/9 1.8/9 2.7/9 3.6/9 4.5/9 9/9 -18/9
 #     s sorted: -2 -.1 0 .1 .2 .3 .4 .5 1       Q1 = s[2] = 0, Q3 = s[6] = .4, IQR .4, fences -.6 and 1.0
-# outside: -2 (clipped: -1). 1 lies on the fence, which is inside: largest inliers 1 and .1
+# outside: -2 (clipped: -1). 1 is on the fence, which counts as inside: largest inliers 1 and .1
 WITH_OUTLIER = [[0, -0.9, 0.9, 1.8, 2.7, 3.6, 4.5, 9, -18]]
 
 
@@ -105,15 +105,15 @@ def test_outliers_are_clipped_and_do_not_change_the_scale():
 
 
 # One question with eight answers, votes / 8:
-#     s = .1 .2 .3 .4 .5 .6 .7 and 1.6 -> Q1 at place 1.75: .2 + .75 * .1 = .275, Q3 at 5.25: .6 + .25 * .1 = .625
+#     s = .1 .2 .3 .4 .5 .6 .7 and 1.6 -> Q1 at index 1.75: .2 + .75 * .1 = .275, Q3 at 5.25: .6 + .25 * .1 = .625
 #     IQR .35, fences -.25 and 1.15: 1.6 is an outlier, clipped to 1; the largest inlier .7 becomes 1
-# With .8 of a question of its own at tight fences, below, the outlier keeps .8 while an inlier of .7 becomes 1:
+# With tight fences and a question with .8, below, the outlier keeps .8 while an inlier of .7 becomes 1:
 #     s = .7 (nine times) and .8: Q1 = Q3 = .7, fences .7 and .7 -> .8 outside, clip(.8) = .8; .7 / .7 = 1
 def test_an_outlier_may_score_less_than_an_inlier_unless_saturated():
     votes = [[0.7]] * 9 + [[0.8]]
     assert so.regression_scores(votes) == [[1.0]] * 9 + [[0.8]]
     assert so.regression_scores(votes, outliers="saturate") == [[1.0]] * 10
-    below = [[0.7]] * 9 + [[0.1]]  # .1 lies below the fence
+    below = [[0.7]] * 9 + [[0.1]]  # .1 is below the fence
     assert so.regression_scores(below)[-1] == [0.1]
     assert so.regression_scores(below, outliers="saturate")[-1] == [-1.0]
     eight = [[8 * s for s in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.6)]]
@@ -125,9 +125,9 @@ def test_bounds_of_the_train_split_apply_to_other_votes():
     # 3/1 -> 3/3 = 1; 4 is inside and beyond 3: 1; -1.5 is inside and beyond -1: -1; 5 outside: clip 1; 2/2 = 1 -> 1/3
     others = [[3], [4], [-1.5], [5], [2, 0]]
     assert so.regression_scores(others, "clip", bounds) == [[1], [1], [-1], [1], [pytest.approx(1 / 3), 0]]
-    positive = so.regression_bounds([[1], [2], [3]])  # fences 0 and 4... no negative inlier to divide by
+    positive = so.regression_bounds([[1], [2], [3]])  # fences 0 and 4; no negative inlier to divide by
     assert positive == so.Bounds(0.0, 4.0, 3.0, 0.0)
-    assert so.regression_scores([[-0.5]], bounds=replace(positive, low=-1.0)) == [[-0.5]]  # inside: kept as it is
+    assert so.regression_scores([[-0.5]], bounds=replace(positive, low=-1.0)) == [[-0.5]]  # inside: unchanged
 
 
 votes_of_questions = st.lists(
@@ -187,7 +187,7 @@ def test_a_question_becomes_a_demonstration_scores_and_comparisons(args, capsys)
         args,
         question(5, body="<p>It is <em>long</em> &amp; old.</p>\n\n<p>x &lt; y</p>\n", AcceptedAnswerId=8),
         answer(6, 5, 4),  # contrastive 3
-        answer(8, 5, 3, "<p>call sort</p>"),  # accepted: 2 + 1 = 3, a tie: the accepted one is the best
+        answer(8, 5, 3, "<p>call sort</p>"),  # accepted: 2 + 1 = 3, a tie: the accepted answer wins
         answer(9, 5, 0, "<p>no idea</p>"),  # 0
         *VALIDATION,
     )
@@ -201,7 +201,7 @@ def test_a_question_becomes_a_demonstration_scores_and_comparisons(args, capsys)
     scored = [(row["query"], row["response"], pytest.approx(row["score"])) for row in rows["scored.train"]]
     assert scored == [(query, "call sort", 0.75), (query, "use sorted", 1), (query, "no idea", 0)]
     assert rows["scored.train"][0]["meta"] == about | accepted
-    [pair] = rows["comparisons.train"]  # none with the answer of the same score
+    [pair] = rows["comparisons.train"]  # none with the answer that has the same score
     assert (pair["query"], pair["chosen"], pair["rejected"]) == (query, "call sort", "no idea")
     rejected = accepted | {"answer_id": 9, "votes": 0, "accepted": False, "contrastive": 0}
     assert pair["meta"] == about | {"chosen": accepted, "rejected": rejected}
@@ -234,7 +234,7 @@ def test_the_best_answer_is_by_score_then_accepted_then_votes_then_earliest(args
             optional = {"AcceptedAnswerId": accepted} if accepted else {}
             rows = convert(args, question(10, **optional), *answers, *VALIDATION)
             assert rows["sft.train"][0]["meta"]["answer_id"] == (12 if accepted else best)
-    # a negative accepted answer is not lifted
+    # an accepted answer with negative votes gets no bonus
     rows = convert(args, question(10, AcceptedAnswerId=11), answer(11, 10, -1), answer(12, 10, 0), *VALIDATION)
     assert rows["sft.train"][0]["meta"]["answer_id"] == 12
 
@@ -292,7 +292,7 @@ def test_an_answer_may_come_before_its_question(args, capsys):
     rows = convert(args, *posts)
     assert [(row["meta"]["question_id"], row["meta"]["answer_id"]) for row in rows["sft.train"]] == [(10, 11), (30, 12)]
     printed = capsys.readouterr().out
-    assert " 1  answer: its ParentId is not a question in the file; the first: row 5 (Id 31)\n" in printed
+    assert " 1  answer: ParentId is not a question in the file; first: row 5 (Id 31)\n" in printed
 
 
 # ---------------------------------------------------------------------------------------------------------- the filter
@@ -367,7 +367,7 @@ def test_markup_that_is_not_dropped_leaves_its_text(args):
         ("<pre><code>if x:\n\n    y\n</code></pre>", "if x:\n\n    y"),
         ("<p>\n \n</p>", ""),
         ("https://example.org/a", "https://example.org/a"),
-        ("<p>&#xD83D; 😀 &#x1F600;</p>", "� 😀 😀"),  # half a surrogate pair is no character
+        ("<p>&#xD83D; 😀 &#x1F600;</p>", "� 😀 😀"),  # half a surrogate pair isn't a character
         ("<b>" * 3000 + "x", "x"),
     ],
 )
@@ -425,18 +425,18 @@ def test_unusable_posts_are_skipped_and_counted_with_the_first_location(args, ca
     assert [row["meta"]["answer_id"] for row in rows["scored.train"]] == [11]
     printed = capsys.readouterr().out
     for count, reason in (
-        (4, "question: Id missing or not a number; the first: row 1"),
-        (1, "question: duplicate Id; the first: row 6 (Id 10)"),
-        (1, "question: an empty title; the first: row 7 (Id 20)"),
-        (1, "question: an empty text; the first: row 10 (Id 50)"),
-        (2, "question: CreationDate missing or unreadable; the first: row 8 (Id 30)"),
-        (1, "answer: duplicate Id; the first: row 12 (Id 11)"),
-        (2, "answer: ParentId missing or not a number; the first: row 13 (Id 12)"),
-        (2, "answer: its ParentId is not a question in the file; the first: row 15 (Id 14)"),
-        (4, "answer: Score missing or not a whole number; the first: row 17 (Id 16)"),
-        (1, "answer: CreationDate missing or unreadable; the first: row 20 (Id 19)"),
-        (1, "answer: an empty text; the first: row 21 (Id 22)"),
-        (1, "answer: Id missing or not a number; the first: row 22"),
+        (4, "question: Id missing or not a number; first: row 1"),
+        (1, "question: duplicate Id; first: row 6 (Id 10)"),
+        (1, "question: an empty title; first: row 7 (Id 20)"),
+        (1, "question: an empty text; first: row 10 (Id 50)"),
+        (2, "question: CreationDate missing or unreadable; first: row 8 (Id 30)"),
+        (1, "answer: duplicate Id; first: row 12 (Id 11)"),
+        (2, "answer: ParentId missing or not a number; first: row 13 (Id 12)"),
+        (2, "answer: ParentId is not a question in the file; first: row 15 (Id 14)"),
+        (4, "answer: Score missing or not a whole number; first: row 17 (Id 16)"),
+        (1, "answer: CreationDate missing or unreadable; first: row 20 (Id 19)"),
+        (1, "answer: an empty text; first: row 21 (Id 22)"),
+        (1, "answer: Id missing or not a number; first: row 22"),
     ):
         assert re.search(rf"^ +{count}  {re.escape(reason)}$", printed, re.MULTILINE), reason
 
@@ -445,13 +445,13 @@ def test_posts_by_deleted_users_are_kept_and_counted(args, capsys):
     posts = [{k: v for k, v in post.items() if k != "OwnerUserId"} for post in (question(10), answer(11, 10, 1))]
     rows = convert(args, *posts, answer(12, 10, 0, "call sort"), *VALIDATION)
     assert len(rows["scored.train"]) == 2
-    assert "by deleted users, and kept: 1 questions, 1 answers\n" in capsys.readouterr().out
+    assert "kept posts by deleted users: 1 questions, 1 answers\n" in capsys.readouterr().out
 
 
 def test_a_csv_row_is_located_by_its_first_line(args, tmp_path, capsys):
     posts = question(10, body="two\nlines"), answer(11, 10, "x"), answer(12, 10, 1), *VALIDATION
     so.main(replace(args, source=write_csv(tmp_path / "a.csv", *posts)))
-    assert "Score missing or not a whole number; the first: line 4 (Id 11)\n" in capsys.readouterr().out
+    assert "Score missing or not a whole number; first: line 4 (Id 11)\n" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------------------ the split
@@ -460,7 +460,7 @@ def test_validation_is_what_was_asked_after_the_day_in_utc(args):
         10: "2021-12-14T23:59:59.999", 20: "2021-12-15T00:00:00.000", 30: "2021-12-15T00:30:00+01:00",
         40: "2021-12-14T23:30:00-01:00", 50: "2021-12-14", 60: "2021-12-15 10:00:00Z",
     }  # fmt: skip
-    # the answers' dates don't count
+    # the dates of answers don't matter
     posts = [p for n, m in moments.items() for p in (question(n, CreationDate=m), answer(n + 1, n, 1, **LATE))]
     rows = convert(args, *posts)
     numbers = {split: [row["meta"]["question_id"] for row in rows[f"sft.{split}"]] for split in ("train", "validation")}
@@ -477,7 +477,7 @@ def test_a_date_that_leaves_a_split_empty_is_refused_with_the_range(args):
     for day, split in (("2021-03-03", "train"), ("2022-01-01", "validation")):
         with pytest.raises(
             InputError,
-            match=f"--split-date {day}: no question is left for {split}: the .* kept are from 2021-03-04 to 2022-01-01",
+            match=f"--split-date {day} leaves no questions for {split}; the .* kept are from 2021-03-04 to 2022-01-01",
         ):
             convert(replace(args, split_date=day), *posts)
         assert not args.out.exists()
@@ -497,13 +497,13 @@ def test_the_end_of_a_question_is_cut_until_the_query_fits(text, limit):
     query = so.make_query(text, TOKENIZER, limit)
     fitting = [text[:end].rstrip() for end in range(1, len(text) + 1) if count(text[:end].rstrip()) <= limit]
     if query is None:
-        assert not [head for head in fitting if head] or limit < count("x") + 4  # a character may be several tokens
+        assert not [head for head in fitting if head] or limit < count("x") + 4  # a character can be several tokens
         return
     head = query.removeprefix("Question: ").removesuffix("\nAnswer:")
     assert text.startswith(head) and head == head.rstrip() != "" and count(head) <= limit
     if count(text) <= limit:
         assert head == text
-    else:  # as long as any that fits, to two tokens
+    else:  # within two tokens of the longest that fits
         assert count(max(fitting, key=len)) - count(head) <= 2
 
 
@@ -528,18 +528,18 @@ def test_the_question_is_cut_and_the_answer_is_not(args):
 def test_a_split_whose_answers_are_all_too_long_is_refused(args):
     long_answer = answer(901, 900, 1, "use sorted, " * 200, **LATE)
     with pytest.raises(
-        InputError, match="no question is left for validation: the questions kept are from 2021-03-04 to 2021-03-04"
+        InputError, match="leaves no questions for validation; the questions kept are from 2021-03-04 to 2021-03-04"
     ):
         convert(args, question(10), answer(11, 10, 1), VALIDATION[0], long_answer)
     assert not args.out.exists()
 
 
 def test_an_answer_that_leaves_no_room_is_left_out(args, capsys):
-    # the published code slices q[: 512 - len(answer) - 7]: a negative number that keeps most of the question
+    # the published code slices q[: 512 - len(answer) - 7]; a negative number keeps most of the question
     posts = question(10), answer(11, 10, 4, "use sorted, " * 40), answer(12, 10, 0, "call sort"), *VALIDATION
     rows = convert(replace(args, max_length=60), *posts)
     assert [row["response"] for row in rows["scored.train"]] == ["call sort"]
-    assert rows["sft.train"][0]["meta"]["num_answers"] == 1  # nor does it divide the votes
+    assert rows["sft.train"][0]["meta"]["num_answers"] == 1  # it doesn't divide the votes either
     assert " 1  answer: no room for the question in --max-length 60\n" in capsys.readouterr().out
     rows = convert(replace(args, max_response_length=20), *posts)
     assert [row["response"] for row in rows["scored.train"]] == ["call sort"]
@@ -578,7 +578,7 @@ SINGLES = [p for n in range(10, 90, 10) for p in (question(n, body=f"It is {n} l
 
 def test_single_answers_get_a_generated_one_that_is_worse(args, policy, monkeypatch):
     def readable(*arguments):
-        """Samples as words: what a random policy says grows when it is read again."""
+        """Turn samples into words: the text of a random policy gets longer when re-encoded."""
         query, responses = sample_answers(*arguments)
         texts = ["".join(f" {('sort', 'a', 'list', 'use')[i % 4]}" for i in ids[:5]) for ids in responses.tolist()]
         return query, right_pad([TOKENIZER.encode(text) + [TOKENIZER.eos_id] for text in texts], TOKENIZER.pad_id)
@@ -594,7 +594,7 @@ def test_single_answers_get_a_generated_one_that_is_worse(args, policy, monkeypa
             [*range(10, 90, 10)] if split == "train" else [900]
         )
         human = [row for row in rows[f"scored.{split}"] if not row["meta"]["generated"]]
-        assert human == plain[f"scored.{split}"]  # people's rows and scores are the same with and without
+        assert human == plain[f"scored.{split}"]  # rows and scores of human answers don't change
         assert rows[f"sft.{split}"] == plain[f"sft.{split}"]
         pairs = [row for row in rows[f"comparisons.{split}"] if row["meta"]["rejected"]["generated"]]
         texts = {row["meta"]["question_id"]: row["response"] for row in generated}
@@ -645,7 +645,7 @@ def test_empty_identical_and_long_generated_answers_are_left_out(args, policy, m
 
 
 def test_a_generated_answer_that_grows_when_encoded_again_is_left_out(args, policy, monkeypatch, capsys):
-    """Half a character is one token as it was sampled, and becomes U+FFFD, which is three."""
+    """Half a character is one token when sampled, and is decoded to U+FFFD, which is three."""
     half = TOKENIZER.encode("\N{ROCKET}")[:1] * 6 + [TOKENIZER.eos_id]
     monkeypatch.setattr("nanorlhf.generate.sample_answers", lambda p, q, *a: (None, torch.tensor([half] * len(q))))
     rows = convert(replace(args, generated_by=policy, max_response_length=8), *SINGLES, *VALIDATION)
@@ -656,7 +656,7 @@ def test_a_generated_answer_that_grows_when_encoded_again_is_left_out(args, poli
 def test_a_policy_that_does_not_fit_is_refused(args, policy, tmp_path):
     args = replace(args, generated_by=policy)
     with pytest.raises(
-        InputError, match=r"have \d+ tokens, more than the 96 positions of .*policy: lower --max-length"
+        InputError, match=r"have \d+ tokens, more than the 96 positions of .*policy; lower --max-length"
     ):
         convert(args, *SINGLES, *VALIDATION)
     train_tokenizer(["How to sort a list by a key that is long" * 9], 500).save(tmp_path / "other")
@@ -675,7 +675,7 @@ def test_a_policy_that_does_not_fit_is_refused(args, policy, tmp_path):
         assert not args.out.exists()
 
 
-# ------------------------------------------------------------------------------------------------- what gets a sentence
+# ----------------------------------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -705,14 +705,14 @@ HEADER = ",".join(so.NEEDED)
     [
         (
             b"",
-            "a.csv: the first line has no column Id, PostTypeId, ParentId, CreationDate, Score",
+            "a.csv: the first line lacks the columns Id, PostTypeId, ParentId, CreationDate, Score",
         ),
         (
             b"Id,PostTypeId,CreationDate,Score,Body\n",
-            "a.csv: the first line has no column ParentId, Title, Tags.",
+            "a.csv: the first line lacks the columns ParentId, Title, Tags.",
         ),
-        (f"{HEADER}\n1,1\n".encode(), "a.csv:2: 8 fields are needed here"),
-        (f"{HEADER}\n1,1,,2021-01-01,3,b,t,<a>,more\n".encode(), "a.csv:2: 8 fields are needed here"),
+        (f"{HEADER}\n1,1\n".encode(), "a.csv:2: expected 8 fields"),
+        (f"{HEADER}\n1,1,,2021-01-01,3,b,t,<a>,more\n".encode(), "a.csv:2: expected 8 fields"),
         (f"{HEADER}\n1,1,,d,3,b\xff,t,a\n".encode("latin-1"), r"a.csv:2: not UTF-8 \(byte 10\)"),
         (f'{HEADER}\n1,1,,d,3,"b\n\n'.encode(), r"a.csv:3: malformed CSV \(unexpected end of data\)."),
         (f'{HEADER}\n1,1,,d,3,"b"c,t,a\n'.encode(), r"a.csv:2: malformed CSV \(',' expected after '\"'\)"),
@@ -738,14 +738,14 @@ def test_a_lost_quotation_mark_does_not_swallow_a_csv(args, tmp_path):
     [
         ((), {}, "0 'rows': --source must be the Posts.xml of a site"),
         (({"Id": 1, "PostTypeId": 4},), {}, "1 'rows', but 0 'questions': --source must be the Posts.xml"),
-        ((question("x"),), {}, "1 'questions', but 0 'with a unique Id': the file is broken"),
+        ((question("x"),), {}, "1 'questions', but 0 'with a unique Id': the file is damaged"),
         ((question(1),), {"tag": "rust"}, "but 0 'with --tag rust': --tag None keeps all tags"),
         (
             (question(1, body="<a>x</a>"),),
             {},
             "1 'with --tag python', but 0 'without --drop-markup img a code pre': pass few",
         ),
-        ((question(1, body=""),), {}, "but 0 'with a title, a text and a date': the file is broken"),
+        ((question(1, body=""),), {}, "but 0 'with a title, a text and a date': the file is damaged"),
         (
             (question(1, title="Why?"),),
             {},
@@ -772,7 +772,7 @@ def test_a_lost_quotation_mark_does_not_swallow_a_csv(args, tmp_path):
     ],
 )
 def test_if_nothing_is_left_the_error_names_the_step_and_the_flag(args, posts, changes, reason):
-    with pytest.raises(InputError, match=rf"--source .*Posts.xml: no question is left: .*{re.escape(reason)}") as error:
+    with pytest.raises(InputError, match=rf"--source .*Posts.xml: no questions left: .*{re.escape(reason)}") as error:
         convert(replace(args, **changes), *posts)
     assert "\n" not in str(error.value)
     assert not args.out.exists()
@@ -785,7 +785,7 @@ def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
     for changes, reason in (
         (
             {"source": tmp_path / "Posts.7z"},
-            "Posts.7z: can't read this kind of file, only an unpacked .xml or .csv",
+            "Posts.7z: unsupported file type; expected an unpacked .xml or .csv",
         ),
         ({"source": tmp_path / "none.xml"}, "none.xml: no such file"),
         ({"source": tmp_path / "folder.xml"}, "folder.xml: no such file"),
@@ -801,7 +801,7 @@ def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
             {"vocab_size": 400, "tokenizer": None, "generated_by": "x"},
             "--vocab-size trains a tokenizer and --generated-by names",
         ),
-        ({"drop_markup": ("<a>",)}, "--drop-markup '<a>': HTML elements have no brackets"),
+        ({"drop_markup": ("<a>",)}, "--drop-markup '<a>': write HTML elements without brackets"),
         ({"split_date": "14.12.2021"}, "--split-date '14.12.2021': it must be a date such as 2021-12-14"),
         ({"out": args.source}, "--out .*Posts.xml is a file, not a directory"),
         ({"tokenizer": str(tmp_path / "folder.xml")}, "folder.xml has no tokenizer"),
@@ -832,14 +832,14 @@ def test_the_command_writes_the_files_and_ends_with_one_line_and_code_2_on_bad_i
         run_program("data.stackoverflow", *flags, "--tag", "rust")
     assert stopped.value.code == 2
     said = capsys.readouterr().err
-    assert re.fullmatch(r"error: --source \S+Posts.xml: no question is left[^\n]*--tag None keeps all.*\n", said)
+    assert re.fullmatch(r"error: --source \S+Posts.xml: no questions left[^\n]*--tag None keeps all.*\n", said)
 
 
 # ---------------------------------------------------------------------------------------------------------- a long dump
 def write_long_dump(path: Path, megabytes: int) -> int:
-    """A Posts.xml of that size, of which fifty questions pass the filters; gives the number of rows.
+    """Write a Posts.xml of this size and return its number of rows; fifty questions pass the filters.
 
-    Of the others half have no python tag and half hold code; each has an answer, of about two kilobytes as they have.
+    Half of the other questions have no python tag and half contain code. Questions and answers have about 2 kB each.
     """
     kept = [p for n in range(1, 101, 2) for p in (question(n, **(LATE if n > 90 else {})), answer(n + 1, n, n % 7))]
     filler = "<p>" + "It is a long list, and it should be sorted by a key. " * 35 + "</p>\n"
@@ -875,7 +875,7 @@ print("PEAK", before, peak())
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured by Linux's /proc")
 def test_a_long_dump_needs_little_memory(args):
-    """NANORLHF_DUMP_MB=1000 makes it long."""
+    """Set NANORLHF_DUMP_MB=1000 for a long dump."""
     megabytes = int(os.environ.get("NANORLHF_DUMP_MB", 20))
     num_rows = write_long_dump(args.source, megabytes)
     command = [sys.executable, "-c", MEASURE, str(args.source), str(args.out), args.tokenizer]
@@ -888,9 +888,9 @@ def test_a_long_dump_needs_little_memory(args):
     assert "sft.train.jsonl (45)" in done.stdout and "sft.validation.jsonl (5)" in done.stdout
     before, peak = map(int, re.search(r"PEAK (\d+) (\d+)", done.stdout).groups())
     print(
-        f"{megabytes} MB: {seconds:.1f} s, peak {peak / 1024:.0f} MB, {(peak - before) / 1024:.0f} of it for the dump"
+        f"{megabytes} MB: {seconds:.1f} s, peak {peak / 1024:.0f} MB, {(peak - before) / 1024:.0f} MB used by the dump"
     )
-    assert peak - before < 10 * 1024  # rows that were kept would be twice that at least
+    assert peak - before < 10 * 1024  # keeping the rows would take at least twice that
 
 
 # ------------------------------------------------------------------------------------------------------- the real dumps

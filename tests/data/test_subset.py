@@ -1,4 +1,4 @@
-"""Halves and samples of a dataset: disjoint by query, the same whatever the order of the rows."""
+"""Halves and samples of a dataset: disjoint by query, and independent of the order of the rows."""
 
 import json
 from dataclasses import replace
@@ -76,7 +76,7 @@ def test_data_without_comparisons_has_no_halves(args, tmp_path):
 
 
 def test_the_data_is_not_replaced_by_its_own_subset(args):
-    with pytest.raises(InputError, match="is --data"):
+    with pytest.raises(InputError, match="--out must differ from --data"):
         subset.main(subset.Args(data=args.data, out=args.data))
 
 

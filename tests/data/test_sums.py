@@ -1,4 +1,4 @@
-"""The embedded world of sums: right work by Python's own arithmetic, rewards by hand, files by their seed."""
+"""The embedded world of sums: work against Python's arithmetic, rewards against hand-worked values, and the files."""
 
 import json
 import random
@@ -27,7 +27,7 @@ def rows_of(path: Path) -> list[dict]:
 
 
 def value(text: str) -> int:
-    """By Python itself."""
+    """Evaluate with Python."""
     return eval(text)
 
 
@@ -100,7 +100,7 @@ def test_process_rewards_of_right_work_add_up_to_one_and_more_lines_add_nothing(
 
 def test_a_response_that_is_cut_off_gets_nothing_for_its_last_line(world):
     tokenizer = load_tokenizer(world / "long")
-    ids = response_ids("1+2-1", "\n3-1\n2", tokenizer)[:-1]  # no EOS: another digit may follow
+    ids = response_ids("1+2-1", "\n3-1\n2", tokenizer)[:-1]  # no EOS: another digit could follow
     assert sum(sums.process(["1+2-1"], ["\n3-1\n2"], [ids])[0]) == 0.5
 
 
@@ -165,5 +165,5 @@ def test_each_comparison_has_right_work_and_a_slip(world):
 
 @pytest.mark.parametrize("terms", [(1, 4), (6, 5)])
 def test_terms_that_make_no_problem_are_refused(tmp_path, terms):
-    with pytest.raises(InputError, match="--terms: give the fewest terms, at least 2"):
+    with pytest.raises(InputError, match="--terms: expected the minimum number of terms, at least 2"):
         sums.main(sums.Args(out=tmp_path, terms=terms))

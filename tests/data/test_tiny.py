@@ -1,4 +1,4 @@
-"""The synthetic world: its gold score against hand-worked values, its texts and labels against its claims."""
+"""The synthetic world: its gold score against hand-worked values, its texts and labels against their description."""
 
 import hashlib
 import json
@@ -48,14 +48,14 @@ FACTS = ("my sister", "broke the lamp", "in Paris", "wants money")
         (" my boss in Oslo", -2 * 1.5),
         (" my sister broke the vase", 1 - 2 * 0.3),  # no event of this world: two words that no summary needs
         (" my sister sister", 1 - 0.3),
-        (" my sister broke the lamp broke the lamp", 2 - 3 * 0.3),  # a fact told twice: each of its words
+        (" my sister broke the lamp broke the lamp", 2 - 3 * 0.3),  # a repeated fact: each of its words
         (" my sister so i am sad", 1 - 4 * 0.3),
         (" my sister !!", 1 - 0.3),
         (" sad sad sad", -0.3 - 2 * 0.3),
         (" my sister broke the lamp in Paris and wants money and wants money so sad", 4 - 5 * 0.3 - 3 * 0.1),
         ("", -8.0),
         (" \n\t", -8.0),
-        (" x y z" * 50, -8.0),  # nothing is worse than saying nothing
+        (" x y z" * 50, -8.0),  # no lower than an empty response
     ],
 )
 def test_gold_score_is_the_one_worked_out_by_hand(response: str, score: float) -> None:
@@ -103,7 +103,7 @@ def test_any_two_texts_have_a_score_within_the_bounds(query: str, response: str)
 
 @given(st.lists(WORDS, max_size=30).map(" ".join))
 def test_gold_score_equals_a_naive_search_for_every_value(response: str) -> None:
-    """The same formula written naively: values searched for in the text, one by one."""
+    """Compute the same formula naively, by searching the text for each value."""
     words = response.lower().split()
     told, needless = set(), [word for word in words if word not in tiny.FRAME_WORDS]
     for value in map(str.lower, ALL_VALUES):
@@ -180,7 +180,7 @@ def metas_of(rng: random.Random, count: int, splits: tuple[str, ...] = ("train",
 
 
 def test_labels_agree_with_bradley_terry_in_expectation() -> None:
-    """Of pairs whose gold scores differ by d, a share of 1 / (1 + exp(-d / temperature)) has the better one chosen."""
+    """If gold scores differ by d, the better response is chosen with probability 1 / (1 + exp(-d / temperature))."""
     pairs = metas_of(random.Random(0), 6000)
     by_difference = {}
     for meta in pairs:
@@ -242,7 +242,7 @@ def test_no_validation_story_occurs_in_training() -> None:
     def stories(name: str) -> set[frozenset[str]]:
         return {frozenset(tiny.facts_in(tiny.split_words(row["query"]))[0]) for row in world[name]}
 
-    # so many stories held out that a tenth of the training posts would have one by chance
+    # holds out enough stories that a tenth of the training posts would have one by chance
     world = make_world(replace(SMALL, num_demonstrations=1000, num_comparisons=1000, num_validation=2000))
     held_out = stories("sft.validation") | stories("comparisons.validation")
     assert len(held_out) > 3000
@@ -281,7 +281,7 @@ def digests(directory: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_seed_fixes_every_byte_in_every_process(tmp_path: Path) -> None:
-    """One with other hashes of texts than this one has, which orders sets otherwise."""
+    """One process has another PYTHONHASHSEED, and so another order of sets."""
     small = Args(num_demonstrations=30, num_comparisons=30, num_validation=10)
     for name, seed in (("a", 3), ("c", 4)):
         tiny.main(replace(small, out=tmp_path / name, seed=seed))
@@ -306,7 +306,7 @@ def test_the_seed_fixes_every_byte_in_every_process(tmp_path: Path) -> None:
         ({"num_validation": 0}, "--num-validation 0"),
         ({"num_validation": 10**6}, "--num-validation 1000000"),
         ({"vocab_size": 256}, "--vocab-size 256"),
-        ({"vocab_size": 10**12}, "--vocab-size 1000000000000: it must be 1,048,576 at most"),
+        ({"vocab_size": 10**12}, "--vocab-size 1000000000000: it must be at most 1,048,576"),
         ({"seed": -1}, "--seed -1"),
     ],
 )

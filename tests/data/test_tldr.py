@@ -52,7 +52,7 @@ def write(path, *records):
 
 
 def convert(args, *records, name="comparisons.json"):
-    """The rows made from `records`, by file."""
+    """Convert `records` and return the rows by file."""
     write(args.out.parent / "source" / name, *records)
     tldr.main(args)
     return read(args.out)
@@ -119,7 +119,7 @@ def truncate(text, limit):
 
 
 def paragraph_at_a_time(text, fits):
-    """The published rule, literally; None where its next step would cut characters or leave nothing."""
+    """Apply the published rule literally; None if its next step would cut characters or leave nothing."""
     while not fits(text):
         if "\n" not in text or not text[: text.rfind("\n")].strip():
             return None
@@ -162,7 +162,7 @@ def test_a_post_without_newline_and_sentence_is_cut_character_by_character(text,
 
 
 def test_the_longest_fit_is_found_even_if_a_shorter_prefix_does_not_fit():
-    # lengths 10, 11 and 13 fit: bisection alone would stop at 11
+    # lengths 10, 11 and 13 fit: bisection by itself would stop at 11
     assert prepare.longest_fit(range(1, 50), lambda end: end <= 11 or end == 13) == 13
     assert prepare.longest_fit([3, 9], lambda end: False) is None
     assert prepare.longest_fit([], lambda end: True) is None
@@ -180,7 +180,7 @@ def test_the_longest_fit_is_found_even_if_a_shorter_prefix_does_not_fit():
         ('aa. "bb!" cc', 10, ('aa. "bb!"', "sentence")),
         ("a.b c.d", 6, ("a.b c.", "character")),  # a full stop inside a word doesn't end a sentence
         ("aaaa bb. c", 6, ("aaaa b", "character")),
-        ("\n\naaaa. bb", 8, ("\n\naaaa.", "sentence")),  # a leading blank line is not a paragraph
+        ("\n\naaaa. bb", 8, ("\n\naaaa.", "sentence")),  # a leading blank line isn't a paragraph
         ("\naaaa", 3, ("\naa", "character")),
         ("aaaa", 3, ("aaa", "character")),
         ("aaaa", 1, ("a", "character")),
@@ -195,7 +195,7 @@ def test_truncation_by_hand(post, limit, result):
 
 
 def test_characters_are_dropped_from_the_first_paragraph_alone():
-    """Even where a longer prefix fits, as tokens of several characters may let it."""
+    """Even if a longer prefix fits, which is possible because tokens have several characters."""
     for length in (4, 6):
         assert tldr.truncate("aaa\nb\ncd", lambda end, length=length: end == length) == ("", "nothing")
 
@@ -212,7 +212,7 @@ def test_the_limit_holds_for_the_query_with_its_template(args):
 
 
 def test_no_room_for_the_post_is_an_error(args):
-    with pytest.raises(InputError, match=r"train.jsonl:2: no room for the post: .* it, --max-query-length is 40"):
+    with pytest.raises(InputError, match=r"train.jsonl:2: no room for the post: .*; --max-query-length is 40"):
         convert(replace(args, max_query_length=40), SFT, SFT | {"title": "long " * 50}, name="train.jsonl")
     assert not args.out.exists()
     with pytest.raises(InputError, match=r"comparisons.json:1: info: no room .* --max-cnndm-query-length is 3"):
@@ -222,7 +222,7 @@ def test_no_room_for_the_post_is_an_error(args):
 # ------------------------------------------------------------------------------------------------ files, splits, Hub
 def test_every_file_format_gives_the_same_rows(args, tmp_path):
     records = [COMPARISON | {"choice": i % 2} for i in range(5)] + [CNNDM]
-    full = [r | {"info": {"article": None, "site": None} | r["info"]} for r in records]  # as the Hub has them
+    full = [r | {"info": {"article": None, "site": None} | r["info"]} for r in records]  # as on the Hub
     source = tmp_path / "formats"
     paths = [write(source / "a.jsonl", *records), write(source / "b.json", *records)]
     (source / "c.jsonl.gz").write_bytes(gzip.compress(paths[0].read_bytes()))
@@ -298,7 +298,7 @@ def test_parquet_without_pyarrow_names_the_command(args, tmp_path, monkeypatch):
         tldr.main(replace(args, source=str(tmp_path / "a.parquet")))
 
 
-# ---------------------------------------------------------------------------------------------- left out, and broken
+# ------------------------------------------------------------------------------------ skipped and malformed records
 def test_unusable_rows_are_left_out_and_counted(args, capsys):
     long = [{"text": "xq " * 90, "policy": "p"}, {"text": "b", "policy": "q"}]
     same = [{"text": "cat", "policy": "p"}, {"text": " cat", "policy": "q"}]
@@ -340,13 +340,13 @@ def test_tables_agree_with_a_recount(args, capsys):
     ("record", "reason"),
     [
         ("{", "malformed JSON"),
-        ({"prompt": "a"}, "not a TL;DR record: .* has prompt"),
+        ({"prompt": "a"}, "not a TL;DR record: .* got prompt"),
         (SFT, "a record of sft in a file of comparisons"),
         ({key: value for key, value in COMPARISON.items() if key != "choice"}, "the field 'choice' is missing"),
-        (COMPARISON | {"choice": 2}, "'choice' is 2: it must be 0 or 1"),
+        (COMPARISON | {"choice": 2}, "'choice' must be 0 or 1, not 2"),
         (COMPARISON | {"choice": "1"}, "'choice' must be int, not str"),
         (COMPARISON | {"choice": True}, "'choice' must be int, not bool"),
-        (COMPARISON | {"summaries": COMPARISON["summaries"] * 2}, "'summaries' must hold two objects"),
+        (COMPARISON | {"summaries": COMPARISON["summaries"] * 2}, "'summaries' must have two objects"),
         (COMPARISON | {"summaries": ["a", "b"]}, r"'summaries\[0\]' must be dict, not str"),
         (COMPARISON | {"summaries": [{"text": "a", "policy": "p"}, {"text": "b"}]}, "'policy' is missing"),
         (COMPARISON | {"info": {"id": "1", "title": "a", "subreddit": "b"}}, "info: the field 'post' is missing"),
@@ -389,20 +389,20 @@ def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
     damaged.write_bytes(b"PAR1, it says")
     for changes, reason in (
         ({}, "no file matches --files"),
-        ({"source": str(write(tmp_path / "a.csv", "a,b"))}, "can't read this kind of file"),
+        ({"source": str(write(tmp_path / "a.csv", "a,b"))}, "unsupported file type"),
         ({"source": str(write(tmp_path / "empty.json"))}, "empty.json is empty"),
         ({"source": str(broken)}, "broken.json:2: malformed JSON"),
         (
             {"source": str(write(tmp_path / "list.json", "[1, 2]"))},
-            "list.json: record 1 must be a JSON object, not int",
+            "list.json: record 1: expected a JSON object, got int",
         ),
-        ({"source": str(damaged)}, "a.parquet: damaged, or not a parquet file"),
+        ({"source": str(damaged)}, "a.parquet: not a parquet file, or damaged"),
         ({"max_query_length": 0}, "--max-query-length 0"),
         ({"validation_share": 1.5}, "--validation-share 1.5"),
         ({"source": str(write(tmp_path / "b.jsonl", COMPARISON)), "out": broken}, "--out .*broken.json is a file"),
         (
             {"source": str(tmp_path / "b.jsonl"), "max_preference_response_length": 1},
-            r"no row could be made \(1 x a response longer .*nothing was written",
+            r"no usable rows \(1 x a response longer .*nothing was written",
         ),
     ):
         with pytest.raises(InputError, match=reason):
@@ -440,11 +440,11 @@ def test_real_tldr_fits_the_papers_limits(real_data, tmp_path, name, capsys):
     ]
     assert (len(demonstrations), len(comparisons)) == (1397, 721)
     assert "1  an evaluation of a single summary" in capsys.readouterr().out
-    # the queries that the authors themselves published for these posts
+    # the queries published by the authors for these posts
     with (real_data / "tldr" / "oai1b.csv_judged.csv").open(newline="") as file:
         published = {row["query"] for row in csv.DictReader(file)}
     written = {row.record["query"] for row in demonstrations}
-    assert len(written - published) == (0 if name == "gpt2" else 9)  # nine are longer than 512 NeoX tokens: cut
+    assert len(written - published) == (0 if name == "gpt2" else 9)  # nine exceed 512 NeoX tokens and are cut
     for query in written - published:
         [whole] = [other for other in published if other.startswith(query.removesuffix("\n\nTL;DR:") + "\n")]
         assert len(tokenizer.encode(whole)) > 512

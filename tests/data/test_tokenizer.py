@@ -1,4 +1,4 @@
-"""data.tokenizer: from a file of texts to a tokenizer, and the page's way from there to a trained policy."""
+"""data.tokenizer: from a file of texts to a tokenizer, and the documented commands from there to a trained policy."""
 
 import json
 import random
@@ -42,12 +42,12 @@ def test_texts_come_back_and_common_words_are_one_token(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "300 ids and [PAD], from 59 rows" in said
     lengths = map(int, re.search(r"--max-query-length (\d+) --max-response-length (\d+)", said).groups())
-    rows = load_demonstrations(files[0], tokenizer, *lengths)  # a longer one would be refused
+    rows = load_demonstrations(files[0], tokenizer, *lengths)  # a longer one would be rejected
     assert len(rows) == 50 and rows[0].response[-1] == tokenizer.eos_id
 
 
 def test_it_reads_every_text_of_a_row(tmp_path):
-    """A word that only one field has is one token."""
+    """A word that occurs in just one field is one token."""
     words = {"query": "aaaaaaaa", "response": "bbbbbbbb", "chosen": "cccccccc", "rejected": "dddddddd"}
     path = write_rows(tmp_path / "a.jsonl", [words] * 20)
     module.main(module.Args(data=(path,), vocab_size=300, out=tmp_path / "out"))
@@ -59,19 +59,19 @@ def test_few_texts_give_fewer_ids_and_say_so(tmp_path, capsys):
     path = write_rows(tmp_path / "a.jsonl", [{"query": "ab", "response": "cd"}])
     module.main(module.Args(data=(path,), vocab_size=5000, out=tmp_path / "out"))
     size = load_tokenizer(tmp_path / "out").vocab_size
-    assert size < 300 and f"the texts hold no more merges: {size} ids instead of 5,000" in capsys.readouterr().out
+    assert size < 300 and f"the texts have too few merges: {size} ids instead of 5,000" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("rows", "changes", "sentence"),
     [
-        ([{"query": "a", "response": "b"}, {"query": "a", "text": "b"}], {}, "rows.jsonl:2: the row has no response"),
+        ([{"query": "a", "response": "b"}, {"query": "a", "text": "b"}], {}, "rows.jsonl:2: no response"),
         ([{"response": "b"}], {}, "rows.jsonl:1: the field 'query' is missing"),
         ([{"query": "a", "response": 3}], {}, "rows.jsonl:1: the field 'response' must be str"),
         ([], {}, "rows.jsonl is empty"),
         ([{"query": "a", "response": "b"}], {"vocab_size": 256}, "--vocab-size 256: it must be at least 300"),
-        ([{"query": "a", "response": "b"}], {"vocab_size": 10**12}, "it must be 1,048,576 at most"),
-        ([{"query": "a", "response": "b"}], {"data": ()}, "--data names no file"),
+        ([{"query": "a", "response": "b"}], {"vocab_size": 10**12}, "it must be at most 1,048,576"),
+        ([{"query": "a", "response": "b"}], {"data": ()}, "--data needs JSON Lines files"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, rows, changes, sentence):
@@ -84,7 +84,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, rows, changes, s
 
 @pytest.mark.slow
 def test_the_pages_commands_lead_from_a_file_to_a_trained_policy(tmp_path, monkeypatch, capsys):
-    """docs/data.md, "Without a model", as it is printed, on sums of two digits."""
+    """Run the commands of docs/data.md, "Without a model", on sums of two digits."""
     section = (ROOT / "docs" / "data.md").read_text().split("### Without a model")[1]
     [code], [commands] = (re.findall(rf"```{kind}\n(.*?)```", section, re.S)[:1] for kind in ("python", "sh"))
     write_rows(tmp_path / "mine" / "sft.train.jsonl", demonstrations(400, 1))
