@@ -183,33 +183,33 @@ def main(args: Args) -> None:
     ]
     progress = Progress(total=len(to_answer), initial=len(chunks), desc="chunks")
     with path.open("a", encoding="ascii") as file, progress:
-        for split, number, some in to_answer[len(chunks) :]:
+        for split, number, chunk_queries in to_answer[len(chunks) :]:
             seed = int(np.random.default_rng((args.seed, SPLITS.index(split), number)).integers(2**63))
             start = time.perf_counter()
-            rows, num_tokens = best_answers(some, records[split], policy, reward, tokenizer, args, seed)
+            rows, num_tokens = best_answers(chunk_queries, records[split], policy, reward, tokenizer, args, seed)
             seconds = time.perf_counter() - start
             chunks.append({"split": split, "rows": rows, "num_tokens": num_tokens, "seconds": seconds})
             file.write(to_json(chunks[-1]) + "\n")
             file.flush()
             progress.update()
 
-    found: dict[str, list[dict]] = {split: [] for split in SPLITS}
-    left_out: Counter[str] = Counter()
+    rows_by_split: dict[str, list[dict]] = {split: [] for split in SPLITS}
+    skipped: Counter[str] = Counter()
     for chunk in chunks:
         for row in chunk["rows"]:
             if row is None:
-                left_out["queries without a usable answer"] += 1
+                skipped["queries without a usable answer"] += 1
             else:
-                found[chunk["split"]].append(row)
-    for split, rows in found.items():
+                rows_by_split[chunk["split"]].append(row)
+    for split, rows in rows_by_split.items():
         if not rows:
             path.unlink()  # a resumed run would fail here again
             raise InputError(
                 f"--policy {args.policy}: no usable answer to any of the {len(queries[split])} {split} queries; "
                 "nothing was written. Raise --response-length, or train the policy longer."
             )
-    with converted_files(args.out, args.policy, tokenizer, left_out) as write:
-        for split, rows in found.items():
+    with converted_files(args.out, args.policy, tokenizer, skipped) as write:
+        for split, rows in rows_by_split.items():
             for row in rows:
                 write(split, row, "--response-length", args.response_length)
     n = args.num_samples
@@ -222,7 +222,7 @@ def main(args: Args) -> None:
     write_json(args.out / COST, cost)
     path.unlink()  # the samples are needed until the winners are written
 
-    for split, rows in found.items():
+    for split, rows in rows_by_split.items():
         best, mean = (fmean(row["meta"][name] for row in rows) for name in ("score", "mean_score"))
         print(f"{split}: {len(rows):,} queries; mean score: best of {n} {best:.3f}, all answers {mean:.3f}")
     print(f"KL(best of {n} || policy) is at most {best_of_n_bound(n):.2f} nats")

@@ -52,7 +52,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from data import prepare
-from data.prepare import LeftOut
+from data.prepare import Skipped
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
@@ -94,15 +94,17 @@ class Args(prepare.SourceArgs, prepare.SplitArgs):
 
 
 # --------------------------------------------------------------------------------------------------------- 1. records
-def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
+def read_messages(record: dict, name: str, role: str, where: str) -> list[dict]:
     """Return the messages in a field of a record; a string is one message with this role.
 
-    Raises InputError for malformed messages, LeftOut for messages that are not text or are empty.
+    Raises InputError for malformed messages, Skipped for messages that are not text or are empty.
     """
-    given = record[name]
-    found = [{"role": role, "content": given}] if isinstance(given, str) else field(record, name, list[dict], where)
+    if isinstance(record[name], str):
+        raw_messages = [{"role": role, "content": record[name]}]
+    else:
+        raw_messages = field(record, name, list[dict], where)
     messages = []
-    for number, message in enumerate(found):
+    for number, message in enumerate(raw_messages):
         location = f"{where}: {name}[{number}]"
         message = {key: value for key, value in message.items() if value is not None}  # parquet fills gaps with null
         if function_call := message.pop("function_call", None):  # OpenAI's first format for tool calls
@@ -115,14 +117,14 @@ def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
         content = message.get("content")
         if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
             content = "".join(field(part, "text", str, location) for part in content)
-        elif isinstance(content, list) or (content is None and "content" in found[number]):
-            raise LeftOut("a message that is not text, such as an image")
+        elif isinstance(content, list) or (content is None and "content" in raw_messages[number]):
+            raise Skipped("a message that is not text, such as an image")
         else:
             content = field(message, "content", str, location)
         speaker = field(message, "role", str, location)
         speaker = "tool" if speaker == "function" else speaker  # also OpenAI's first format
         if speaker not in ("system", "tool") and not content.strip() and not has_more:
-            raise LeftOut("an empty message")
+            raise Skipped("an empty message")
         messages.append(message | {"role": speaker, "content": content})
     return messages
 
@@ -166,17 +168,17 @@ def plain_record(record: dict, where: str) -> dict:
 
 def template_settings(record: dict, where: str) -> dict[str, Any]:
     """Return a record's inputs for the chat template other than messages."""
-    found: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for name in FOR_TEMPLATE:
         if record.get(name) not in (None, ""):
-            found[name] = json_field(record, name, dict if name == "chat_template_kwargs" else list, where)
-    if "functions" in found:
-        functions = [{"type": "function", "function": function} for function in found.pop("functions")]
-        found.setdefault("tools", functions)
-    settings = found.pop("chat_template_kwargs", {})
-    if taken := {"messages", "tools", "documents", "add_generation_prompt"} & settings.keys():
-        raise InputError(f"{where}: chat_template_kwargs must not set {min(taken)}.")
-    return settings | {name: value for name, value in found.items() if value}
+            inputs[name] = json_field(record, name, dict if name == "chat_template_kwargs" else list, where)
+    if "functions" in inputs:
+        functions = [{"type": "function", "function": function} for function in inputs.pop("functions")]
+        inputs.setdefault("tools", functions)
+    settings = inputs.pop("chat_template_kwargs", {})
+    if reserved := {"messages", "tools", "documents", "add_generation_prompt"} & settings.keys():
+        raise InputError(f"{where}: chat_template_kwargs must not set {min(reserved)}.")
+    return settings | {name: value for name, value in inputs.items() if value}
 
 
 def conversations(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
@@ -187,23 +189,23 @@ def conversations(record: dict, where: str) -> tuple[list[dict], list[list[dict]
         system = {"role": "system", "content": field(record, "system", str, where)}
         if messages[:1] != [system]:
             if messages[:1] and messages[0]["role"] == "system":
-                raise LeftOut("a system message and another one in the column system")
+                raise Skipped("a system message and another one in the column system")
             messages = [system, *messages]
     return messages, replies
 
 
 def messages_and_replies(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
     """Do the same for a record without ShareGPT's columns, ignoring the column `system`."""
-    given = {name for name, value in record.items() if value is not None}  # parquet fills gaps with null
-    if {"chosen", "rejected"} <= given:
+    present = {name for name, value in record.items() if value is not None}  # parquet fills gaps with null
+    if {"chosen", "rejected"} <= present:
         return split_pair(record, where)
-    if "messages" in given:
-        return messages_of(record, "messages", "user", where), []
-    if {"prompt", "completion"} <= given:
+    if "messages" in present:
+        return read_messages(record, "messages", "user", where), []
+    if {"prompt", "completion"} <= present:
         if record.get("label") is False:
-            raise LeftOut("a completion that is labelled as bad")
-        prompt = messages_of(record, "prompt", "user", where)
-        return prompt + messages_of(record, "completion", "assistant", where), []
+            raise Skipped("a completion that is labelled as bad")
+        prompt = read_messages(record, "prompt", "user", where)
+        return prompt + read_messages(record, "completion", "assistant", where), []
     raise InputError(
         f"{where}: not a conversation: expected messages, prompt and completion, or chosen and rejected; got "
         f"{', '.join(map(str, record)) or 'no fields':.200}."
@@ -212,19 +214,19 @@ def messages_and_replies(record: dict, where: str) -> tuple[list[dict], list[lis
 
 def split_pair(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
     """Return a pair's prompt and two replies; the prompt can be a field, the start of both conversations, or both."""
-    replies = [messages_of(record, name, "assistant", where) for name in ("chosen", "rejected")]
+    replies = [read_messages(record, name, "assistant", where) for name in ("chosen", "rejected")]
     prompt = record.get("prompt")
-    before = [] if prompt is None else messages_of(record, "prompt", "user", where)
+    before = [] if prompt is None else read_messages(record, "prompt", "user", where)
     if prompt is None or all(reply[: len(before)] == before for reply in replies) or isinstance(prompt, str):
         num_shared = 0
-        for one, other in zip(replies[0][:-1], replies[1][:-1], strict=False):
-            if one != other:
+        for first, second in zip(replies[0][:-1], replies[1][:-1], strict=False):
+            if first != second:
                 break
             num_shared += 1
         if num_shared:  # preferred to a prompt string, which lacks the system message
             before, replies = replies[0][:num_shared], [reply[num_shared:] for reply in replies]
     if not all([message["role"] for message in reply] == ["assistant"] for reply in replies):
-        raise LeftOut("pairs that differ before the last turn, or don't end in a reply")
+        raise Skipped("pairs that differ before the last turn, or don't end in a reply")
     return before, replies
 
 
@@ -240,7 +242,7 @@ class Generation(Extension):
 
 
 def refuse(message: object) -> None:
-    raise LeftOut(f"rejected by the chat template: {message!s:.80}")
+    raise Skipped(f"rejected by the chat template: {message!s:.80}")
 
 
 def to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
@@ -276,14 +278,14 @@ class Template:
             raise self.broken(error) from error
 
     def __call__(self, messages: list[dict], add_generation_prompt: bool = False, **settings: Any) -> str:
-        """Return the text of a conversation. Raises LeftOut if the template rejects it.
+        """Return the text of a conversation. Raises Skipped if the template rejects it.
 
         settings: tools, documents, and any other variables that the template reads
         """
-        given = {"tools": None, "documents": None} | self.tokens | settings
+        variables = {"tools": None, "documents": None} | self.tokens | settings
         try:
-            return self.template.render(**given, messages=messages, add_generation_prompt=add_generation_prompt)
-        except LeftOut:
+            return self.template.render(**variables, messages=messages, add_generation_prompt=add_generation_prompt)
+        except Skipped:
             raise
         except Exception as error:  # as above
             raise self.broken(error) from error
@@ -306,18 +308,18 @@ class Frame:
     after: str  # text after the reply
 
 
-def frame_of(messages: list[dict], template: Render, special: re.Pattern) -> Frame:
-    """Return the frame of a reply to messages. Raises LeftOut if no end-of-turn token follows it."""
+def find_frame(messages: list[dict], template: Render, special: re.Pattern) -> Frame:
+    """Return the frame of a reply to messages. Raises Skipped if no end-of-turn token follows it."""
     before, _, after = template([*messages, {"role": "assistant", "content": PROBE}]).rpartition(PROBE)
     end = re.match(rf"(\s*)({special.pattern})", after)
     if end is None:
-        raise LeftOut("no end-of-turn token after the reply")
+        raise Skipped("no end-of-turn token after the reply")
     without_prompt = template(messages)
     query = template(messages, add_generation_prompt=True)
     if not before.startswith(query):  # the generation prompt has more than the reply's header, such as <think>
         query = without_prompt
     if not before.startswith(query):
-        raise LeftOut("a chat template that formats messages differently if a reply follows")
+        raise Skipped("a chat template that formats messages differently if a reply follows")
     rest = before[len(query) :]
     if special.search(rest) or (query == without_prompt and rest.strip()):  # a reply's header is not part of it
         query = before
@@ -331,55 +333,55 @@ def fitting_frame(
     system = [message for message in messages[:1] if message["role"] in ("system", "developer")]
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users:
-        raise LeftOut("no user message before the reply")
-    found: dict[int, Frame] = {}
+        raise Skipped("no user message before the reply")
+    frames: dict[int, Frame] = {}
 
     def fits(start: int) -> bool:
-        found[start] = frame_of(system + messages[start:], template, special)
-        return len(tokenizer.encode(found[start].query, parse_special=True)) <= limit
+        frames[start] = find_frame(system + messages[start:], template, special)
+        return len(tokenizer.encode(frames[start].query, parse_special=True)) <= limit
 
     start = prepare.first_fit([len(system), *(i for i in users if i > len(system))], fits)
     if start is None:
-        raise LeftOut(f"a last turn longer than --max-query-length {limit}")
-    return found[start]
+        raise Skipped(f"a last turn longer than --max-query-length {limit}")
+    return frames[start]
 
 
-def response_in(frame: Frame, reply: dict, template: Render, special: re.Pattern) -> str:
-    """Return a reply as the template writes it, without the end-of-turn token. Raises LeftOut if any of it is lost."""
+def format_response(frame: Frame, reply: dict, template: Render, special: re.Pattern) -> str:
+    """Return a reply as the template writes it, without the end-of-turn token. Raises Skipped if any of it is lost."""
     text = template([*frame.messages, reply])
     written = text[len(frame.query) : len(text) - len(frame.after)]
     if text != frame.query + written + frame.after:
-        raise LeftOut("a reply that the chat template changes")
+        raise Skipped("a reply that the chat template changes")
     thoughts = [reply[name] for name in THOUGHTS if reply.get(name)]
     calls = reply.get("tool_calls") or []
     if thoughts or calls or THINK.search(reply["content"]):
-        if not all(map(partial(is_in, written), THINK.split(reply["content"]))):
-            raise LeftOut("a reply that the chat template changes")
-        if not all(map(partial(is_in, written), leaves(thoughts))):
-            raise LeftOut("reasoning that the chat template drops")
-        if not all(map(partial(is_in, written), called(calls))):
-            raise LeftOut("a tool call that the chat template drops")
+        if not all(map(partial(contains, written), THINK.split(reply["content"]))):
+            raise Skipped("a reply that the chat template changes")
+        if not all(map(partial(contains, written), leaves(thoughts))):
+            raise Skipped("reasoning that the chat template drops")
+        if not all(map(partial(contains, written), called(calls))):
+            raise Skipped("a tool call that the chat template drops")
         if special.search(written):  # in a response, the name of a special token would be plain text
-            raise LeftOut("a reply in which the chat template writes special tokens")
+            raise Skipped("a reply in which the chat template writes special tokens")
     elif written[len(frame.before) - len(frame.query) :].strip() != reply["content"].strip():
-        raise LeftOut("a reply that the chat template changes")
+        raise Skipped("a reply that the chat template changes")
     return written + frame.blank
 
 
 def check_written(frame: Frame, settings: dict, template: Template) -> None:
-    """Raise LeftOut if the template drops tools, documents, calls or results before a reply.
+    """Raise Skipped if the template drops tools, documents, calls or results before a reply.
 
     It may drop earlier reasoning, as the templates of reasoning models do.
     """
     for name in ("tools", "documents"):
-        others = {other: value for other, value in settings.items() if other != name}
-        if name in settings and template(frame.messages, **others) == template(frame.messages, **settings):
-            raise LeftOut(f"{name} that the chat template drops")
+        remaining = {key: value for key, value in settings.items() if key != name}
+        if name in settings and template(frame.messages, **remaining) == template(frame.messages, **settings):
+            raise Skipped(f"{name} that the chat template drops")
     for message in frame.messages:
-        if not all(map(partial(is_in, frame.query), called(message.get("tool_calls") or []))):
-            raise LeftOut("a tool call that the chat template drops")
-        if message["role"] not in ROLES and not is_in(frame.query, message["content"]):
-            raise LeftOut(f"a message with the role {message['role']:.40} that the chat template drops")
+        if not all(map(partial(contains, frame.query), called(message.get("tool_calls") or []))):
+            raise Skipped("a tool call that the chat template drops")
+        if message["role"] not in ROLES and not contains(frame.query, message["content"]):
+            raise Skipped(f"a message with the role {message['role']:.40} that the chat template drops")
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -403,7 +405,7 @@ def called(calls: list) -> Iterator[Any]:
         yield from leaves(function)
 
 
-def is_in(text: str, value: Any) -> bool:
+def contains(text: str, value: Any) -> bool:
     """Return whether a text contains a value, literally or JSON-escaped."""
     bare = str(value).strip()
     return any(form in text for form in (bare, json.dumps(bare)[1:-1], json.dumps(bare, ensure_ascii=False)[1:-1]))
@@ -437,20 +439,20 @@ class Writer:
     def write(self, messages: list[dict], replies: list[dict], **settings: Any) -> tuple[Frame, list[str]]:
         """Return the frame of replies to messages, and the text of each reply. settings: see `Template`.
 
-        Raises LeftOut if the conversation can't be used.
+        Raises Skipped if the conversation can't be used.
         """
         texts = (text for text in leaves([messages, replies, settings]) if isinstance(text, str))
         if any(map(self.special.search, texts)):
-            raise LeftOut("a message that contains the name of a special token")
+            raise Skipped("a message that contains the name of a special token")
         render = partial(self.template, **settings)
         frame = fitting_frame(messages, render, self.special, self.tokenizer, self.max_query_length)
         check_written(frame, settings, self.template)
-        responses = [response_in(frame, reply, render, self.special) for reply in replies]
+        responses = [format_response(frame, reply, render, self.special) for reply in replies]
         if self.end is None:
             self.end, self.tokenizer = frame.end, with_end(self.tokenizer, frame.end)
             self.template = Template(self.tokenizer, self.where)
         if frame.end != self.end:
-            raise LeftOut(f"an end-of-turn token other than {self.end}")
+            raise Skipped(f"an end-of-turn token other than {self.end}")
         return frame, responses
 
 
@@ -461,27 +463,27 @@ def examples(record: dict, where: str, turns: str) -> list[tuple[list[dict], lis
     if replies:
         return [(messages, [message for [message] in replies])]
     if turns == "last" and messages[-1:] and messages[-1]["role"] != "assistant":
-        raise LeftOut("a demonstration that doesn't end in a reply")
+        raise Skipped("a demonstration that doesn't end in a reply")
     ends = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not ends:
-        raise LeftOut("a demonstration without a reply")
+        raise Skipped("a demonstration without a reply")
     return [(messages[:i], [messages[i]]) for i in (ends if turns == "all" else ends[-1:])]
 
 
 def check_trained(reply: dict) -> None:
-    """Raise LeftOut if a reply is marked as not to be trained on, or has a fractional weight."""
+    """Raise Skipped if a reply is marked as not to be trained on, or has a fractional weight."""
     if any(reply.get(name, 1) == 0 for name in ("weight", "train", "loss")):  # names that differ by program
-        raise LeftOut("a reply with weight 0 or train false")
+        raise Skipped("a reply with weight 0 or train false")
     if reply.get("weight", 1) != 1:
-        raise LeftOut("a reply with a weight other than 0 and 1")
+        raise Skipped("a reply with a weight other than 0 and 1")
 
 
 def other_fields(record: dict) -> dict[str, str | int | float | bool]:
     """Return a record's fields outside the conversation that are a text, a number or a boolean."""
-    others = {name: value for name, value in record.items() if name not in LAYOUT + FOR_TEMPLATE}
+    extra = {name: value for name, value in record.items() if name not in LAYOUT + FOR_TEMPLATE}
     return {
         name: value
-        for name, value in others.items()
+        for name, value in extra.items()
         if isinstance(value, str) or (isinstance(value, int | float) and -math.inf < value < math.inf)
     }
 
@@ -489,36 +491,36 @@ def other_fields(record: dict) -> dict[str, str | int | float | bool]:
 def main(args: Args) -> None:
     check_ranges(args)
     writer = Writer(args.tokenizer, args.template, args.max_query_length)
-    left_out: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     num_cut = 0
     not_kept: Counter[str] = Counter()  # columns
 
-    with prepare.converted_files(args.out, args.source, writer.tokenizer, left_out) as write:
+    with prepare.converted_files(args.out, args.source, writer.tokenizer, skipped) as write:
         for path, relative_path in prepare.source_files(args):
             published = prepare.split_in_path(relative_path)
             for where, record in prepare.read_records(path):
                 try:
-                    found, settings = examples(record, where, args.turns), template_settings(record, where)
-                except LeftOut as reason:
-                    left_out[str(reason)] += 1
+                    rows_to_write, settings = examples(record, where, args.turns), template_settings(record, where)
+                except Skipped as reason:
+                    skipped[str(reason)] += 1
                     continue
-                for messages, replies in found:
+                for messages, replies in rows_to_write:
                     try:
                         for reply in replies:
                             check_trained(reply)
                         frame, responses = writer.write(messages, replies, **settings)
                         if len(responses) == 2 and responses[0].strip() == responses[1].strip():
-                            raise LeftOut("two identical responses")
-                    except LeftOut as reason:
-                        left_out[str(reason)] += 1
+                            raise Skipped("two identical responses")
+                    except Skipped as reason:
+                        skipped[str(reason)] += 1
                         continue
 
                     opening = next(message["content"] for message in messages if message["role"] == "user")
                     split = "train" if prepare.split_of(published, opening, args) == "train" else "validation"
                     texts = dict(zip(COLUMNS[len(replies)], responses, strict=True))
-                    own = {"batch": path.name.split(".")[0], "split": published, "num_messages": len(frame.messages)}
+                    facts = {"batch": path.name.split(".")[0], "split": published, "num_messages": len(frame.messages)}
                     kept = other_fields(record)
-                    meta = kept | own | {"messages": frame.messages}
+                    meta = kept | facts | {"messages": frame.messages}
                     known = {*LAYOUT, *FOR_TEMPLATE, *kept}
                     row = {"query": frame.query, "chat": True} | texts | {"meta": meta}
                     sft_too = len(replies) == 2 and args.sft_from_pairs

@@ -42,7 +42,7 @@ from tree_sitter import Node, Parser
 
 from data import prepare
 from data.markup import to_text
-from data.prepare import LeftOut
+from data.prepare import Skipped
 from nanorlhf.cli import PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import MAX_PROGRAM
 from nanorlhf.errors import InputError
@@ -181,17 +181,17 @@ def python_statements(function: ast.FunctionDef | ast.AsyncFunctionDef, nested: 
 
 def draw(methods: list[list[Cut]], num_cuts: int, rng: random.Random) -> list[Cut]:
     """Draw `num_cuts` distinct cuts: for each, a random method, then a random statement in its blocks."""
-    left = [list(cuts) for cuts in methods]
+    remaining = [list(cuts) for cuts in methods]
     drawn = []
-    while left and len(drawn) < num_cuts:
-        method = rng.randrange(len(left))
-        drawn.append(left[method].pop(rng.randrange(len(left[method]))))
-        if not left[method]:
-            del left[method]
+    while remaining and len(drawn) < num_cuts:
+        method = rng.randrange(len(remaining))
+        drawn.append(remaining[method].pop(rng.randrange(len(remaining[method]))))
+        if not remaining[method]:
+            del remaining[method]
     return drawn
 
 
-def row_of(program: str, cut: Cut, problem: str, text: str, file: str, language: str) -> dict:
+def make_row(program: str, cut: Cut, problem: str, text: str, file: str, language: str) -> dict:
     """Return a row of code.jsonl; text: the problem's description."""
     response = program[cut.start : cut.end]  # [RLCF figure 12]
     prefix, suffix = program[: cut.start], program[cut.end :]
@@ -268,18 +268,18 @@ def accepted_submissions(path: Path) -> set[str]:
 
 def read_program(path: Path) -> str:
     if path.stat().st_size > MAX_PROGRAM:
-        raise LeftOut(f"more than {MAX_PROGRAM:,} bytes")
+        raise Skipped(f"more than {MAX_PROGRAM:,} bytes")
     try:
         return read_bytes(path).decode("utf-8-sig")  # from bytes, to keep newlines as they are
     except UnicodeDecodeError as error:
-        raise LeftOut("not UTF-8") from error
+        raise Skipped("not UTF-8") from error
 
 
 def cut_programs(
-    programs: list[tuple[str, str, Path]], args: Args, counts: Counter[str], left_out: dict[str, list[str]]
+    programs: list[tuple[str, str, Path]], args: Args, counts: Counter[str], skipped: dict[str, list[str]]
 ) -> Iterator[tuple[str, list[dict]]]:
-    """Yield (program, rows) for each program that can be cut, lazily; updates `counts` and `left_out`."""
-    methods_of = java_methods if args.language == "java" else python_methods
+    """Yield (program, rows) for each program that can be cut, lazily; updates `counts` and `skipped`."""
+    find_methods = java_methods if args.language == "java" else python_methods
     progress = Progress(programs, unit=" programs", leave=False)
     for problem, group in groupby(progress, key=lambda program: program[0]):
         html = find_above(args.source, f"problem_descriptions/{problem}.html")
@@ -292,49 +292,49 @@ def cut_programs(
         for _, inside, path in group:
             try:
                 if accepted is not None and path.stem not in accepted:
-                    raise LeftOut("not Accepted in the problem's table")
+                    raise Skipped("not Accepted in the problem's table")
                 counts["accepted"] += 1
                 program = read_program(path)
                 counts["unicode"] += 1
                 digest = hash("".join(program.split()))
                 if digest in seen:
-                    raise LeftOut("same as another program for its problem except for whitespace")
+                    raise Skipped("same as another program for its problem except for whitespace")
                 seen.add(digest)
                 counts["distinct"] += 1
-                methods = methods_of(program, args.nested)
+                methods = find_methods(program, args.nested)
                 if methods is None:
-                    raise LeftOut("doesn't parse")
+                    raise Skipped("doesn't parse")
                 counts["parsed"] += 1
                 if not methods:
-                    raise LeftOut("no method with a statement to cut at")
+                    raise Skipped("no method with a statement to cut at")
                 counts["with a method"] += 1
-            except LeftOut as reason:
-                left_out[f"program: {reason}"].append(inside)
+            except Skipped as reason:
+                skipped[f"program: {reason}"].append(inside)
                 continue
             # seeded by path, so that other programs don't change the draw
             cuts = draw(methods, args.cuts, random.Random(f"{args.seed}\n{inside}"))
             counts["rows"] += len(cuts)
-            yield program, [row_of(program, cut, problem, text, inside, args.language) for cut in cuts]
+            yield program, [make_row(program, cut, problem, text, inside, args.language) for cut in cuts]
 
 
 # ------------------------------------------------------------------------------------------------------------ 3. files
 def keep_fitting(
-    rows: list[dict], tokenizer: Tokenizer | None, limits: dict[str, int], left_out: dict[str, list[str]]
+    rows: list[dict], tokenizer: Tokenizer | None, limits: dict[str, int], skipped: dict[str, list[str]]
 ) -> list[tuple[dict, dict[str, int]]]:
     """Return the rows within the limits, each with its lengths by column; without a tokenizer, all rows, no lengths."""
     if tokenizer is None:
         return [(row, {}) for row in rows]
-    found = []
+    fitting = []
     for row in rows:
         lengths, too_long = prepare.program_lengths(row, tokenizer, limits)
         if too_long:
-            left_out[f"row: {too_long[0]}"].append(row["meta"]["file"])
+            skipped[f"row: {too_long[0]}"].append(row["meta"]["file"])
         else:
-            found.append((row, lengths))
-    return found
+            fitting.append((row, lengths))
+    return fitting
 
 
-def file_of(row: dict, args: Args) -> str:
+def output_file(row: dict, args: Args) -> str:
     validation = prepare.in_validation(row["meta"]["problem"], args.validation_share, args.seed)
     return "code.validation" if validation else "code.train"
 
@@ -349,7 +349,7 @@ def main(args: Args) -> None:
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
     num_problems = len({problem for problem, _, _ in programs})
     counts: Counter[str] = Counter(programs=len(programs), problems=num_problems)
-    left_out: dict[str, list[str]] = defaultdict(list)  # reason -> files
+    skipped: dict[str, list[str]] = defaultdict(list)  # reason -> files
     written: dict[str, Counter[str]] = defaultdict(Counter)  # file -> problem -> rows
     limits = {"query": args.max_query_length, "response": args.max_response_length}
     length_table = prepare.LengthTable()
@@ -360,13 +360,16 @@ def main(args: Args) -> None:
         if args.vocab_size is not None:  # read the programs twice instead of keeping them in memory
             cut = cut_programs(programs, args, Counter(), defaultdict(list))
             texts = (
-                row["query"] + row["response"] for _, rows in cut for row in rows if file_of(row, args) == "code.train"
+                row["query"] + row["response"]
+                for _, rows in cut
+                for row in rows
+                if output_file(row, args) == "code.train"
             )
             tokenizer = train_tokenizer(texts, args.vocab_size)
-        stream = cut_programs(programs, args, counts, left_out)
+        stream = cut_programs(programs, args, counts, skipped)
         while batch := list(islice(stream, BATCH)):
             # lengths first, because the compiler is slower than the tokenizer
-            fitting = [(program, keep_fitting(rows, tokenizer, limits, left_out)) for program, rows in batch]
+            fitting = [(program, keep_fitting(rows, tokenizer, limits, skipped)) for program, rows in batch]
             fitting = [(program, rows) for program, rows in fitting if rows]
             checked = compiler.check([program for program, _ in fitting])
             for (_, rows), diagnostics in zip(fitting, checked, strict=True):
@@ -376,18 +379,18 @@ def main(args: Args) -> None:
                     error = first_error(diagnostics, start, start + len(row["response"]))
                     if error is not None:
                         reason = "has an unused variable" if error.kind == "unused" else "doesn't compile"
-                        left_out[f"row: its response {reason}"].append(row["meta"]["file"])
+                        skipped[f"row: its response {reason}"].append(row["meta"]["file"])
                         continue
                     if args.error_prone_jar is not None:
                         row["meta"]["error_prone"] = True
-                    name = file_of(row, args)
+                    name = output_file(row, args)
                     write(name, row)
                     counts["passing"] += 1
                     written[name][row["meta"]["problem"]] += 1
                     if lengths:
                         length_table.add(name, **lengths)
         if not written:
-            reason, files = max(left_out.items(), key=lambda item: len(item[1]))
+            reason, files = max(skipped.items(), key=lambda item: len(item[1]))
             raise InputError(
                 f"--source {args.source}: no usable rows from {len(programs)} programs; nothing was written. Most "
                 f"frequent reason: {reason!r} ({len(files)} times, first in {files[0]})."
@@ -411,8 +414,8 @@ def main(args: Args) -> None:
         "passing": "with a response that passes the static checks",
     }.items():
         print(f"{counts[key]:10,}  {label}")
-    firsts = {reason: files[0] for reason, files in left_out.items()}
-    prepare.print_left_out({reason: len(files) for reason, files in left_out.items()}, firsts)
+    firsts = {reason: files[0] for reason, files in skipped.items()}
+    prepare.print_skipped({reason: len(files) for reason, files in skipped.items()}, firsts)
     if tokenizer is not None:
         print(f"\n{length_table}")
     if counts["described"] < counts["problems"]:

@@ -112,7 +112,7 @@ def split_fields(line: str, num_fields: int, where: str) -> list[str]:
     return fields
 
 
-def read_cornell(directory: Path, left_out: Counter[str]) -> Iterator[Conversation]:
+def read_cornell(directory: Path, skipped: Counter[str]) -> Iterator[Conversation]:
     """Yield the conversations of the corpus; movie_conversations.txt lists the lines of each."""
     for name in (LINES, CONVERSATIONS):
         if not (directory / name).is_file():
@@ -134,10 +134,10 @@ def read_cornell(directory: Path, left_out: Counter[str]) -> Iterator[Conversati
         if all(line_id in texts for line_id in line_ids):
             yield Conversation(f"{movie}:{line_ids[0]}", [texts[line_id] for line_id in line_ids], None)
         else:
-            left_out[f"a conversation with a line that is missing from {LINES}"] += 1
+            skipped[f"a conversation with a line that is missing from {LINES}"] += 1
 
 
-def read_conversations(source: Path, left_out: Counter[str]) -> list[Conversation]:
+def read_conversations(source: Path, skipped: Counter[str]) -> list[Conversation]:
     """Return all conversations of --source, which is one of the two corpora."""
     if not source.exists():
         raise InputError(f"--source {source} does not exist.")
@@ -148,7 +148,7 @@ def read_conversations(source: Path, left_out: Counter[str]) -> list[Conversatio
             raise InputError(f"--source {source} contains labels, not dialogues.")
         return list(read_dailydialog(source, source.name))
     if any((source / name).is_file() for name in (LINES, CONVERSATIONS)):
-        return list(read_cornell(source, left_out))
+        return list(read_cornell(source, skipped))
     files = {
         path: path.relative_to(source).as_posix()
         for path in sorted(source.rglob("dialogues_*.txt"))
@@ -158,7 +158,7 @@ def read_conversations(source: Path, left_out: Counter[str]) -> list[Conversatio
         raise InputError(f"--source {source} has neither dialogues_*.txt nor {LINES}.")
     if any(prepare.split_in_path(relative_path) for relative_path in files.values()):
         for path in [path for path, relative_path in files.items() if prepare.split_in_path(relative_path) is None]:
-            left_out[f"file {files.pop(path)}: the split files contain the same dialogues"] += 1
+            skipped[f"file {files.pop(path)}: the split files contain the same dialogues"] += 1
     return [conversation for path, name in files.items() for conversation in read_dailydialog(path, name)]
 
 
@@ -174,7 +174,7 @@ def make_query(history: list[str], tokenizer: Tokenizer, limit: int) -> str | No
 
 
 def make_rows(
-    splits: dict[str, list[Conversation]], tokenizer: Tokenizer, num_turns: int, limit: int, left_out: Counter[str]
+    splits: dict[str, list[Conversation]], tokenizer: Tokenizer, num_turns: int, limit: int, skipped: Counter[str]
 ) -> Iterator[tuple[str, dict]]:
     """Yield (split, row) for each reply, with a history of at most `num_turns` turns and `limit` tokens."""
     for split, conversations in splits.items():
@@ -185,11 +185,11 @@ def make_rows(
                 while "" in history:
                     history = history[history.index("") + 1 :]
                 if not turns[turn]:
-                    left_out["an empty reply"] += 1
+                    skipped["an empty reply"] += 1
                 elif not history:
-                    left_out["an empty turn right before the reply"] += 1
+                    skipped["an empty turn right before the reply"] += 1
                 elif (query := make_query(history, tokenizer, limit)) is None:
-                    left_out[f"a last turn longer than --max-query-length {limit}"] += 1
+                    skipped[f"a last turn longer than --max-query-length {limit}"] += 1
                 else:
                     meta = {"id": f"{conversation.id}:{turn}", "split": conversation.published}
                     yield split, {"query": query, "response": " " + turns[turn], "meta": meta}
@@ -201,9 +201,9 @@ def main(args: Args) -> None:
     prepare.check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
     # loaded first to report a missing tokenizer before reading the corpus
     tokenizer = None if args.vocab_size else load_tokenizer(args.tokenizer or PAPERS_TOKENIZER)
-    left_out: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     splits: dict[str, list[Conversation]] = defaultdict(list)
-    for conversation in read_conversations(args.source, left_out):
+    for conversation in read_conversations(args.source, skipped):
         text = "\n".join(conversation.turns)
         split = prepare.split_of(conversation.published, text, args)
         splits[split].append(conversation)
@@ -211,8 +211,8 @@ def main(args: Args) -> None:
         turns = (conversation.turns for conversation in splits["train"])
         texts = [BEFORE + "\n".join(t) + AFTER + " " + t[-1] for t in turns]
         tokenizer = prepare.train_bpe(texts, args.vocab_size, args.source)
-    rows = make_rows(splits, tokenizer, args.history, args.max_query_length, left_out)
-    with prepare.converted_files(args.out, args.source, tokenizer, left_out) as write:
+    rows = make_rows(splits, tokenizer, args.history, args.max_query_length, skipped)
+    with prepare.converted_files(args.out, args.source, tokenizer, skipped) as write:
         for split, row in rows:
             write(split, row, "--max-response-length", args.max_response_length)
     tokenizer.save(args.out)  # for models with random weights

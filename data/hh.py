@@ -71,10 +71,10 @@ def truncate(query: str, tokenizer: Tokenizer, limit: int) -> str | None:
 def main(args: Args) -> None:
     check_ranges(args)
     tokenizer = load_tokenizer(args.tokenizer)
-    left_out: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     num_pairs = num_cut = 0
     limit = "--max-response-length", args.max_response_length
-    files = converted_files(args.out, args.source, tokenizer, left_out, missing="--validation-share drew no row for it")
+    files = converted_files(args.out, args.source, tokenizer, skipped, missing="--validation-share drew no row for it")
     with files as write:
         for path, _ in source_files(args):
             for where, record in read_records(path):
@@ -84,15 +84,15 @@ def main(args: Args) -> None:
                         raise InputError(f"{where}: {name!r} is not a transcript: it must start with {HUMAN!r}.")
                 pair = split_pair(**transcripts)
                 if pair is None:
-                    left_out["transcripts that differ before the last turn"] += 1
+                    skipped["transcripts that differ before the last turn"] += 1
                     continue
                 full_query, chosen, rejected = pair
                 if not chosen.strip() or not rejected.strip():
-                    left_out["an empty reply"] += 1
+                    skipped["an empty reply"] += 1
                     continue
                 query = truncate(full_query, tokenizer, args.max_query_length)
                 if query is None:
-                    left_out[f"a last turn longer than --max-query-length {args.max_query_length}"] += 1
+                    skipped[f"a last turn longer than --max-query-length {args.max_query_length}"] += 1
                     continue
                 opening = query[: query.find(ASSISTANT)]
                 split = "validation" if in_validation(opening, args.validation_share, args.seed) else "train"

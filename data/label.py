@@ -94,11 +94,11 @@ def main(args: Args) -> None:
         question, number = divmod(position, answers_per_question)
         print("\n" + "=" * 80 + "\n" + printable(item[0]) + "\n" + "-" * 80)
         print((printable(response) or "(an empty answer)") + "\n" + "-" * 80)
-        now = f" (now {'useful' if labels[item]['useful'] else 'not useful'})" if item in labels else ""
+        current = f" (now {'useful' if labels[item]['useful'] else 'not useful'})" if item in labels else ""
         num_labelled = sum(item in labels for item, _ in items)
         print(f"question {question + 1}, answer {number + 1}; {num_labelled} of {len(items)} labelled")
         try:
-            key = input(f"useful{now}? y/n/s/b/q: ").strip().lower()
+            key = input(f"useful{current}? y/n/s/b/q: ").strip().lower()
         except EOFError:  # Ctrl-D, or the end of piped input
             key = "q"
         if key == "q":

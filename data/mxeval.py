@@ -71,9 +71,9 @@ def main(args: Args) -> None:
     check_ranges(args)
     check_out(args.out)
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
-    left_out: Counter[str] = Counter()
-    rows = read_problems(args, left_out)
-    files = {task_id: file_of(task_id, args) for task_id in rows}
+    skipped: Counter[str] = Counter()
+    rows = read_problems(args, skipped)
+    files = {task_id: output_file(task_id, args) for task_id in rows}
     samples = read_samples(args.samples, rows) if args.samples else []
     solutions = [(row, row["response"]) for row in rows.values() if row["response"]] if args.check else []
     if args.check and not solutions:
@@ -92,12 +92,12 @@ def main(args: Args) -> None:
         for task_id, row in rows.items():
             name, dataset, lengths = files[task_id], row["meta"]["dataset"], {}
             if name != "code.test" and not row["response"]:
-                left_out[f"{dataset}: a training problem without a solution"] += 1
+                skipped[f"{dataset}: a training problem without a solution"] += 1
                 continue
             if tokenizer is not None:
                 lengths, too_long = prepare.program_lengths(row, tokenizer, limits)
                 if name != "code.test" and too_long:
-                    left_out[f"{dataset}: a training problem with a {too_long[0]}"] += 1
+                    skipped[f"{dataset}: a training problem with a {too_long[0]}"] += 1
                     continue
                 if lengths["query"] > args.max_query_length:
                     long_tests.append(lengths["query"])
@@ -117,7 +117,7 @@ def main(args: Args) -> None:
         num_solved, num_sampled = sum(bool(rows[i]["response"]) for i in task_ids), len(sampled.intersection(task_ids))
         taken = f", {num_sampled} of them sampled" if args.solutions else ""
         print(f"{name + '.jsonl':<22} {dataset:<10} {len(task_ids):6} problems, {num_solved} with a solution{taken}")
-    prepare.print_left_out(left_out)
+    prepare.print_skipped(skipped)
     if long_tests:
         print(
             f"note: {len(long_tests)} queries of code.test.jsonl are longer than --max-query-length "
@@ -138,16 +138,16 @@ def main(args: Args) -> None:
         check(str(args.samples), samples, args)
 
 
-def read_problems(args: Args, left_out: Counter[str]) -> dict[str, dict]:
-    """Read the problems of --source as rows, by task_id; updates `left_out`."""
+def read_problems(args: Args, skipped: Counter[str]) -> dict[str, dict]:
+    """Read the problems of --source as rows, by task_id; updates `skipped`."""
     rows: dict[str, dict] = {}
     locations: dict[str, str] = {}
     for path, _ in prepare.source_files(args):
         for where, record in prepare.read_records(path):
             if "completion" in record:
-                left_out["a sample, not a problem: pass it to --samples or --solutions"] += 1
+                skipped["a sample, not a problem: pass it to --samples or --solutions"] += 1
                 continue
-            row = row_of(record, where)
+            row = make_row(record, where)
             task_id = row["meta"]["task_id"]
             if task_id in rows:
                 raise InputError(f"{where}: duplicate {task_id}, first at {locations[task_id]}.")
@@ -156,7 +156,7 @@ def read_problems(args: Args, left_out: Counter[str]) -> dict[str, dict]:
     return rows
 
 
-def file_of(task_id: str, args: Args) -> str:
+def output_file(task_id: str, args: Args) -> str:
     if prepare.in_validation(task_id, args.test_share, args.seed):
         return "code.test"
     validation = prepare.in_validation(f"{task_id} of the others", args.validation_share, args.seed)
@@ -185,7 +185,7 @@ def fill_in(rows: dict[str, dict], files: dict[str, str], args: Args) -> set[str
     return filled
 
 
-def row_of(record: dict, where: str) -> dict:
+def make_row(record: dict, where: str) -> dict:
     """Convert a problem of mxeval to a row of code.jsonl."""
     task_id, language, prompt, tests, entry_point = (
         field(record, name, str, where) for name in ("task_id", "language", "prompt", "test", "entry_point")
@@ -235,11 +235,14 @@ def check(title: str, pairs: Sequence[tuple[dict, str]], args: Args) -> list[Ver
     for (row, _), verdict in zip(pairs, verdicts, strict=True):
         by_dataset[row["meta"]["dataset"]].append(verdict)
     print(f"\n{title}\n{'':<12} {'programs':>8} {'compiled':>9} {'executed':>9} {'passed':>9}   why not passed")
-    for dataset, found in sorted(by_dataset.items()):
-        shares = [sum(getattr(v, name) for v in found) / len(found) for name in ("compiled", "executed", "passed")]
-        reasons = Counter(v.reason for v in found if not v.passed)
+    for dataset, dataset_verdicts in sorted(by_dataset.items()):
+        shares = [
+            sum(getattr(v, name) for v in dataset_verdicts) / len(dataset_verdicts)
+            for name in ("compiled", "executed", "passed")
+        ]
+        reasons = Counter(v.reason for v in dataset_verdicts if not v.passed)
         why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "-"
-        print(f"{dataset:<12} {len(found):8} " + " ".join(f"{share:9.2%}" for share in shares) + f"   {why}")
+        print(f"{dataset:<12} {len(dataset_verdicts):8} " + " ".join(f"{share:9.2%}" for share in shares) + f"   {why}")
     rate = len(verdicts) / seconds
     print(f"{len(verdicts)} programs in {seconds:.1f} s: {rate:.1f} per second, {args.workers} in parallel")
     return verdicts

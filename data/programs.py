@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from data.codenet import java_methods, python_methods, row_of
+from data.codenet import java_methods, make_row, python_methods
 from data.prepare import jsonl_files
 from nanorlhf.cli import Count, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
@@ -299,7 +299,7 @@ def main(args: Args) -> None:
                 program = solution(problem, draw_style(problem, rng), language)
                 methods = java_methods(program) if language == "java" else python_methods(program)
                 full_body = methods[0][0]  # cut at the method's first statement
-                row = row_of(program, full_body, f"{split}{number}", problem.text, "", language)
+                row = make_row(program, full_body, f"{split}{number}", problem.text, "", language)
                 row["tests"] = tests(problem, language, rng)
                 row["meta"] = {"task_id": f"{split}/{number}", "dataset": "embedded", "entry_point": "solve"}
                 write(f"code.{split}", row)

@@ -166,13 +166,13 @@ def main(args: Args) -> None:
         print("\n" + "=" * 80 + "\n" + printable(query) + "\n" + "-" * 80)
         for number, index in enumerate(shown, start=1):
             print(f"[{number}] {printable(answers[index]) or '(an empty answer)'}\n" + "-" * 80)
-        now = ""
+        current = ""
         if query in rankings:
-            now = f" (now {' '.join(str(shown.index(index) + 1) for index in rankings[query]['ranking'])})"
+            current = f" (now {' '.join(str(shown.index(index) + 1) for index in rankings[query]['ranking'])})"
         num_ranked = sum(queries[i] in rankings for i in chosen)
         print(f"question {position + 1}; {num_ranked} of {len(chosen)} ranked")
         try:
-            typed = input(f"order{now}? best first, or s/b/q: ").strip().lower()
+            typed = input(f"order{current}? best first, or s/b/q: ").strip().lower()
         except EOFError:  # Ctrl-D, or the end of piped input
             typed = "q"
         if typed == "q":

@@ -25,7 +25,7 @@ from itertools import product
 from pathlib import Path
 
 from data.chat import Writer
-from data.prepare import LeftOut, SourceArgs, converted_files, read_records, source_files
+from data.prepare import Skipped, SourceArgs, converted_files, read_records, source_files
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
 from nanorlhf.dataset import field, response_ids
 from nanorlhf.errors import InputError
@@ -84,25 +84,25 @@ def parse(record: dict, where: str) -> Record:
     return Record(benchmark, subset, identity, field(record, "prompt", str, where), chosen, rejected)
 
 
-def written(record: Record, writer: Writer | None, tokenizer: Tokenizer, args: Args) -> tuple[str, list[str]]:
-    """Return the query and the responses, chosen ones first. Raises LeftOut if any of them can't be used."""
+def format_record(record: Record, writer: Writer | None, tokenizer: Tokenizer, args: Args) -> tuple[str, list[str]]:
+    """Return the query and the responses, chosen ones first. Raises Skipped if any of them can't be used."""
     responses = record.chosen + record.rejected
     if not all(text.strip() for text in (record.prompt, *responses)):
-        raise LeftOut("an empty prompt or response")
+        raise Skipped("an empty prompt or response")
     query = record.prompt
     if writer is not None:
         replies = [{"role": "assistant", "content": text} for text in responses]
         frame, responses = writer.write([{"role": "user", "content": record.prompt}], replies)
         query = frame.query
     elif len(tokenizer.encode(query)) > args.max_query_length:
-        raise LeftOut(f"a prompt longer than --max-query-length {args.max_query_length}")
+        raise Skipped(f"a prompt longer than --max-query-length {args.max_query_length}")
     ids = [response_ids(query, text, tokenizer, writer is not None) for text in responses]
     if max(map(len, ids)) > args.max_response_length:
-        raise LeftOut(f"a response longer than --max-response-length {args.max_response_length}")
-    alike = [(text.strip(), tuple(found)) for text, found in zip(responses, ids, strict=True)]
-    pairs = product(alike[: len(record.chosen)], alike[len(record.chosen) :])
+        raise Skipped(f"a response longer than --max-response-length {args.max_response_length}")
+    keys = [(text.strip(), tuple(token_ids)) for text, token_ids in zip(responses, ids, strict=True)]
+    pairs = product(keys[: len(record.chosen)], keys[len(record.chosen) :])
     if any(right[0] == wrong[0] or right[1] == wrong[1] for right, wrong in pairs):
-        raise LeftOut("a response that is both chosen and rejected")
+        raise Skipped("a response that is both chosen and rejected")
     return query, responses
 
 
@@ -112,16 +112,16 @@ def main(args: Args) -> None:
     writer = None
     if args.template is not None or tokenizer.chat_template is not None:
         writer = Writer(args.tokenizer, args.template, args.max_query_length)
-    left_out: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     counts: Counter[str] = Counter()  # records by subset
     benchmark = None
     ties: set[str] = set()  # ids
     limit = "--max-response-length", args.max_response_length
-    files = converted_files(args.out, args.source, tokenizer, left_out, missing="benchmarks have no training split")
+    files = converted_files(args.out, args.source, tokenizer, skipped, missing="benchmarks have no training split")
     with files as write:
         for path, _ in source_files(args):
-            for where, found in read_records(path):
-                record = parse(found, where)
+            for where, fields in read_records(path):
+                record = parse(fields, where)
                 if benchmark not in (None, record.benchmark):
                     raise InputError(
                         f"{where}: a record of {record.benchmark} after one of {benchmark}; select one with --files."
@@ -132,16 +132,16 @@ def main(args: Args) -> None:
                         raise InputError(f"{where}: duplicate record of {TIES} with the id {record.id!r}.")
                     ties.add(record.id)
                 try:
-                    query, responses = written(record, writer, tokenizer, args)
-                except LeftOut as reason:
-                    left_out[str(reason)] += 1
+                    query, responses = format_record(record, writer, tokenizer, args)
+                except Skipped as reason:
+                    skipped[str(reason)] += 1
                     continue
-                own = {"benchmark": benchmark, "subset": record.subset, "id": record.id, "record": counts.total()}
+                origin = {"benchmark": benchmark, "subset": record.subset, "id": record.id, "record": counts.total()}
                 counts[record.subset] += 1
                 num_chosen = len(record.chosen)
                 for i, j in product(range(num_chosen), range(len(record.rejected))):
                     texts = {"chosen": responses[i], "rejected": responses[num_chosen + j]}
-                    meta = own | {"chosen": i, "rejected": j}
+                    meta = origin | {"chosen": i, "rejected": j}
                     row = {"query": query} | ({"chat": True} if writer else {}) | texts | {"meta": meta}
                     write("validation", row, *limit)
     (writer.tokenizer if writer else tokenizer).save(args.out)

@@ -30,13 +30,13 @@ class SamplingArgs:
     """seed of the samples and all other random choices"""
 
 
-def read_queries(path: Path, most: int | None) -> dict[str, bool]:
-    """Return the first `most` distinct queries of a file, in its order -> whether a chat template wrote them."""
+def read_queries(path: Path, limit: int | None) -> dict[str, bool]:
+    """Return the first `limit` distinct queries of a file, in its order -> whether a chat template wrote them."""
     queries: dict[str, bool] = {}
     for where, row in iter_jsonl(path):
         query = filled(row, "query", where)
         queries[query] = is_chat(row, where)
-    return dict(islice(queries.items(), most))
+    return dict(islice(queries.items(), limit))
 
 
 def load_policy(path: str, tokenizer: Tokenizer, device: torch.device) -> GPT:
@@ -49,7 +49,9 @@ def longest_query(
     queries: dict[str, dict[str, bool]], tokenizer: Tokenizer, response_length: int, policy: GPT, path: str
 ) -> int:
     """Return the length of the longest query. Raises InputError if it and a response exceed the policy's context."""
-    longest = max(len(tokenizer.encode(*query)) for of_split in queries.values() for query in of_split.items())
+    longest = max(
+        len(tokenizer.encode(*query)) for split_queries in queries.values() for query in split_queries.items()
+    )
     if longest + response_length > policy.config.n_ctx:
         raise InputError(
             f"the longest query has {longest} tokens: with --response-length {response_length} it exceeds the "

@@ -33,7 +33,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from data.prepare import LengthTable, jsonl_files, list_reasons, print_left_out
+from data.prepare import LengthTable, jsonl_files, list_reasons, print_skipped
 from data.sampling import SPLITS, SamplingArgs, load_policy, longest_query, read_queries
 from nanorlhf import launch
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, check_ranges, run_module
@@ -89,19 +89,19 @@ class Args(SamplingArgs):
 
 
 # ------------------------------------------------------------------------------------------- 1. ranking and comparisons
-def interval_pairs(num_ranks: int, interval: int, most: int | None) -> list[tuple[int, int]]:
+def interval_pairs(num_ranks: int, interval: int, limit: int | None) -> list[tuple[int, int]]:
     """[STR pairs] Return pairs of 0-based ranks (winner, loser) at least `interval` apart, furthest apart first.
 
-    >>> interval_pairs(3, interval=1, most=None)
+    >>> interval_pairs(3, interval=1, limit=None)
     [(0, 2), (0, 1), (1, 2)]
     """
     pairs = [(winner, loser) for winner in range(num_ranks) for loser in range(winner + interval, num_ranks)]
-    return sorted(pairs, key=lambda pair: (pair[0] - pair[1], pair[0]))[:most]
+    return sorted(pairs, key=lambda pair: (pair[0] - pair[1], pair[0]))[:limit]
 
 
 def make_comparisons(
     question: Ranked, vectors: np.ndarray, donors: list[str], tokenizer: Tokenizer, args: Args,
-    rng: np.random.Generator, left_out: Counter,
+    rng: np.random.Generator, skipped: Counter,
 ) -> list[dict]:  # fmt: skip
     """Return the rows of comparisons.jsonl for a question with unit vectors (m, d); noise takes words from `donors`."""
     rows = []
@@ -113,16 +113,16 @@ def make_comparisons(
             noisy, noise = add_noise(rejected, donors, rng) or (None, None)
             noisy_ids = noisy and response_ids(question.query, noisy, tokenizer, question.chat)
             if noisy is None:
-                left_out["noise: no kind of noise fits the answer"] += 1
+                skipped["noise: no kind of noise fits the answer"] += 1
             elif noisy_ids == chosen_ids:
-                left_out["noise: it would make the worse answer equal to the better one"] += 1
+                skipped["noise: it would make the worse answer equal to the better one"] += 1
             elif len(noisy_ids) > args.response_length:
-                left_out[f"noise: it would make the answer longer than --response-length {args.response_length}"] += 1
+                skipped[f"noise: it would make the answer longer than --response-length {args.response_length}"] += 1
             else:
                 rejected, kind = noisy, noise
         rejected_ids = response_ids(question.query, rejected, tokenizer, question.chat)
         if rejected_ids == chosen_ids:  # different texts can have the same tokens
-            left_out["pairs of two identical answers"] += 1
+            skipped["pairs of two identical answers"] += 1
             continue
         meta = {"noise": kind, "num_representatives": len(question.representatives)}
         meta["similarity"] = round(float(vectors[winner] @ vectors[loser]), DECIMALS)  # cosine, before noise
@@ -138,7 +138,7 @@ def make_comparisons(
 
 # -------------------------------------------------------------------------------------------------------- 2. the models
 def sample_texts(
-    policy: GPT, queries: dict[str, bool], tokenizer: Tokenizer, args: Args, seed: int, left_out: Counter
+    policy: GPT, queries: dict[str, bool], tokenizer: Tokenizer, args: Args, seed: int, skipped: Counter
 ) -> list[list[str]]:
     """Return the usable answers to each query, in the order sampled."""
     _, responses = sample_answers(
@@ -152,9 +152,9 @@ def sample_texts(
         answers.append([])
         for text in samples:
             if not text:
-                left_out["empty answers"] += 1
+                skipped["empty answers"] += 1
             elif len(response_ids(query, text, tokenizer, chat)) > args.response_length:  # invalid UTF-8 gets longer
-                left_out[f"answers longer than --response-length {args.response_length} when re-encoded"] += 1
+                skipped[f"answers longer than --response-length {args.response_length} when re-encoded"] += 1
             else:
                 answers[-1].append(text)
     return answers
@@ -162,14 +162,14 @@ def sample_texts(
 
 def answer_and_rank(
     queries: dict[str, bool], policy: GPT, encoder: Any, tokenizer: Tokenizer, args: Args, seeds: list[int],
-    left_out: Counter, seconds: Counter,
+    skipped: Counter, seconds: Counter,
 ) -> list[tuple[Ranked, np.ndarray]]:  # fmt: skip
     """Return the ranked answers and their unit vectors (m, d) for each query with answers.
 
     seeds: one for sampling, then one per query for ISODATA.
     """
     clock = [time.perf_counter()]
-    answers = sample_texts(policy, queries, tokenizer, args, seeds[0], left_out)
+    answers = sample_texts(policy, queries, tokenizer, args, seeds[0], skipped)
     clock.append(time.perf_counter())
     vectors = embed({text for texts in answers for text in texts}, encoder)
     clock.append(time.perf_counter())
@@ -203,39 +203,39 @@ def main(args: Args) -> None:
     encoder = load_sentence_encoder(args.encoder, device=device)
 
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
-    left_out: Counter[str] = Counter()  # reason -> how often
+    skipped: Counter[str] = Counter()  # reason -> how often
     similarities: dict[str, list[float]] = {split: [] for split in SPLITS}  # within the pairs
     lengths = LengthTable()
     seconds: Counter[str] = Counter()
     chunks = [
-        (split, number, asked)
+        (split, number, chunk_queries)
         for split in SPLITS
-        for number, asked in enumerate(micro_batches(list(queries[split].items()), QUESTIONS_AT_ONCE))
+        for number, chunk_queries in enumerate(micro_batches(list(queries[split].items()), QUESTIONS_AT_ONCE))
     ]
     progress = Progress(total=sum(map(len, queries.values())), desc="questions", unit="", leave=False)
     no_pair = {"comparisons.validation": "the validation queries gave no pairs"}
     no_answer = {"self_rank.validation": "the validation queries have no answers, or the train queries gave no pairs"}
     with jsonl_files(args.out, no_pair | no_answer) as write, progress:
-        for split, number, asked in chunks:
+        for split, number, chunk_queries in chunks:
             if split == "validation" and not counts["train"]["pairs"]:
                 break
             # seeds are drawn before the noise, so that --noise changes nothing else
             rng = np.random.default_rng((args.seed, SPLITS.index(split), number))
-            seeds = rng.integers(2**63, size=1 + len(asked)).tolist()
-            ranked = answer_and_rank(dict(asked), policy, encoder, tokenizer, args, seeds, left_out, seconds)
-            counts[split]["questions"] += len(asked)
-            left_out["questions without an answer"] += len(asked) - len(ranked)
+            seeds = rng.integers(2**63, size=1 + len(chunk_queries)).tolist()
+            ranked = answer_and_rank(dict(chunk_queries), policy, encoder, tokenizer, args, seeds, skipped, seconds)
+            counts[split]["questions"] += len(chunk_queries)
+            skipped["questions without an answer"] += len(chunk_queries) - len(ranked)
             for index, (question, vectors) in enumerate(ranked):
                 write(f"self_rank.{split}", asdict(question))
                 counts[split]["answers"] += len(question.answers)
                 counts[split]["different answers"] += len(set(question.answers))
                 counts[split]["clusters of answers"] += len(question.representatives)
                 if len(question.representatives) <= args.interval:
-                    left_out[f"questions with {args.interval} or fewer clusters of answers: no pairs"] += 1
+                    skipped[f"questions with {args.interval} or fewer clusters of answers: no pairs"] += 1
                 # noise takes words from another question's answers: the winner's words would improve the loser
                 other = (index + 1 + rng.integers(max(1, len(ranked) - 1))) % len(ranked)
                 donors = ranked[other][0].answers if other != index else []
-                for row in make_comparisons(question, vectors, donors, tokenizer, args, rng, left_out):
+                for row in make_comparisons(question, vectors, donors, tokenizer, args, rng, skipped):
                     about = {"batch": "self_rank", "confidence": None, "split": split, "policies": None}
                     write(f"comparisons.{split}", row | {"meta": about | row["meta"]})
                     counts[split]["pairs"] += 1
@@ -248,12 +248,12 @@ def main(args: Args) -> None:
                     )
                     query_length = len(tokenizer.encode(row["query"], question.chat))
                     lengths.add(f"comparisons.{split}", query_length, chosen=chosen_length, rejected=rejected_length)
-            progress.update(len(asked))
-        left_out = +left_out  # drops zeros
+            progress.update(len(chunk_queries))
+        skipped = +skipped  # drops zeros
         if not counts["train"]["pairs"]:
             raise InputError(
                 f"--policy {args.policy}: no pairs from {counts['train']['answers']} answers to "
-                f"{len(queries['train'])} train queries ({list_reasons(left_out)}); nothing was written. Raise "
+                f"{len(queries['train'])} train queries ({list_reasons(skipped)}); nothing was written. Raise "
                 "--temperature, --num-samples or --num-queries, or train the policy longer."
             )
     if args.out.resolve() != args.data.resolve():
@@ -264,7 +264,7 @@ def main(args: Args) -> None:
         print(f"{counts['train'][name]:10,} {counts['validation'][name]:10,}  {name}")
     means = (f"{fmean(values):10.3f}" if values else " " * 10 for values in similarities.values())
     print(" ".join(means) + "  mean similarity (cosine) within a pair, before noise")
-    print_left_out(left_out)
+    print_skipped(skipped)
     print(f"\n{lengths}")
     print("\nseconds: " + ", ".join(f"{what} {value:.1f}" for what, value in seconds.items()))
     print(f"written: {args.out}: comparisons and self_rank of " + " and ".join(SPLITS))

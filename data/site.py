@@ -104,7 +104,7 @@ LENGTH_BUDGET = 20  # words; the best possible answer has 7 to 13
 LOWEST = -4.0  # score of an empty answer; nothing scores lower
 
 
-def sentences_of(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Return lower-case sentences without the final dot; a dot within a function name doesn't end a sentence."""
     return [part.strip(" .?!") for part in re.split(r"[.?!]+(?:\s+|$)", text.lower()) if part.strip(" .?!")]
 
@@ -121,28 +121,28 @@ def gold_score(query: str, response: str) -> float:
     >>> gold_score(question, " you want Collections.sort. did you solve it?")  # Java's, and chatter
     -1.5
     """
-    asked, answer = query.lower(), sentences_of(response)
-    if not answer:
+    question, sentences = query.lower(), split_sentences(response)
+    if not sentences:
         return LOWEST
-    asked_words = set(re.findall(r"[a-z]+", asked))
-    task = next((task for task in TASKS if task in asked), None)
+    asked_words = set(re.findall(r"[a-z]+", question))
+    task = next((task for task in TASKS if task in question), None)
     language = "java" if "java" in asked_words else "python"
     right = task and TASKS[task][1 if language == "python" else 2].lower()
     score = WEIGHTS["length"] * max(0, len(response.split()) - LENGTH_BUDGET)
-    told: set[str] = set()
-    for number, sentence in enumerate(answer):
-        if sentence in answer[:number]:
+    stated: set[str] = set()
+    for number, sentence in enumerate(sentences):
+        if sentence in sentences[:number]:
             score += WEIGHTS["repetition"]
             continue
         words = sentence.split()
         facts = [("function", word, word == right) for word in words if word in FUNCTIONS]
         facts += [("name", word, word in asked_words) for word in words if word in NAMES]
-        facts += [("wish", grant, wish in asked) for grant, wish in GRANTS.items() if grant in sentence]
+        facts += [("wish", grant, wish in question) for grant, wish in GRANTS.items() if grant in sentence]
         if not facts:
             score += WEIGHTS["chatter"]
         for kind, value, is_right in facts:
-            if value not in told:
-                told.add(value)
+            if value not in stated:
+                stated.add(value)
                 score += WEIGHTS[kind if is_right else f"wrong {kind}"]
     return max(LOWEST, round(score, 6))
 
@@ -189,21 +189,22 @@ AUTHORS = {
 
 def answer(question: Question, author: str, rng: random.Random) -> str:
     right, wrong, name, wrong_name, wish, chatter = AUTHORS[author][0]
-    parts = []
+    sentences = []
     if rng.random() < chatter:
-        parts.append(rng.choice(CHATTER))
-    draw = rng.random()
-    if draw < right + wrong:
-        others = [functions[1 if question.language == "python" else 2] for functions in TASKS.values()]
-        function = question.function if draw < right else rng.choice([f for f in others if f != question.function])
-        parts.append(rng.choice(USES).format(function=function))
-    draw = rng.random()
-    if draw < name + wrong_name:
-        named = question.name if draw < name else rng.choice([other for other in NAMES if other != question.name])
-        parts.append(rng.choice(CALLS).format(name=named))
+        sentences.append(rng.choice(CHATTER))
+    uniform = rng.random()
+    if uniform < right + wrong:
+        functions = [task[1 if question.language == "python" else 2] for task in TASKS.values()]
+        wrong_functions = [function for function in functions if function != question.function]
+        function = question.function if uniform < right else rng.choice(wrong_functions)
+        sentences.append(rng.choice(USES).format(function=function))
+    uniform = rng.random()
+    if uniform < name + wrong_name:
+        mentioned = question.name if uniform < name else rng.choice([n for n in NAMES if n != question.name])
+        sentences.append(rng.choice(CALLS).format(name=mentioned))
     if rng.random() < wish:
-        parts.append(WISHES[question.wish] + ".")
-    return " ".join(parts or [rng.choice(CHATTER)])
+        sentences.append(WISHES[question.wish] + ".")
+    return " ".join(sentences or [rng.choice(CHATTER)])
 
 
 # ---------------------------------------------------------------- 4. readers vote, the asker accepts

@@ -86,7 +86,7 @@ def read_question(record: dict, where: str, title: str, context: str, published:
     return Question(question_id, title, context, text, answers, published)
 
 
-def read_questions(args: Args, left_out: Counter[str]) -> Iterator[Question]:
+def read_questions(args: Args, skipped: Counter[str]) -> Iterator[Question]:
     for path, _ in prepare.source_files(args):
         words = re.findall("[a-z]+", path.name.lower())
         published = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
@@ -95,10 +95,10 @@ def read_questions(args: Args, left_out: Counter[str]) -> Iterator[Question]:
                 title = field(article, "title", str, article_at)
                 for paragraph_at, paragraph in objects(article, "paragraphs", article_at):
                     context = field(paragraph, "context", str, paragraph_at)
-                    for question_at, found in objects(paragraph, "qas", paragraph_at):
-                        question = read_question(found, question_at, title, context, published)
+                    for question_at, fields in objects(paragraph, "qas", paragraph_at):
+                        question = read_question(fields, question_at, title, context, published)
                         if question is None:
-                            left_out["no label: neither answers nor is_impossible"] += 1
+                            skipped["no label: neither answers nor is_impossible"] += 1
                         else:
                             yield question
 
@@ -124,16 +124,16 @@ def make_query(question: Question, tokenizer: Tokenizer, limit: int) -> tuple[st
 
 
 def make_rows(
-    splits: dict[str, list[Question]], tokenizer: Tokenizer, limit: int, left_out: Counter[str]
+    splits: dict[str, list[Question]], tokenizer: Tokenizer, limit: int, skipped: Counter[str]
 ) -> Iterator[tuple[str, dict]]:
     """Yield (split, row) for each usable question; limit: maximum tokens of a query."""
     for split, questions in splits.items():
         for question in questions:
             query, end = make_query(question, tokenizer, limit)
             if query is None:
-                left_out[f"a first sentence too long for --max-query-length {limit}"] += 1
+                skipped[f"a first sentence too long for --max-query-length {limit}"] += 1
             elif any(start + len(text) > end for start, text in question.answers):
-                left_out[f"an answer after the cut at --max-query-length {limit}"] += 1
+                skipped[f"an answer after the cut at --max-query-length {limit}"] += 1
             else:
                 meta = {
                     "id": question.id,
@@ -149,17 +149,17 @@ def main(args: Args) -> None:
     check_ranges(args)
     prepare.check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
     tokenizer = None if args.vocab_size else load_tokenizer(args.tokenizer or PAPERS_TOKENIZER)
-    left_out: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     splits: dict[str, list[Question]] = defaultdict(list)
-    for question in read_questions(args, left_out):
+    for question in read_questions(args, skipped):
         split = prepare.split_of(question.published, question.title, args)
         splits[split].append(question)
     if tokenizer is None:  # a context counts once, however many questions share it
         contexts = dict.fromkeys(BEFORE + question.context for question in splits["train"])
-        asked = (f"{BETWEEN}{question.text}{AFTER}{question.response}" for question in splits["train"])
-        tokenizer = prepare.train_bpe([*contexts, *asked], args.vocab_size, args.source)
-    rows = make_rows(splits, tokenizer, args.max_query_length, left_out)
-    with prepare.converted_files(args.out, args.source, tokenizer, left_out) as write:
+        questions = (f"{BETWEEN}{question.text}{AFTER}{question.response}" for question in splits["train"])
+        tokenizer = prepare.train_bpe([*contexts, *questions], args.vocab_size, args.source)
+    rows = make_rows(splits, tokenizer, args.max_query_length, skipped)
+    with prepare.converted_files(args.out, args.source, tokenizer, skipped) as write:
         for split, row in rows:
             write(split, row, "--max-response-length", args.max_response_length)
     tokenizer.save(args.out)  # for models with random weights

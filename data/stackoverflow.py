@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 import numpy as np
 
 from data.markup import to_text
-from data.prepare import LeftOut, check_vocab_size, converted_files
+from data.prepare import Skipped, check_vocab_size, converted_files
 from nanorlhf.cli import PositiveInt, Seed, TemperatureOrGreedy, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
@@ -311,7 +311,7 @@ def parse_int(text: str | None) -> int | None:
 def parse_id(row: dict[str, str]) -> int:
     number = parse_int(row.get("Id"))
     if number is None or not 0 < number <= MAX_ID:
-        raise LeftOut("Id missing or not a number")
+        raise Skipped("Id missing or not a number")
     return number
 
 
@@ -321,15 +321,15 @@ def parse_time(row: dict[str, str]) -> datetime:
         parsed = datetime.fromisoformat(row.get("CreationDate", "").strip())
         return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise LeftOut("CreationDate missing or unreadable") from error
+        raise Skipped("CreationDate missing or unreadable") from error
 
 
 def read_questions(
-    path: Path, args: Args, left_out: Counter[str], firsts: dict[str, str]
+    path: Path, args: Args, skipped: Counter[str], firsts: dict[str, str]
 ) -> tuple[list[Question], Counter[str]]:
     """Read the dump in one pass; return the kept questions with their answers, and the posts left by each of `steps`.
 
-    Counts unusable posts in `left_out` and records the location of the first with each reason in `firsts`.
+    Counts unusable posts in `skipped` and records the location of the first with each reason in `firsts`.
     """
     questions: dict[int, Question] = {}
     taken: set[tuple[int, int]] = set()  # Ids of a question and of an answer to it
@@ -343,7 +343,7 @@ def read_questions(
     def has_markup(row: dict[str, str]) -> bool:
         return markup is not None and markup.search(row.get("Body", "")) is not None
 
-    def texts_of(row: dict[str, str]) -> tuple[str, str]:
+    def read_texts(row: dict[str, str]) -> tuple[str, str]:
         """Return the title and body as plain text."""
         title, body = row.get("Title", ""), row.get("Body", "")
         return " ".join(title.split()), to_text(body)
@@ -355,7 +355,7 @@ def read_questions(
         byte, bit = number // 8, 1 << number % 8
         seen.extend(bytes(max(0, byte + 1 - len(seen))))
         if seen[byte] & bit:
-            raise LeftOut("duplicate Id")
+            raise Skipped("duplicate Id")
         seen[byte] |= bit
         newest = max(newest, number)
         counts["own id"] += 1
@@ -365,9 +365,9 @@ def read_questions(
         if has_markup(row):
             return
         counts["plain"] += 1
-        title, body = texts_of(row)
+        title, body = read_texts(row)
         if not (title and body):
-            raise LeftOut(f"an empty {'text' if title else 'title'}")
+            raise Skipped(f"an empty {'text' if title else 'title'}")
         created = parse_time(row)
         counts["complete"] += 1
         if args.question_filter == "api-usage" and not is_api_usage(title, body):
@@ -378,7 +378,7 @@ def read_questions(
 
     def take_answer(row: dict[str, str], parent: int) -> None:
         if parent < 1 or parent // 8 >= len(seen) or not seen[parent // 8] & 1 << parent % 8:
-            raise LeftOut("ParentId is not a question in the file")
+            raise Skipped("ParentId is not a question in the file")
         counts["of the dump"] += 1
         if (question := questions.get(parent)) is None:
             return
@@ -386,15 +386,15 @@ def read_questions(
         if has_markup(row):
             return
         counts["plain answers"] += 1
-        _, text = texts_of(row)
+        _, text = read_texts(row)
         number, votes = parse_id(row), parse_int(row.get("Score"))
         if votes is None:
-            raise LeftOut("Score missing or not a whole number")
+            raise Skipped("Score missing or not a whole number")
         created = parse_time(row)
         if not text:
-            raise LeftOut("an empty text")
+            raise Skipped("an empty text")
         if (parent, number) in taken:
-            raise LeftOut("duplicate Id")
+            raise Skipped("duplicate Id")
         taken.add((parent, number))
         counts["complete answers"] += 1
         counts["answers by deleted users"] += "OwnerUserId" not in row
@@ -409,13 +409,13 @@ def read_questions(
             elif kind == "answer":
                 counts["answers"] += waits
                 if (parent := parse_int(row.get("ParentId"))) is None:
-                    raise LeftOut("ParentId missing or not a number")
+                    raise Skipped("ParentId missing or not a number")
                 if waits and parent > newest:
                     waiting.append((where, row))
                 else:
                     take_answer(row, parent)
-        except LeftOut as reason:
-            left_out[f"{kind}: {reason}"] += 1
+        except Skipped as reason:
+            skipped[f"{kind}: {reason}"] += 1
             firsts.setdefault(f"{kind}: {reason}", where)
 
     for where, row in read_posts(path):
@@ -467,8 +467,8 @@ def split_by_date(questions: list[Question], split_date: str) -> dict[str, list[
     splits: dict[str, list[Question]] = {"train": [], "validation": []}
     for question in questions:
         splits["validation" if question.created.date() > day else "train"].append(question)
-    for split, found in splits.items():
-        if not found:
+    for split, kept in splits.items():
+        if not kept:
             days = sorted(question.created.date() for question in questions)
             raise InputError(
                 f"--split-date {split_date} leaves no questions for {split}; the questions kept are from {days[0]} to "
@@ -499,14 +499,14 @@ def query_for(question: Question, answers: list[Answer], tokenizer: Tokenizer, a
 
 
 def check_fits(question: Question, answer: Answer, tokenizer: Tokenizer, args: Args) -> None:
-    """Raise LeftOut if an answer is too long, or leaves no room for its question."""
+    """Raise Skipped if an answer is too long, or leaves no room for its question."""
     if answer.length > (args.max_response_length or math.inf):
-        raise LeftOut(f"answer: longer than --max-response-length {args.max_response_length}")
+        raise Skipped(f"answer: longer than --max-response-length {args.max_response_length}")
     if query_for(question, [answer], tokenizer, args) is None:
-        raise LeftOut(f"answer: no room for the question in --max-length {args.max_length}")
+        raise Skipped(f"answer: no room for the question in --max-length {args.max_length}")
 
 
-def keep_fitting(questions: list[Question], tokenizer: Tokenizer, args: Args, left_out: Counter[str]) -> list[Question]:
+def keep_fitting(questions: list[Question], tokenizer: Tokenizer, args: Args, skipped: Counter[str]) -> list[Question]:
     """Remove answers that are too long; return the questions that still have answers."""
     for question in questions:
         fitting = []
@@ -515,8 +515,8 @@ def keep_fitting(questions: list[Question], tokenizer: Tokenizer, args: Args, le
             try:
                 check_fits(question, answer, tokenizer, args)
                 fitting.append(answer)
-            except LeftOut as reason:
-                left_out[str(reason)] += 1
+            except Skipped as reason:
+                skipped[str(reason)] += 1
         question.answers = fitting
     return [question for question in questions if question.answers]
 
@@ -541,7 +541,7 @@ def give_scores(splits: dict[str, list[Question]], outliers: str) -> Bounds:
 
 # ------------------------------------------------------------------------------------------------ 5. generated answers
 def generate_answers(
-    questions: list[Question], policy: "GPT", tokenizer: Tokenizer, args: Args, left_out: Counter[str]
+    questions: list[Question], policy: "GPT", tokenizer: Tokenizer, args: Args, skipped: Counter[str]
 ) -> None:
     """[SO generated] Sample one answer to each question with a single answer; sets `question.generated`.
 
@@ -549,36 +549,38 @@ def generate_answers(
     """
     from nanorlhf.generate import sample_answers
 
-    alone = [question for question in questions if len(question.answers) == 1]
-    if not alone:
+    single = [question for question in questions if len(question.answers) == 1]
+    if not single:
         return
-    queries = [tokenizer.encode(query_for(question, question.answers, tokenizer, args)) for question in alone]
-    most = args.max_response_length or max(1, args.max_length // 2)
-    if (needed := max(map(len, queries)) + most) > policy.config.n_ctx:
+    queries = [tokenizer.encode(query_for(question, question.answers, tokenizer, args)) for question in single]
+    max_tokens = args.max_response_length or max(1, args.max_length // 2)
+    if (needed := max(map(len, queries)) + max_tokens) > policy.config.n_ctx:
         raise InputError(
             f"the longest query and a generated answer have {needed} tokens, more than the {policy.config.n_ctx} "
             f"positions of {args.generated_by}; lower --max-length or --max-response-length."
         )
-    _, responses = sample_answers(policy, queries, tokenizer, 1, most, args.batch_size, args.seed, args.temperature)
-    scores = np.random.default_rng(args.seed).normal(GENERATED_MEAN, GENERATED_DEVIATION, len(alone))
-    for question, ids, score in zip(alone, responses.tolist(), scores.tolist(), strict=True):
+    _, responses = sample_answers(
+        policy, queries, tokenizer, 1, max_tokens, args.batch_size, args.seed, args.temperature
+    )
+    scores = np.random.default_rng(args.seed).normal(GENERATED_MEAN, GENERATED_DEVIATION, len(single))
+    for question, ids, score in zip(single, responses.tolist(), scores.tolist(), strict=True):
         [human] = question.answers
         text = tokenizer.decode(ids).strip()
         text_ids = response_ids(AFTER, text, tokenizer)
         answer = Answer(None, text, None, False, None, len(text_ids), score)
         try:
             if not text:
-                raise LeftOut("answer: empty")
+                raise Skipped("answer: empty")
             if text_ids == response_ids(AFTER, human.text, tokenizer):
-                raise LeftOut("answer: identical to the human's")
+                raise Skipped("answer: identical to the human's")
             check_fits(question, answer, tokenizer, args)  # invalid UTF-8 gets longer when re-encoded
             question.generated = answer
-        except LeftOut as reason:
-            left_out[f"generated {reason}"] += 1
+        except Skipped as reason:
+            skipped[f"generated {reason}"] += 1
 
 
 # ------------------------------------------------------------------------------------------------------------ 6. files
-def meta_of(question: Question, answers: dict[str, Answer]) -> dict:
+def make_meta(question: Question, answers: dict[str, Answer]) -> dict:
     """Return metadata of a question and its answer; two answers are each under their column."""
     about = {
         column: {
@@ -628,39 +630,39 @@ def main(args: Args) -> None:
 
         policy = load_policy(args.generated_by, tokenizer, launch.setup(args.device))
 
-    left_out: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     firsts: dict[str, str] = {}  # reason -> location
-    questions, counts = read_questions(args.source, args, left_out, firsts)
+    questions, counts = read_questions(args.source, args, skipped, firsts)
     check_not_empty(counts, "complete answers", args)
     splits = split_by_date(questions, args.split_date)
     if tokenizer is None:
         texts = (f"{BEFORE}{q.text}{AFTER} {answer.text}" for q in splits["train"] for answer in q.answers)
         tokenizer = train_tokenizer(texts, args.vocab_size)
-    splits = {name: keep_fitting(found, tokenizer, args, left_out) for name, found in splits.items()}
-    kept = [question for found in splits.values() for question in found]
+    splits = {name: keep_fitting(split_questions, tokenizer, args, skipped) for name, split_questions in splits.items()}
+    kept = [question for split_questions in splits.values() for question in split_questions]
     counts["fitting"] = sum(len(question.answers) for question in kept)
     check_not_empty(counts, "fitting", args)
     splits = split_by_date(kept, args.split_date)
     bounds = give_scores(splits, args.outliers)
     if policy is not None:
-        generate_answers(kept, policy, tokenizer, args, left_out)
+        generate_answers(kept, policy, tokenizer, args, skipped)
 
     for key, (label, _) in steps(args).items():
         print(f"{counts[key]:10,}  {label}")
     deleted = (f"{counts[f'{posts} by deleted users']:,} {posts}" for posts in ("questions", "answers"))
     print(f"\nkept posts by deleted users: {', '.join(deleted)}\n")
     pairs = {f"comparisons.{split}": "no question has two answers with different scores" for split in splits}
-    with converted_files(args.out, args.source, tokenizer, left_out, firsts, may_lack=pairs) as write:
+    with converted_files(args.out, args.source, tokenizer, skipped, firsts, may_lack=pairs) as write:
 
         def save(split: str, question: Question, answers: dict[str, Answer], **score: float) -> None:
             """Write a row: answers by column, and the query that leaves room for the longest of them."""
             query = query_for(question, list(answers.values()), tokenizer, args)
             texts = {column: answer.text for column, answer in answers.items()}
-            row = {"query": query} | texts | score | {"meta": meta_of(question, answers)}
+            row = {"query": query} | texts | score | {"meta": make_meta(question, answers)}
             write(split, row, "--max-length", args.max_length)
 
-        for split, found in splits.items():
-            for question in found:
+        for split, split_questions in splits.items():
+            for question in split_questions:
                 best, *worse = question.answers
                 generated = [question.generated] if question.generated else []
                 save(split, question, {"response": best})
@@ -668,7 +670,7 @@ def main(args: Args) -> None:
                     save(split, question, {"response": answer}, score=answer.score)
                 for answer in (*worse, *generated):
                     if answer.contrastive == best.contrastive:
-                        left_out["pair: two answers with the same score"] += 1
+                        skipped["pair: two answers with the same score"] += 1
                     else:
                         save(split, question, {"chosen": best, "rejected": answer})
     scaling = asdict(bounds) | {"outliers": args.outliers}

@@ -111,15 +111,15 @@ def process(queries: list[str], responses: list[str], response_ids: list[list[in
     """
     rewards = []
     for query, response, ids in zip(queries, responses, response_ids, strict=True):
-        of_tokens = [0.0] * len(ids)
+        token_rewards = [0.0] * len(ids)
         if response.isascii():  # otherwise characters aren't tokens
             share, end = 1 / len(work(query)), int(response.startswith("\n"))
             for line, is_right in zip(lines_of(response), right_lines(query, response), strict=True):
                 end += len(line)
                 if is_right and end < len(ids):
-                    of_tokens[end] = share
+                    token_rewards[end] = share
                 end += 1  # the newline
-        rewards.append(of_tokens)
+        rewards.append(token_rewards)
     return rewards
 
 

@@ -93,16 +93,16 @@ VALUES = {
 
 def facts_in(words: list[str]) -> tuple[set[str], list[str]]:
     """Return the values that occur in full in `words` (by their first words), and the other words."""
-    told, rest, index = set(), [], 0
+    mentioned, other_words, index = set(), [], 0
     while index < len(words):
         value = VALUES.get(words[index])
         if value is not None and tuple(words[index : index + len(value)]) == value:
-            told.add(words[index])
+            mentioned.add(words[index])
             index += len(value)
         else:
-            rest.append(words[index])
+            other_words.append(words[index])
             index += 1
-    return told, rest
+    return mentioned, other_words
 
 
 def split_words(text: str) -> list[str]:
@@ -134,12 +134,12 @@ def weighted_score(query: str, response: str, weights: Mapping[str, float]) -> f
     if not words:
         return LOWEST
     facts, _ = facts_in(split_words(query))
-    told, rest = facts_in(words)
+    mentioned, other_words = facts_in(words)
     score = (
-        weights["coverage"] * len(told & facts) / max(1, len(facts))
-        + weights["invention"] * len(told - facts)
+        weights["coverage"] * len(mentioned & facts) / max(1, len(facts))
+        + weights["invention"] * len(mentioned - facts)
         + weights["repetition"] * (len(words) - len(set(words)))
-        + weights["filler"] * len(set(rest) - FRAME_WORDS)
+        + weights["filler"] * len(set(other_words) - FRAME_WORDS)
         + weights["length"] * max(0, len(words) - LENGTH_BUDGET)
     )
     return round(max(LOWEST, score), 6)  # so that ties don't depend on the order of the sum
@@ -174,14 +174,14 @@ def frame(who: str | None, event: str | None, place: str | None, wish: str | Non
 
     The first word of a clause determines which fact follows, so a small model has to look up just that one.
     """
-    parts = [f"my {who}" if who else "someone"]
+    clauses = [f"my {who}" if who else "someone"]
     if event:
-        parts.append(event)
+        clauses.append(event)
     if place:
-        parts.append(f"in {place}")
+        clauses.append(f"in {place}")
     if wish:
-        parts.append(f"and wants {wish}" if event else f"wants {wish}")
-    return parts
+        clauses.append(f"and wants {wish}" if event else f"wants {wish}")
+    return clauses
 
 
 def summarise(
@@ -198,23 +198,23 @@ def summarise(
     With probability `invention_rate`, a fact is replaced by another post's or an outlandish one; `num_repeats` clauses
     are repeated; with probability `rambling_rate`, the summary ends with `num_ramblings` empty clauses.
     """
-    told: list[int] = []
-    while not told:
-        told = [index for index, rate in enumerate(tell_rates) if rng.random() < rate]
+    mentioned: list[int] = []
+    while not mentioned:
+        mentioned = [index for index, rate in enumerate(tell_rates) if rng.random() < rate]
     values: list[str | None] = [None] * 4
     for index, slot in enumerate(SLOTS):
-        if index in told:
+        if index in mentioned:
             values[index] = post.facts[index]
             if rng.random() < invention_rate:
                 plausible = [value for value in SLOTS[slot] if value != post.facts[index]]
                 values[index] = rng.choice(rng.choice((plausible, OUTLANDISH[slot])))
-    parts = frame(*values)
+    clauses = frame(*values)
     for _ in range(num_repeats):
-        position = rng.randrange(len(parts))
-        parts.insert(position + 1, parts[position])
+        position = rng.randrange(len(clauses))
+        clauses.insert(position + 1, clauses[position])
     if rng.random() < rambling_rate:
-        parts += rng.sample(RAMBLINGS, num_ramblings)
-    return " " + " ".join(parts)  # [N+ 3] the space belongs to the completion
+        clauses += rng.sample(RAMBLINGS, num_ramblings)
+    return " " + " ".join(clauses)  # [N+ 3] the space belongs to the completion
 
 
 POLICIES: dict[str, Callable[[Post, random.Random], str]] = {
@@ -401,7 +401,7 @@ def describe(world: dict[str, list[dict]], tokenizer: Tokenizer, seed: int) -> N
         summary = policy(post, rng)
         print(f"  {gold_score(post.query, summary):6.2f}  {name:<10}{summary}")
 
-    def row_of(name: str, numbers: list[float], digits: int) -> str:
+    def format_row(name: str, numbers: list[float], digits: int) -> str:
         ordered = sorted(numbers)
         picked = (ordered[0], ordered[len(ordered) // 2], ordered[19 * len(ordered) // 20], ordered[-1])
         return f"{name:<22}" + "".join(f"{number:9.{digits}f}" for number in (fmean(ordered), pstdev(ordered), *picked))
@@ -410,13 +410,13 @@ def describe(world: dict[str, list[dict]], tokenizer: Tokenizer, seed: int) -> N
     posts = [write_post(rng) for _ in range(500)]
     print("gold score on 500 posts")
     for name, policy in POLICIES.items():
-        print(row_of(f"  {name}", [gold_score(post.query, policy(post, rng)) for post in posts], 2))
+        print(format_row(f"  {name}", [gold_score(post.query, policy(post, rng)) for post in posts], 2))
     sft, comparisons = world["sft.train"] + world["sft.validation"], world["comparisons.validation"]
     print("tokens, with EOS [N+ 4]")
-    print(row_of("  query", [len(tokenizer.encode(row["query"])) for row in sft], 0))
-    print(row_of("  reference", [len(tokenizer.encode(row["response"])) + 1 for row in sft], 0))
+    print(format_row("  query", [len(tokenizer.encode(row["query"])) for row in sft], 0))
+    print(format_row("  reference", [len(tokenizer.encode(row["response"])) + 1 for row in sft], 0))
     for side in ("chosen", "rejected"):
-        print(row_of(f"  {side}", [len(tokenizer.encode(row[side])) + 1 for row in comparisons], 0))
+        print(format_row(f"  {side}", [len(tokenizer.encode(row[side])) + 1 for row in comparisons], 0))
 
     print("policy pairs [N+ 6]")
     for split in ("train", "validation"):

@@ -103,7 +103,7 @@ def make_query(fields: dict, is_cnndm: bool, where: str, tokenizer: Tokenizer, a
     return before + text + after, rule
 
 
-def kind_of(record: dict, where: str) -> str:
+def record_kind(record: dict, where: str) -> str:
     """Return the kind of a record, recognised by its fields."""
     if "summaries" in record:
         return "comparisons"
@@ -167,20 +167,20 @@ def main(args: Args) -> None:
     tokenizer = load_tokenizer(args.tokenizer)
     cuts: dict[str, Counter[str]] = defaultdict(Counter)  # file -> rule of `truncate` -> rows
     pairs: dict[str, Counter[str]] = defaultdict(Counter)  # file -> unordered pair of policies -> rows
-    left_out: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
 
-    with prepare.converted_files(args.out, args.source, tokenizer, left_out) as write:
+    with prepare.converted_files(args.out, args.source, tokenizer, skipped) as write:
         for path, relative_path in prepare.source_files(args):
             kind_of_file = None
             for where, record in prepare.read_records(path):
-                kind = kind_of(record, where)
+                kind = record_kind(record, where)
                 kind_of_file = kind_of_file or kind
                 if kind != kind_of_file:
                     raise InputError(f"{where}: a record of {kind} in a file of {kind_of_file}.")
 
                 is_cnndm = False
                 if kind == "evaluations":
-                    left_out["an evaluation of a single summary, not a comparison"] += 1
+                    skipped["an evaluation of a single summary, not a comparison"] += 1
                     continue
                 if kind == "sft":
                     row, rule = demonstration(record, where, tokenizer, args)
@@ -193,7 +193,7 @@ def main(args: Args) -> None:
                         known = ", ".join(prepare.SPLITS)
                         raise InputError(f"{where}: unknown split {published!r:.80}; expected one of {known}.")
                     if not row["chosen"].strip() or not row["rejected"].strip():
-                        left_out["an empty summary"] += 1
+                        skipped["an empty summary"] += 1
                         continue
                     limit = "--max-preference-response-length", args.max_preference_response_length
                 split = "cnndm" if is_cnndm else prepare.split_of(published, row["query"], args)

@@ -34,7 +34,7 @@ class Args:
     """directory for tokenizer.json and tokenizer_config.json; existing ones are replaced"""
 
 
-def texts_of(path: Path) -> Iterator[tuple[str, list[str]]]:
+def read_texts(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the query and responses of each row, with the leading space that responses get in training."""
     for where, row in iter_jsonl(path):
         query = field(row, "query", str, where)
@@ -50,7 +50,7 @@ def main(args: Args) -> None:
     if not args.data:
         raise InputError("--data needs JSON Lines files, such as mine/sft.train.jsonl.")
     check_out(args.out)
-    rows = [row for path in args.data for row in texts_of(path)]
+    rows = [row for path in args.data for row in read_texts(path)]
     queries, responses = [query for query, _ in rows], [text for _, texts in rows for text in texts]
     # query and response are joined, so that merges across the boundary are as rare as in training
     tokenizer = train_tokenizer((query + text for query, texts in rows for text in texts), args.vocab_size)

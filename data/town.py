@@ -67,16 +67,16 @@ GOODBYES = ("Have a nice day .", "Enjoy your stay .", "You are welcome .")
 CLERKS = {"knows": 5, "is mistaken": 3, "is new": 2}
 
 
-def sentences_of(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Lower-case sentences with single spaces and without dots."""
     return [" ".join(part.split()) for part in text.lower().split(".") if part.strip()]
 
 
-ASIDES = {sentence for text in GOODBYES for sentence in sentences_of(text)}
-IGNORANT = {sentence for text in EVASIONS for sentence in sentences_of(text)}
+ASIDES = {sentence for text in GOODBYES for sentence in split_sentences(text)}
+IGNORANT = {sentence for text in EVASIONS for sentence in split_sentences(text)}
 # sentence: (kind, place, value) that it states; the place is None if "it" refers to the place in the question
 STATEMENTS = {
-    sentences_of(reply.format(place=place, value=value))[0]: (kind, place if "{place}" in reply else None, value)
+    split_sentences(reply.format(place=place, value=value))[0]: (kind, place if "{place}" in reply else None, value)
     for kind, replies in REPLIES.items()
     for reply in replies
     for place in FACTS
@@ -90,13 +90,13 @@ ASKED = {  # question: (kind, place) that it asks about
 }
 
 
-def asked(query: str) -> tuple[str, str]:
+def parse_query(query: str) -> tuple[str, str]:
     """Return the (kind, place) that a query from `data.dialogue` asks about. Raises InputError for other queries."""
     text = query.lower()
-    found = next((what for question, what in ASKED.items() if question in text), None)
-    if found is None:
+    kind_and_place = next((topic for question, topic in ASKED.items() if question in text), None)
+    if kind_and_place is None:
         raise InputError(f"the query {query!r} is not from data.town, so the right reply is unknown.")
-    return found
+    return kind_and_place
 
 
 def gold_score(query: str, reply: str) -> float:
@@ -111,21 +111,22 @@ def gold_score(query: str, reply: str) -> float:
     >>> [gold_score(query, reply) for reply in (" It opens at noon .", " It does not open at ten .", "")]
     [0.0, 0.0, 0.0]
     """
-    kind, place = asked(query)
-    told, strange = set(), 0
-    for sentence in sentences_of(reply):
+    kind, place = parse_query(query)
+    stated, num_unknown = set(), 0
+    for sentence in split_sentences(reply):
         if sentence in STATEMENTS:
-            what, where, value = STATEMENTS[sentence]
-            told.add((what, (where or place) == place and FACTS[place][KINDS.index(what)] == value))
+            stated_kind, stated_place, value = STATEMENTS[sentence]
+            is_right = (stated_place or place) == place and FACTS[place][KINDS.index(stated_kind)] == value
+            stated.add((stated_kind, is_right))
         elif sentence in IGNORANT:
-            told.add(("ignorance", True))
+            stated.add(("ignorance", True))
         elif sentence not in ASIDES:
-            strange += 1
-    if any(not right for _, right in told):
+            num_unknown += 1
+    if any(not right for _, right in stated):
         return 0.0
-    if (kind, True) in told:
-        return 0.5 if strange else 1.0
-    return 0.25 if told == {("ignorance", True)} and not strange else 0.0
+    if (kind, True) in stated:
+        return 0.5 if num_unknown else 1.0
+    return 0.25 if stated == {("ignorance", True)} and not num_unknown else 0.0
 
 
 # -------------------------------------------------------------------------------------------------------- 3. dialogues

@@ -92,14 +92,14 @@ def test_the_batch_size_changes_nothing_and_the_winners_train_a_policy(args, min
     assert (tmp_path / "sft" / "summary.json").exists()
 
 
-def test_a_rule_chooses_too(args, tmp_path):
+def test_a_rule_can_score_answers(args, tmp_path):
     (tmp_path / "rule.py").write_text("def score(queries, responses): return [-len(r) for r in responses]\n")
     best_of.main(replace(args, out=tmp_path / "out", reward=f"{tmp_path / 'rule.py'}:score"))
     for row in rows_of(tmp_path / "out", "train"):
         assert row["meta"]["score"] == pytest.approx(-len(row["response"]), abs=2)  # without spaces at the ends
 
 
-def test_an_interrupted_sampling_resumes_to_the_same_files(args, tmp_path, monkeypatch):
+def test_a_resumed_run_writes_the_same_files(args, tmp_path, monkeypatch):
     monkeypatch.setattr(best_of, "QUERIES_AT_ONCE", 3)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     best_of.main(whole)
@@ -124,7 +124,7 @@ def test_an_interrupted_sampling_resumes_to_the_same_files(args, tmp_path, monke
     assert costs[0]["num_tokens"] == costs[1]["num_tokens"]
 
 
-def test_what_was_sampled_is_kept_until_the_winners_are_written(args, tmp_path, monkeypatch):
+def test_samples_are_kept_until_the_winners_are_written(args, tmp_path, monkeypatch):
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     best_of.main(whole)
     with monkeypatch.context() as patch:
@@ -147,20 +147,20 @@ def test_what_was_sampled_is_kept_until_the_winners_are_written(args, tmp_path, 
         ({"resume": True}, "best_of.partial.jsonl does not exist"),
     ],
 )
-def test_bad_settings_are_refused_and_nothing_is_written(args, tmp_path, change, sentence):
+def test_bad_settings_are_rejected_and_nothing_is_written(args, tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence):
         best_of.main(replace(args, out=tmp_path / "out", **change))
     assert not (tmp_path / "out").exists()
 
 
-def test_the_demonstrations_of_data_are_not_replaced(args):
+def test_out_must_not_overwrite_the_demonstrations(args):
     before = (args.data / "sft.train.jsonl").read_bytes()
     with pytest.raises(InputError, match="is --data"):
         best_of.main(replace(args, out=args.data))
     assert (args.data / "sft.train.jsonl").read_bytes() == before
 
 
-def test_answers_without_eos_cannot_win_and_nothing_is_left_if_none_can(args, miniature, tmp_path):
+def test_answers_without_eos_cannot_win_and_without_winners_nothing_is_written(args, miniature, tmp_path):
     never = replace(args, policy=str(miniature.root / "sft"), out=tmp_path / "out", response_length=2)
     with pytest.raises(InputError, match="no usable answer to any of the 10 train queries"):
         best_of.main(never)

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from data import chat
-from data.chat import LeftOut, Template
+from data.chat import Skipped, Template
 from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.pretrained import gguf
@@ -71,11 +71,11 @@ def with_family(args, family):
 
 # -------------------------------------------------------------------------------------------------------- the template
 @pytest.mark.parametrize("messages", CONVERSATIONS)
-def test_a_rendering_is_that_of_transformers(family, messages, tmp_path):
+def test_templates_render_as_in_transformers(family, messages, tmp_path):
     tokenizer, judge = chat_tokenizer(family, tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     render = Template(tokenizer, "tokenizer")
     if family == "mistral" and messages[0]["role"] == "system":
-        with pytest.raises(LeftOut, match="rejected by the chat template: after user comes assistant"):
+        with pytest.raises(Skipped, match="rejected by the chat template: after user comes assistant"):
             render(messages)
         return
     for prompt in (False, True):
@@ -99,14 +99,14 @@ def test_a_rendering_is_that_of_transformers(family, messages, tmp_path):
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion|nested"),
     ],
 )  # fmt: skip
-def test_a_damaged_or_hostile_template_is_one_sentence(template, reason):
+def test_a_damaged_or_hostile_template_is_an_input_error(template, reason):
     tokenizer = replace(chat_tokenizer("chatml"), chat_template=template)
     with pytest.raises(InputError, match=rf"--tokenizer some/model: the chat template fails \(.*({reason})") as error:
         Template(tokenizer, "some/model")(turns("a"))
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
-def test_a_tokenizer_without_a_template_asks_for_one(args):
+def test_a_tokenizer_without_a_template_is_rejected(args):
     tokenizer = load_tokenizer(args.tokenizer)
     replace(tokenizer, chat_template=None).save(args.tokenizer)
     with pytest.raises(InputError, match="has no chat template .* pass one with --templ"):
@@ -133,7 +133,7 @@ ROWS = {
 }  # fmt: skip
 
 
-def test_a_demonstration_is_cut_where_the_policy_begins_and_ends(args, family):
+def test_the_response_is_exactly_what_the_policy_writes(args, family):
     args, (_, end, before) = with_family(args, family), TEMPLATES[family]
     [row] = convert(args, {"messages": turns("say yes", "yes")})["sft.train"]
     assert (row["query"], row["response"], row["chat"]) == (*ROWS[family], True)
@@ -143,7 +143,7 @@ def test_a_demonstration_is_cut_where_the_policy_begins_and_ends(args, family):
 
 
 @pytest.mark.parametrize("contents", [("my cat", "sat on"), ("a", "b ", "\nc", "  it is\n\na cat. ")])
-def test_the_ids_of_a_row_are_those_of_transformers(args, family, contents):
+def test_token_ids_of_a_row_match_transformers(args, family, contents):
     args = with_family(args, family)
     convert(args, {"messages": turns(*contents)})
     judge = AutoTokenizer.from_pretrained(args.out)
@@ -200,14 +200,14 @@ def test_each_kind_of_record_gives_its_rows(args):
     assert (row.chosen, row.rejected) == tuple(tokenizer.encode(text) + [tokenizer.eos_id] for text in ("yes", "no"))
 
 
-def test_demonstrations_and_pairs_of_two_sources_share_a_directory(args):
+def test_demonstrations_and_pairs_from_two_sources_share_a_directory(args):
     convert(args, {"messages": turns("a", "b")})
     (args.out.parent / "source/rows.jsonl").unlink()
     rows = convert(replace(args, sft_from_pairs=False), pair("c"), name="pairs.jsonl")
     assert [row["response"] for row in rows["sft.train"]] == ["b"] and len(rows["comparisons.train"]) == 1
 
 
-def test_all_turns_of_a_conversation_are_demonstrations_on_request(args):
+def test_turns_all_makes_every_reply_a_demonstration(args):
     record = {"messages": turns("a", "b", "c", "d", "e", system="s")}
     assert "sft.train" in convert(args, {"messages": turns("a", "b")})
     with pytest.raises(InputError, match="1 x a demonstration that doesn't end in a reply"):
@@ -217,7 +217,7 @@ def test_all_turns_of_a_conversation_are_demonstrations_on_request(args):
     assert rows[1]["query"].startswith(rows[0]["query"] + "b<|im_end|>")
 
 
-def test_a_template_that_asks_for_thoughts_is_asked_for_nothing(args):
+def test_a_generation_prompt_with_reasoning_is_not_used(args):
     """If the conversation doesn't contain the generation prompt, the query ends after the reply's header."""
     template = (
         "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endfor %}"
@@ -240,7 +240,7 @@ def test_a_template_that_asks_for_thoughts_is_asked_for_nothing(args):
         TEMPLATES["phi3"][0],
     ],
 )
-def test_the_template_of_the_data_writes_what_it_wrote_before_its_eos_changed(args, template):
+def test_changing_the_eos_does_not_change_what_the_template_writes(args, template):
     args = replace(args, template=args.out.parent / "t")
     args.template.write_text(template)
     replace(load_tokenizer(args.tokenizer), chat_template=template).save(args.tokenizer)
@@ -319,7 +319,7 @@ def thinking(args):
         ([ASK, NO], {"enable_thinking": True, "tools": [TOOL]}),
     ],
 )
-def test_tools_calls_thoughts_and_settings_reach_the_template_as_in_transformers(thinking, messages, settings):
+def test_tools_calls_reasoning_and_settings_reach_the_template_as_in_transformers(thinking, messages, settings):
     kwargs = {name: value for name, value in settings.items() if name != "tools"}
     columns = {"tools": settings.get("tools"), "chat_template_kwargs": kwargs or None}
     [row] = convert(thinking, {"messages": messages} | columns)["sft.train"]
@@ -337,8 +337,13 @@ def test_columns_of_other_layouts_give_the_same_rows(thinking):
     call = assistant(tool_calls=[CALL])
     record = {"messages": [system, ASK, call, {"role": "tool", "content": "dry"}, NO], "tools": [TOOL]}
     function_call = {"role": "assistant", "content": None, "function_call": CALL["function"]}
-    said = {"human": "rain?", "function_call": json.dumps(CALL["function"]), "observation": "dry", "gpt": "no"}
-    turns_ = [{"from": speaker, "value": value} for speaker, value in said.items()]
+    by_speaker = {
+        "human": "rain?",
+        "function_call": json.dumps(CALL["function"]),
+        "observation": "dry",
+        "gpt": "no",
+    }
+    turns_ = [{"from": speaker, "value": value} for speaker, value in by_speaker.items()]
     others = [
         record | {"tools": json.dumps([TOOL])},
         {
@@ -368,7 +373,7 @@ def test_columns_of_other_layouts_give_the_same_rows(thinking):
     assert row["chosen"].endswith("chosen") and row["rejected"].endswith("rejected") and "rain?" in row["query"]
 
 
-def test_what_the_template_does_not_write_is_left_out_and_counted(args, capsys):
+def test_conversations_with_parts_that_the_template_drops_are_skipped_and_counted(args, capsys):
     """ChatML writes only roles and contents."""
     rows = convert(
         args,
@@ -430,20 +435,20 @@ def test_what_the_template_does_not_write_is_left_out_and_counted(args, capsys):
         ),
     ],
 )
-def test_a_part_that_is_lost_leaves_the_conversation_out(args, template, messages, reason):
+def test_a_conversation_with_a_lost_part_is_skipped(args, template, messages, reason):
     (args.out.parent / "t").write_text(template)
     with pytest.raises(InputError, match=rf"1 x {reason}"):
         convert(replace(args, template=args.out.parent / "t"), {"messages": messages})
 
 
-def test_of_all_turns_those_of_weight_0_are_no_rows(args):
+def test_turns_with_weight_0_are_skipped(args):
     record = {"messages": [ASK, NO | {"weight": 0}, ASK, assistant("yes")]}
     rows = convert(replace(args, turns="all"), record)["sft.train"]
     assert [row["response"] for row in rows] == ["yes"]
 
 
 # ------------------------------------------------------------------------------------------------------------- filters
-def test_unusable_conversations_are_left_out_and_counted(args, capsys):
+def test_unusable_conversations_are_skipped_and_counted(args, capsys):
     parts = [{"type": "image"}, {"type": "text", "text": "a"}]
     rows = convert(
         replace(args, max_query_length=60, max_response_length=20),
@@ -498,7 +503,7 @@ def test_unusable_conversations_are_left_out_and_counted(args, capsys):
         ("{{ raise_exception('not ' ~ messages[0].content) }}", "rejected by the chat template: not a"),
     ],
 )
-def test_a_template_that_fits_no_reply_leaves_all_out(args, template, reason):
+def test_a_template_that_fits_no_reply_is_an_error(args, template, reason):
     (args.out.parent / "t").write_text(template)
     with pytest.raises(InputError, match=rf"no usable rows \(1 x {reason}\); nothing was written"):
         convert(replace(args, template=args.out.parent / "t"), {"messages": turns("a", "b")})
@@ -551,7 +556,7 @@ def test_a_long_query_loses_only_as_many_old_turns_as_needed(args, capsys):
         ({"prompt": "a", "chosen": "b"}, "not a conversation"),
     ],
 )
-def test_a_broken_record_names_file_line_and_reason_and_nothing_is_written(args, record, reason):
+def test_a_malformed_record_is_reported_with_file_and_line_and_nothing_is_written(args, record, reason):
     with pytest.raises(InputError, match=rf"rows.jsonl:2: {reason}"):
         convert(args, pair("a"), record)
     assert not args.out.exists()

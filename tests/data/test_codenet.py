@@ -80,7 +80,7 @@ def test_a_java_method_can_be_cut_at_the_statements_of_its_blocks_and_ends_with_
     assert codenet.java_methods("class A { int f() { return 1; }") is None
 
 
-def test_a_method_within_a_method_is_one_of_its_own():
+def test_a_nested_method_is_a_separate_method():
     inner = "int g() { if (x) { y(); } return 1; }"
     program = f"class A {{ int f() {{ new B() {{ {inner} {{ z(); }} }}; return 0; }} }}"
     assert [[(method, text.split(";")[0]) for method, text in cuts] for cuts in parts(
@@ -93,7 +93,7 @@ def test_a_method_within_a_method_is_one_of_its_own():
     )] == [[("f", "def g():"), ("f", "class B:"), ("f", "return g")], [("g", "if x:"), ("g", "y()")]]  # fmt: skip
 
 
-def test_a_python_function_can_be_cut_at_the_lines_that_begin_with_a_statement():
+def test_a_python_function_can_be_cut_at_lines_that_start_with_a_statement():
     one = "    a = 1; b = n  # größer\r\n    if n:\r\n    \ta = 2\r\n    return a + b;  # behind"
     assert parts(PYTHON, codenet.python_methods(PYTHON)) == [
         [("f", one), ("f", one[28:]), ("f", one[39:]), ("f", one[51:])]
@@ -192,7 +192,7 @@ def test_python_is_cut_exactly_at_the_generated_statements(data):
 
 def assert_rows_are_the_file(program, methods, language):
     for cut in codenet.draw(methods, 99, random.Random(0)):
-        row = codenet.row_of(program, cut, "p00001", "Add *up*.", "p00001/s1", language)
+        row = codenet.make_row(program, cut, "p00001", "Add *up*.", "p00001/s1", language)
         assert row["prefix"] + row["response"] + row["suffix"] == program
         assert row["prefix"] in row["query"]
         if language == "java":
@@ -216,7 +216,7 @@ def test_a_draw_takes_a_random_method_then_a_random_statement_and_none_twice():
 def test_a_java_row_shows_the_problem_the_code_up_to_the_cut_and_the_marker():
     cut = codenet.java_methods(JAVA)[0][-1]
     prefix, response = JAVA.split("return a + b;")[0], "return a + b;\r\n\t}"
-    assert codenet.row_of(JAVA, cut, "p00001", "Add  up.\n\n1 */ 2 <= é", "p00001/s1.java", "java") == {
+    assert codenet.make_row(JAVA, cut, "p00001", "Add  up.\n\n1 */ 2 <= é", "p00001/s1.java", "java") == {
         "query": "/**\n * Add  up.\n *\n * 1 * / 2 <= é\n */\n" + prefix + "/*<your_code_here>*/",
         "response": response,
         "language": "java",
@@ -225,14 +225,14 @@ def test_a_java_row_shows_the_problem_the_code_up_to_the_cut_and_the_marker():
         "tests": "",
         "meta": {"problem": "p00001", "file": "p00001/s1.java", "method": "of"},
     }
-    assert codenet.row_of(JAVA, cut, "p", "", "s", "java")["query"] == prefix + "/*<your_code_here>*/"
-    assert codenet.row_of(JAVA, cut, "p", "*" + "/", "s", "java")["query"].startswith("/**\n * * /\n */\nclass")
+    assert codenet.make_row(JAVA, cut, "p", "", "s", "java")["query"] == prefix + "/*<your_code_here>*/"
+    assert codenet.make_row(JAVA, cut, "p", "*" + "/", "s", "java")["query"].startswith("/**\n * * /\n */\nclass")
 
 
-def test_a_python_row_lets_the_response_begin_with_its_indentation():
+def test_a_python_response_starts_with_its_indentation():
     program = "def f(n):\n  \tn += 1\n  \treturn n\n"
     [[_, cut]] = codenet.python_methods(program)
-    row = codenet.row_of(program, cut, "p1", 'Add "up".\rNow.', "p1/s.py", "python")
+    row = codenet.make_row(program, cut, "p1", 'Add "up".\rNow.', "p1/s.py", "python")
     assert row["query"] == '# Add "up".\n# Now.\ndef f(n):\n  \tn += 1\n  \t# <your_code_here>\n'
     assert (row["prefix"], row["response"], row["suffix"]) == ("def f(n):\n  \tn += 1\n", "  \treturn n", "\n")
     tokenizer = train_tokenizer([program], 300)
@@ -240,9 +240,9 @@ def test_a_python_row_lets_the_response_begin_with_its_indentation():
 
 
 # ------------------------------------------------------------------------------------------------------------- layouts
-def test_the_problem_is_the_codenet_id_else_the_folder_else_the_file(args):
-    for i, place in enumerate(["p00001/s1", "data/p00002/Python/s2", "p00003/a/b/s3", "a/b/s4", "a/s5", "s6", "p7/s7"]):
-        write(args.source / f"{place}.py", SHORT.format(number=i))
+def test_the_problem_is_the_codenet_id_or_the_directory_or_the_file(args):
+    for i, path in enumerate(["p00001/s1", "data/p00002/Python/s2", "p00003/a/b/s3", "a/b/s4", "a/s5", "s6", "p7/s7"]):
+        write(args.source / f"{path}.py", SHORT.format(number=i))
     rows = convert(args)["code.train"]
     assert {row["meta"]["file"]: row["meta"]["problem"] for row in rows} == {
         "p00001/s1.py": "p00001", "data/p00002/Python/s2.py": "p00002", "p00003/a/b/s3.py": "p00003",
@@ -297,7 +297,7 @@ def test_a_description_has_neither_constraints_nor_samples(tmp_path, html, text)
     assert codenet.description(write(tmp_path / "p.html", html)) == text
 
 
-def test_problems_without_a_text_are_told_of(args, capsys):
+def test_problems_without_a_description_are_reported(args, capsys):
     for i in (1, 2):
         write(args.source / f"p0000{i}" / "s.py", SHORT.format(number=i))
     convert(args)
@@ -312,7 +312,7 @@ def test_problems_without_a_text_are_told_of(args, capsys):
 
 @needs_jdk
 @pytest.mark.slow
-def test_a_row_that_error_prone_refuses_is_left_out(args, plugin, capsys):
+def test_a_row_that_error_prone_rejects_is_skipped(args, plugin, capsys):
     """Grounding assumes that every written program passes."""
     write(args.source / "p00001" / "s1.java", "class A { int f(int n) { int wrong = n; return wrong; } }")
     write(args.source / "p00002" / "s2.java", "class A { int f(int n) { int right = n; return right; } }")
@@ -351,7 +351,7 @@ def test_a_directory_like_java250_becomes_rows_of_java(args, capsys):
 
 
 # ----------------------------------------------------------------------------------------------------- skipped programs
-def test_each_program_left_out_is_counted_by_its_reason(args, capsys):
+def test_skipped_programs_are_counted_by_reason(args, capsys):
     write(args.source / "p00001" / "a.py", SHORT.format(number=1))
     write(args.source / "p00001" / "b.py", SHORT.format(number=1).replace("\n", "\r\n").replace("    ", "\t"))
     write(args.source / "p00002" / "b.py", SHORT.format(number=1))  # a program for another problem isn't a duplicate
@@ -380,7 +380,7 @@ def test_each_program_left_out_is_counted_by_its_reason(args, capsys):
     assert "note: no code.validation.jsonl" in printed
 
 
-def test_rows_beyond_the_limits_are_left_out_and_training_loads_the_others(args, capsys):
+def test_rows_above_the_limits_are_skipped_and_training_loads_the_others(args, capsys):
     for i in range(40):
         write(args.source / f"p{i:05}" / "s.py", "x = 1\n" * (i % 7), SHORT.format(number="n + " * (i % 5) + "1"))
     args = replace(args, cuts=2, vocab_size=300, validation_share=0.3)
@@ -442,7 +442,7 @@ def test_a_draw_depends_only_on_seed_and_path(args):
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
-def test_unusable_input_is_refused_in_one_sentence_and_nothing_is_written(args, tmp_path, monkeypatch):
+def test_unusable_input_is_rejected_and_nothing_is_written(args, tmp_path, monkeypatch):
     write(args.source / "p00001" / "s.py", SHORT)
     table = write(tmp_path / "table" / "metadata" / "p00001.csv", "submission_id\ns\n").parent.parent
     write(table / "p00001" / "s.py", SHORT)
@@ -535,7 +535,7 @@ def test_a_response_is_the_rest_of_its_function():
         assert ast.unparse(max(statements, key=lambda node: node.lineno)) == "return here"
 
 
-def test_without_nested_cuts_a_response_begins_at_a_statement_of_the_body():
+def test_without_nested_cuts_a_response_starts_at_a_statement_of_the_body():
     java = "class A { int f(int n) { int m = n; while (m > 0) { m--; n += m; } return n; } }"
     python = "def f(n):\n    m = n\n    while m > 0:\n        m -= 1\n        n += m\n    return n\n"
     for methods_of, program in ((codenet.java_methods, java), (codenet.python_methods, python)):

@@ -62,7 +62,7 @@ def test_every_turn_from_the_second_on_answers_the_three_before_it(args):
     assert texts(convert(replace(args, history=1))["sft.test"])[3] == ("Dialogue:\nD\nReply:", " E !")
 
 
-def test_files_and_folders_name_the_split(args):
+def test_the_split_is_read_from_file_and_directory_names(args):
     for name in ("dialogues_train.txt", "validation/dialogues_validation.txt", "test/dialogues_test.txt"):
         write(args, name, f"{name} __eou__ yes __eou__\n")
     rows = convert(args)
@@ -153,7 +153,7 @@ def test_a_long_history_loses_only_as_many_old_turns_as_needed():
         assert dialogue.make_query(history, TOKENIZER, length - 1) == shorter
 
 
-def test_a_row_whose_last_turn_is_too_long_is_left_out_and_counted(args, capsys):
+def test_a_row_with_a_last_turn_that_is_too_long_is_skipped_and_counted(args, capsys):
     write(args, "dialogues_train.txt", "hello __eou__ quite a few words in this one __eou__ you __eou__\n")
     length = len(TOKENIZER.encode("Dialogue:\nhello\nReply:"))
     [row] = convert(replace(args, max_query_length=length))["sft.train"]
@@ -161,7 +161,7 @@ def test_a_row_whose_last_turn_is_too_long_is_left_out_and_counted(args, capsys)
     assert f"1  a last turn longer than --max-query-length {length}\n" in capsys.readouterr().out
 
 
-def test_a_reply_that_is_too_long_with_its_eos_is_left_out_and_counted(args, capsys):
+def test_a_reply_that_is_too_long_with_eos_is_skipped_and_counted(args, capsys):
     write(args, "dialogues_train.txt", "hello __eou__ fine and you __eou__ you __eou__\n")
     length = len(TOKENIZER.encode(" fine and you"))
     assert len(convert(replace(args, max_response_length=length + 1))["sft.train"]) == 2
@@ -229,7 +229,7 @@ def test_a_malformed_corpus_names_file_and_line_and_nothing_is_written(args, lin
         ({"vocab_size": 200, "tokenizer": None}, "--vocab-size 200"),
     ],
 )
-def test_impossible_settings_are_refused(args, change, reason):
+def test_impossible_settings_are_rejected(args, change, reason):
     if "source" in change:
         change = {"source": args.source / change["source"]}
         if change["source"].suffix == ".txt":
@@ -267,19 +267,19 @@ def test_real_dailydialog_has_a_row_per_turn_but_the_first(real_data, args):
 def test_real_cornell_has_a_row_per_line_but_first_and_empty_ones(real_data, args, capsys):
     args = replace(args, source=real_data / "cornell_movie_dialogs", tokenizer=str(real_data / "tokenizers" / "gpt2"))
     rows = convert(replace(args, max_response_length=10_000))
-    said = {}
+    words_by_line = {}
     for line in (args.source / "movie_lines.txt").read_bytes().decode().split("\r\n")[:-1]:
         line_id, _, _, _, text = line.split(" +++$+++ ")
-        said[line_id] = text.split()
+        words_by_line[line_id] = text.split()
     expected, num_empty = [], 0
     for line in (args.source / "movie_conversations.txt").read_bytes().decode().split("\r\n")[:-1]:
         line_ids = ast.literal_eval(line.split(" +++$+++ ")[3])
         for before, after in zip(line_ids, line_ids[1:], strict=False):
-            if said[before] and said[after]:
-                expected.append((said[before], said[after]))
+            if words_by_line[before] and words_by_line[after]:
+                expected.append((words_by_line[before], words_by_line[after]))
             else:
                 num_empty += 1
     got = [(q.split("\n")[-2].split(), r.split()) for name in rows for q, r in texts(rows[name])]
     assert sorted(got) == sorted(expected)
-    assert (len(said), len(expected), num_empty) == (23_692, 17_037, 2)
+    assert (len(words_by_line), len(expected), num_empty) == (23_692, 17_037, 2)
     assert 0.08 < len(rows["sft.validation"]) / len(expected) < 0.12

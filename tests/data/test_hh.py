@@ -42,7 +42,7 @@ def convert(args, *records, name="test.jsonl"):
 
 
 @pytest.mark.parametrize("name", ["test.jsonl", "test.jsonl.gz"])
-def test_the_query_is_what_the_transcripts_share(args, name):
+def test_the_query_is_the_shared_prefix_of_the_transcripts(args, name):
     rows = convert(args, pair("hi", "hello", "cat?", chosen=" my cat", rejected=" my mat"), name=name)
     query = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: cat?\n\nAssistant:"
     meta = {"batch": "harmless-base", "confidence": None, "split": "test", "policies": None}
@@ -62,12 +62,12 @@ def test_the_query_is_what_the_transcripts_share(args, name):
         (dialogue("a", "b\n\nAssistant: c"), dialogue("a", "d")),  # one reply is two turns
     ],
 )
-def test_transcripts_that_differ_early_make_no_pair(chosen, rejected):
+def test_transcripts_that_differ_early_are_skipped(chosen, rejected):
     assert hh.split_pair(chosen, rejected) is None
     assert hh.split_pair(rejected, chosen) is None
 
 
-def test_unusable_pairs_are_left_out_and_counted(args, capsys):
+def test_unusable_pairs_are_skipped_and_counted(args, capsys):
     rows = convert(
         replace(args, max_query_length=60, max_response_length=20),
         pair("a"),
@@ -130,7 +130,7 @@ def test_published_splits_can_be_kept_by_two_runs(args):
         ({"chosen": dialogue("a", "b"), "rejected": "b"}, "'rejected' is not a transcript"),
     ],
 )
-def test_a_broken_pair_names_file_line_and_reason_and_nothing_is_written(args, record, reason):
+def test_a_malformed_pair_is_reported_with_file_and_line_and_nothing_is_written(args, record, reason):
     with pytest.raises(InputError, match=rf"test.jsonl:2: {reason}"):
         convert(args, pair("a"), record)
     assert not args.out.exists()

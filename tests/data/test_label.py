@@ -75,7 +75,7 @@ def test_back_changes_a_label_skip_removes_it_and_other_keys_do_nothing(args, mo
     assert "unknown key 'x'" in capsys.readouterr().out
 
 
-def test_a_higher_number_of_questions_includes_those_of_a_lower_one(args, monkeypatch):
+def test_more_questions_include_the_questions_of_a_smaller_number(args, monkeypatch):
     press(monkeypatch, "y" * 4)
     label.main(replace(args, num_questions=1))
     [query] = {row["query"] for row in read_jsonl(args.out, {})}
@@ -85,7 +85,7 @@ def test_a_higher_number_of_questions_includes_those_of_a_lower_one(args, monkey
     assert len(labels) == 12 and all(row["useful"] == (row["query"] == query) for row in labels)
 
 
-def test_labels_become_arrays_with_nan_where_there_is_none(args, monkeypatch):
+def test_labels_become_arrays_with_nan_for_missing_labels(args, monkeypatch):
     press(monkeypatch, "ynynyn")
     label.main(args)
     table = load_labels(args.out, rows())
@@ -113,13 +113,13 @@ def test_control_characters_in_a_sample_do_not_reach_the_terminal(tmp_path, monk
         ({"query": "question 0", "policy": "sft"}, "'index' is missing"),
     ],
 )
-def test_labels_of_other_samples_are_refused(args, line, sentence):
+def test_labels_of_other_samples_are_rejected(args, line, sentence):
     args.out.write_text(json.dumps(line) + "\n")
     with pytest.raises(InputError, match=f"labels.jsonl:1: .*{sentence}"):
         label.main(args)
 
 
-def test_a_second_label_for_an_answer_is_refused(args, monkeypatch):
+def test_a_duplicate_label_is_rejected(args, monkeypatch):
     press(monkeypatch, "y")
     label.main(args)
     args.out.write_text(args.out.read_text() * 2)
@@ -131,12 +131,12 @@ def test_a_second_label_for_an_answer_is_refused(args, monkeypatch):
     ("change", "sentence"),
     [({"num_questions": 0}, "--num-questions 0"), ({"seed": -1}, "--seed -1")],
 )
-def test_impossible_settings_are_refused(args, change, sentence):
+def test_impossible_settings_are_rejected(args, change, sentence):
     with pytest.raises(InputError, match=sentence):
         label.main(replace(args, **change))
 
 
-def test_samples_with_differing_policies_are_refused(args):
+def test_samples_with_differing_policies_are_rejected(args):
     broken = rows()
     del broken[2]["policies"]["ppo"]
     write_jsonl(args.samples, broken)

@@ -62,14 +62,14 @@ def agrees(values: list[bool], expected: list[float]) -> bool:
 
 
 # ------------------------------------------------------------------------------------------ everything but the labels
-def test_the_default_files_are_those_from_before_the_dials_byte_for_byte(tmp_path: Path) -> None:
+def test_the_default_files_are_byte_for_byte_as_before_the_dials(tmp_path: Path) -> None:
     tiny.main(replace(SMALL, out=tmp_path))
     written = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.glob("*.jsonl")}
     assert written == BEFORE_THE_DIALS
 
 
 @pytest.mark.parametrize("dial", TURNED)
-def test_a_dial_changes_labels_and_neither_posts_nor_pairs(dial: str) -> None:
+def test_a_dial_changes_labels_but_not_posts_or_pairs(dial: str) -> None:
     straight, turned = (tiny.make_world(replace(SMALL, num_comparisons=400, **d)) for d in ({}, {dial: TURNED[dial]}))
     assert straight["sft.train"] == turned["sft.train"] and straight["sft.validation"] == turned["sft.validation"]
     before, after = straight["comparisons.train"], turned["comparisons.train"]
@@ -82,7 +82,7 @@ def test_a_dial_changes_labels_and_neither_posts_nor_pairs(dial: str) -> None:
         assert (row["meta"]["confidence"] > 5) == (row["meta"]["choice"] == 1)
 
 
-def test_what_is_compared_in_training_changes_nothing_else() -> None:
+def test_settings_of_training_comparisons_change_nothing_else() -> None:
     before = tiny.make_world(SMALL)
     for changes in ({"num_comparisons": 20}, {"summarisers": ("lead", "terse")}, {"num_triads": 3}):
         after = tiny.make_world(replace(SMALL, **changes))
@@ -92,7 +92,7 @@ def test_what_is_compared_in_training_changes_nothing_else() -> None:
 
 # --------------------------------------------------------------------------------------------------------- each dial
 @pytest.mark.slow
-def test_at_a_higher_temperature_labels_are_right_as_often_as_bradley_terry_says() -> None:
+def test_labels_at_any_temperature_match_bradley_terry() -> None:
     for temperature in (0.1, 1.6, 6.4):
         rows = [row for row in pairs_of(temperature=temperature) if gold_difference(row)]
         right = [row["meta"]["gold_chosen"] > row["meta"]["gold_rejected"] for row in rows]
@@ -100,20 +100,20 @@ def test_at_a_higher_temperature_labels_are_right_as_often_as_bradley_terry_says
         assert agrees(right, expected), temperature
 
 
-def test_the_share_of_flipped_labels_is_the_rate(ideal: list[dict]) -> None:
+def test_the_share_of_flipped_labels_is_the_flip_rate(ideal: list[dict]) -> None:
     for rate in (0.1, 0.25, 1.0):
         flipped = [a["chosen"] != b["chosen"] for a, b in zip(ideal, pairs_of(flip_rate=rate), strict=True)]
         assert agrees(flipped, [rate] * len(flipped)) if rate < 1 else all(flipped)
 
 
-def test_a_flip_does_not_move_the_other_labels(ideal: list[dict]) -> None:
+def test_a_flip_does_not_change_the_other_labels(ideal: list[dict]) -> None:
     """Flips use a separate generator: a higher rate adds flips to the flips of a lower rate."""
     few, many = ([a["chosen"] != b["chosen"] for a, b in zip(ideal, pairs_of(flip_rate=rate), strict=True)]
                  for rate in (0.1, 0.4))  # fmt: skip
     assert all(m for f, m in zip(few, many, strict=True) if f)
 
 
-def test_the_longer_response_wins_as_often_as_the_bonus_says() -> None:
+def test_the_longer_response_wins_as_often_as_the_bonus_implies() -> None:
     shares = []
     for bonus in (0.0, 0.3, -0.3, 1.0):
         rows = [row for row in pairs_of(length_bonus=bonus) if words(row["chosen"]) != words(row["rejected"])]
@@ -129,7 +129,7 @@ def test_the_longer_response_wins_as_often_as_the_bonus_says() -> None:
     assert negative < none < some < much and none < 0.7 and much > 0.8
 
 
-def test_the_first_response_wins_as_often_as_the_bonus_says() -> None:
+def test_the_first_response_wins_as_often_as_the_bonus_implies() -> None:
     shares = []
     for bonus in (0.0, 1.0, -1.0):
         rows = pairs_of(position_bonus=bonus)
@@ -139,7 +139,7 @@ def test_the_first_response_wins_as_often_as_the_bonus_says() -> None:
     assert shares[2] < 0.45 < shares[0] < 0.55 < shares[1]
 
 
-def test_random_workers_are_right_half_of_the_time_and_the_others_as_before(ideal: list[dict]) -> None:
+def test_random_workers_are_right_half_of_the_time_and_the_others_do_not_change(ideal: list[dict]) -> None:
     rows = pairs_of(random_workers=3)
     guessers, honest = (
         [i for i, row in enumerate(rows) if (row["meta"]["worker"] in WORKERS[:3]) == guesses and gold_difference(row)]
@@ -177,7 +177,7 @@ FOUR, THREE, TWO = (
 )  # fmt: skip
 
 
-def test_who_sees_no_small_differences_prefers_in_a_circle() -> None:
+def test_ignoring_small_differences_makes_preferences_cyclic() -> None:
     """4, 3 and 2 facts in 10, 7 and 4 words. One fact fewer isn't noticed, and 3 words count 1.5; two facts count 2."""
     labellers = Labellers(Dials(indifference=1.5), tiny.WEIGHTS, 1)
     differences = [
@@ -196,7 +196,7 @@ def agreement_of(tmp_path: Path, **dials) -> dict:
     return pair_agreement(load_labelled_pairs(tmp_path / "agreement.jsonl"))
 
 
-def test_cycles_are_counted_in_what_all_workers_label(tmp_path: Path) -> None:
+def test_cycles_are_counted_in_the_triads(tmp_path: Path) -> None:
     calm = agreement_of(tmp_path, temperature=0.01)
     assert calm["num_annotators"] == 8 and calm["num_pairs"] == calm["num_common"] == 450
     assert calm["num_triads"] == 150 * 8
@@ -204,7 +204,7 @@ def test_cycles_are_counted_in_what_all_workers_label(tmp_path: Path) -> None:
     assert agreement_of(tmp_path, temperature=0.01, indifference=1.5)["circular_share"] > calm["circular_share"] + 0.05
 
 
-def test_guessers_agree_by_chance_and_the_ideal_ones_do_agree(tmp_path: Path) -> None:
+def test_guessers_agree_by_chance_and_ideal_workers_agree(tmp_path: Path) -> None:
     """With eight guessers, kappa is 0 and a quarter of the triads are circular; 3600 labels for 450 pairs."""
     guess = agreement_of(tmp_path, random_workers=8)
     assert abs(guess["fleiss_kappa"]) < 4 / math.sqrt(450 * 28)  # the 28 pairs of workers are nearly independent
@@ -218,7 +218,7 @@ def test_taste_costs_agreement(tmp_path: Path) -> None:
     assert kappas[1] < kappas[0] - 0.1
 
 
-def test_a_world_without_triads_takes_away_those_of_the_one_it_replaces(tmp_path: Path) -> None:
+def test_a_world_without_triads_removes_the_triads_of_the_world_it_replaces(tmp_path: Path) -> None:
     tiny.main(replace(SMALL, out=tmp_path, num_triads=2))
     rows = [json.loads(line) for line in (tmp_path / "agreement.jsonl").read_text().splitlines()]
     assert len(rows) == 6 and all(row["preferred"].keys() == set(WORKERS) for row in rows)
@@ -228,7 +228,7 @@ def test_a_world_without_triads_takes_away_those_of_the_one_it_replaces(tmp_path
 
 # ------------------------------------------------------------------------------------------------------- the formula
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
-def test_a_probability_is_one_whatever_the_scores(difference: float, temperature: float) -> None:
+def test_preferences_are_probabilities_for_any_scores(difference: float, temperature: float) -> None:
     p = preference_probability(difference, temperature)
     assert 0 <= p <= 1
     assert p + preference_probability(-difference, temperature) == pytest.approx(1)
@@ -249,7 +249,7 @@ def test_a_probability_is_one_whatever_the_scores(difference: float, temperature
         ({"summarisers": ("good", "good")}, "--summarisers good good: a comparison needs two or more"),
     ],
 )
-def test_a_dial_beyond_its_range_is_refused_and_nothing_is_written(tmp_path: Path, wrong: dict, named: str) -> None:
+def test_a_dial_out_of_range_is_rejected_and_nothing_is_written(tmp_path: Path, wrong: dict, named: str) -> None:
     with pytest.raises(InputError, match=named):
         tiny.main(replace(SMALL, out=tmp_path / "data", **wrong))
     assert not (tmp_path / "data").exists()

@@ -82,19 +82,19 @@ def test_a_problem_becomes_a_row_of_the_data_contract(args):
     }
 
 
-def test_a_program_is_prompt_completion_and_tests_and_nothing_else(args):
+def test_a_program_is_exactly_prompt_completion_and_tests(args):
     [row] = convert(args, PROBLEM)["code.test"]
     program = program_of(row, "return 0;}}")
     assert program.code + program.tests == PROBLEM["prompt"] + "return 0;}}" + TEST
 
 
-def test_samples_in_the_source_are_left_out_and_counted(args, capsys):
+def test_samples_in_the_source_are_skipped_and_counted(args, capsys):
     write(args.out.parent / "source" / "examples" / "samples.jsonl", SAMPLE, SAMPLE)
     assert len(convert(args, PROBLEM)["code.test"]) == 1
     assert re.search(r"^ +2  a sample, not a problem: pass it to --samples", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_seeded_coin_draws_the_test_set(args, capsys):
+def test_the_test_set_is_a_seeded_random_share(args, capsys):
     problems = [PROBLEM | {"task_id": f"MBJP/{i}"} for i in range(100)]
     problems += [UNSOLVED | {"task_id": f"MathQA/{i}"} for i in range(100)]
     args = replace(args, test_share=0.3)
@@ -103,14 +103,14 @@ def test_a_seeded_coin_draws_the_test_set(args, capsys):
     trained = {row["meta"]["task_id"] for row in rows["code.train"]}
     assert 40 <= len(tested) <= 80 and not tested & trained  # 60 expected, standard deviation 6.5
     assert all(row["response"] for row in rows["code.train"])
-    left_out = 200 - len(tested) - len(trained)
-    expected = rf"^ +{left_out}  mathqa: a training problem without a solution$"
-    assert left_out > 0 and re.search(expected, capsys.readouterr().out, re.MULTILINE)
+    skipped = 200 - len(tested) - len(trained)
+    expected = rf"^ +{skipped}  mathqa: a training problem without a solution$"
+    assert skipped > 0 and re.search(expected, capsys.readouterr().out, re.MULTILINE)
     assert convert(args, *reversed(problems))["code.test"][::-1] == rows["code.test"]
     assert convert(replace(args, seed=2), *problems) != rows
 
 
-def test_a_second_coin_draws_the_validation_set_from_the_rest(args):
+def test_the_validation_set_is_a_random_share_of_the_rest(args):
     problems = [PROBLEM | {"task_id": f"MBJP/{i}"} for i in range(100)]
     before = convert(replace(args, test_share=0.3), *problems)
     rows = convert(replace(args, test_share=0.3, validation_share=0.5), *problems)
@@ -120,7 +120,7 @@ def test_a_second_coin_draws_the_validation_set_from_the_rest(args):
     assert 20 <= len(rows["code.validation"]) <= 50  # 35 expected
 
 
-def test_training_rows_beyond_the_limits_are_left_out_and_a_test_is_never(args, capsys, tmp_path):
+def test_training_rows_above_the_limits_are_skipped_but_test_rows_never_are(args, capsys, tmp_path):
     tokenizer = train_tokenizer([PROBLEM["prompt"]], 300)
     tokenizer.save(tmp_path / "tokenizer")
     long = {"prompt": PROBLEM["prompt"].replace("The square.", "The square. " * 9)}
@@ -157,10 +157,10 @@ def test_training_rows_beyond_the_limits_are_left_out_and_a_test_is_never(args, 
 
 
 @pytest.mark.slow
-def test_samples_that_pass_are_the_solutions_of_problems_to_train_on(args, tmp_path, capsys):
+def test_passing_samples_become_solutions_of_training_problems(args, tmp_path, capsys):
     problems = [UNSOLVED | {"task_id": f"MathQA/{i}"} for i in range(6)] + [PROBLEM]
     args = replace(args, test_share=0.5, seed=3)
-    trained = [i for i in range(6) if mxeval.file_of(f"MathQA/{i}", args) == "code.train"]
+    trained = [i for i in range(6) if mxeval.output_file(f"MathQA/{i}", args) == "code.train"]
     [test, *_] = [i for i in range(6) if i not in trained]
     first, second, *_ = trained
     right, wrong = "return n * n; } }", "return n; } }"
@@ -182,7 +182,7 @@ def test_samples_that_pass_are_the_solutions_of_problems_to_train_on(args, tmp_p
         convert(replace(args, solutions=(samples,), test_share=1.0), *problems)
 
 
-def test_files_of_another_split_are_told_of(args, capsys):
+def test_files_from_an_earlier_split_are_reported(args, capsys):
     problems = [PROBLEM | {"task_id": f"MBJP/{i}"} for i in range(9)]
     convert(replace(args, test_share=0.5), *problems)
     assert "was there before" not in capsys.readouterr().out
@@ -205,14 +205,14 @@ def test_files_of_another_split_are_told_of(args, capsys):
         ({key: value for key, value in PROBLEM.items() if key != "canonical_solution"}, "'canonical_solution' is miss"),
     ],
 )
-def test_a_broken_record_names_file_line_and_reason_and_nothing_is_written(args, record, reason):
+def test_a_malformed_record_is_reported_with_file_and_line_and_nothing_is_written(args, record, reason):
     with pytest.raises(InputError, match=rf"problems.jsonl:2: .*{reason}|problems.jsonl:2: {reason}") as error:
         convert(args, PROBLEM, record)
     assert "\n" not in str(error.value)
     assert not args.out.exists()
 
 
-def test_unusable_flags_and_samples_are_refused_in_one_sentence(args, tmp_path):
+def test_unusable_flags_and_samples_are_rejected(args, tmp_path):
     for changes, reason in (
         ({"test_share": 1.5}, "--test-share 1.5"),
         ({"validation_share": -0.1}, "--validation-share -0.1"),
@@ -258,7 +258,7 @@ def test_every_real_problem_is_a_row(real_data, args, capsys):
     assert re.search(r"^ +1,710  a sample", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_real_mbjp_fits_what_reads_it(real_data, args):
+def test_real_mbjp_fits_the_limits_of_training_and_evaluation(real_data, args):
     """No test prompt exceeds eval.py's limit, and no training row exceeds train_sft.py's."""
     source = real_data / "mxeval_java" / "mbxp" / "mbjp_release_v1.2.jsonl"
     tokenizer = real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json"

@@ -20,7 +20,7 @@ def test_the_hub_comes_first(monkeypatch):
     assert pretrained.find() == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
-def test_without_the_hub_it_is_the_file_of_the_package_converted_once(monkeypatch, tmp_path):
+def test_without_the_hub_the_packages_file_is_converted_once(monkeypatch, tmp_path):
     converted = []
 
     def convert(file, out):
@@ -42,7 +42,7 @@ def test_without_the_hub_it_is_the_file_of_the_package_converted_once(monkeypatc
     assert converted == [tmp_path / "package_with_a_model" / "model.gguf"]
 
 
-def test_the_command_ends_in_a_sentence_where_there_is_neither(monkeypatch):
+def test_without_hub_and_package_the_command_fails_with_instructions(monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr("nanorlhf.files.hub_directory", no_hub)
     monkeypatch.setattr(

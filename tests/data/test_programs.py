@@ -49,7 +49,7 @@ def drawn(num_problems, seed=0):
 
 
 # -------------------------------------------------------------------------------------------------------- 1. problems
-def test_the_answer_is_what_the_comment_says():
+def test_the_answer_matches_the_comment():
     kinds = set()
     for problem, _, rng in drawn(500):
         numbers = [rng.randint(1, 30) for _ in range(rng.randint(0, 7))]
@@ -85,15 +85,15 @@ def test_no_name_in_a_program_means_two_things():
     assert len(items) == 2 * len(programs.ITEMS) and not items & accumulators
     assert not (items | accumulators) & others and not set(programs.BOUNDS) & (accumulators | others)
     assert not set(programs.BOUNDS) & set(programs.ITEMS)
-    own = "|".join(programs.SYLLABLES)  # made-up names have no other meaning
+    syllables = "|".join(programs.SYLLABLES)  # made-up names have no other meaning
     words = {*items, *accumulators, *others, *programs.BOUNDS, *keyword.kwlist, *dir(builtins)}
-    assert not [word for word in words if re.fullmatch(f"({own}){{3}}", word)]
+    assert not [word for word in words if re.fullmatch(f"({syllables}){{3}}", word)]
     num_own = 0
     for problem, style, _ in drawn(300):
         assert problem.bound != programs.ITEMS[problem.items]  # `mark` is a bound and an item
         names = [style.item, style.accumulator, style.index]
         assert len(set(names)) == 3
-        num_own += all(re.fullmatch(f"({own}){{3}}", name) for name in names)
+        num_own += all(re.fullmatch(f"({syllables}){{3}}", name) for name in names)
     assert 0.65 < num_own / 300 < 0.85
 
 
@@ -246,7 +246,7 @@ def test_the_language_is_python_without_a_jdk(tmp_path, monkeypatch, capsys):
         ({"seed": -1}, "--seed -1"),
     ],
 )
-def test_impossible_settings_are_refused_in_one_sentence_before_anything_is_written(tmp_path, change, sentence):
+def test_impossible_settings_are_rejected_before_anything_is_written(tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence) as raised:
         programs.main(replace(SMALL, out=tmp_path / "out", **change))
     assert "\n" not in str(raised.value) and not (tmp_path / "out").exists()

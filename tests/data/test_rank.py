@@ -58,7 +58,7 @@ def saved(args: Args) -> list[dict]:
 
 
 # -------------------------------------------------------------------------------------------------------- what is shown
-def test_a_ranking_names_the_answers_in_the_order_typed(args, monkeypatch, capsys) -> None:
+def test_a_ranking_lists_the_answers_in_the_order_typed(args, monkeypatch, capsys) -> None:
     answer(monkeypatch, "2 1 4 3", "1,2,3,4", "4321")
     rank.main(args)
     orders = [[1, 0, 3, 2], [0, 1, 2, 3], [3, 2, 1, 0]]
@@ -82,20 +82,20 @@ def test_the_answers_are_spread_over_the_self_ranking_and_stored_in_the_sources_
 
 def test_the_screen_hides_the_self_ranking_and_differs_between_annotators(args, monkeypatch, capsys) -> None:
     write_jsonl(args.source, [row(number) for number in range(200)])
-    places = {}
+    ranks = {}
     for annotator in ("ana", "ben"):
         answer(monkeypatch, *["1234"] * 200)
         rank.main(replace(args, num_questions=200, annotator=annotator, out=args.out.with_name(annotator)))
-        places[annotator] = [[int(text.split()[-1]) for text in screen] for screen in shown(capsys.readouterr().out)]
-    for screens in places.values():
-        for place in range(4):  # the best answer is in each position about equally often
-            assert 30 < sum(screen[place] == 1 for screen in screens) < 70
-    assert sum(a == b for a, b in zip(*places.values(), strict=True)) < 30  # 1 in 24 by chance
-    ours, theirs = (saved(replace(args, out=args.out.with_name(name))) for name in places)
+        ranks[annotator] = [[int(text.split()[-1]) for text in screen] for screen in shown(capsys.readouterr().out)]
+    for screens in ranks.values():
+        for position in range(4):  # the best answer is in each position about equally often
+            assert 30 < sum(screen[position] == 1 for screen in screens) < 70
+    assert sum(a == b for a, b in zip(*ranks.values(), strict=True)) < 30  # 1 in 24 by chance
+    ours, theirs = (saved(replace(args, out=args.out.with_name(name))) for name in ranks)
     assert [(a["query"], a["answers"]) for a in ours] == [(b["query"], b["answers"]) for b in theirs]
 
 
-def test_equal_answers_are_shown_once_and_questions_with_too_few_are_left_out(args, monkeypatch, capsys) -> None:
+def test_equal_answers_are_shown_once_and_questions_with_too_few_are_skipped(args, monkeypatch, capsys) -> None:
     few = {"query": "few", "answers": ["a", "b", "a ", "b", "c", "c"]}
     enough = {"query": "enough", "answers": ["a", "b", "a ", "", "c", "c"]}
     write_jsonl(args.source, [few, enough, enough])
@@ -163,17 +163,17 @@ def test_back_changes_a_ranking_and_skip_removes_it(args, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("typed", ["", "1 2 3", "1 1 2 3", "1 2 3 5", "0 1 2 3", "12345", "b a d c", "-1 2 3 4", "²13"])
-def test_an_invalid_order_is_asked_again(args, monkeypatch, capsys, typed) -> None:
+def test_an_invalid_order_is_requested_again(args, monkeypatch, capsys, typed) -> None:
     answer(monkeypatch, typed, "4 3 2 1", "q")
     rank.main(args)
     assert "doesn't have each of 1 to 4 exactly once" in capsys.readouterr().out and len(saved(args)) == 1
 
 
-def test_orders_may_be_written_in_three_ways() -> None:
+def test_orders_can_be_written_in_three_ways() -> None:
     assert parse_order("2 1 4 3", 4) == parse_order("2,1, 4,3", 4) == parse_order("2143", 4) == [1, 0, 3, 2]
 
 
-def test_a_higher_number_of_questions_includes_those_of_a_lower_one(args, monkeypatch) -> None:
+def test_more_questions_include_the_questions_of_a_smaller_number(args, monkeypatch) -> None:
     answer(monkeypatch, "1234")
     rank.main(replace(args, num_questions=1))
     first = saved(args)
@@ -183,7 +183,7 @@ def test_a_higher_number_of_questions_includes_those_of_a_lower_one(args, monkey
 
 
 # -------------------------------------------------------------------------------------------------------- bad input
-def test_a_simulated_annotator_ranks_by_the_function_plus_their_own_noise(args, tmp_path, capsys) -> None:
+def test_a_simulated_annotator_ranks_by_the_function_plus_individual_noise(args, tmp_path, capsys) -> None:
     (tmp_path / "truth.py").write_text("def score(query, answer):\n    return -int(answer.split()[-1])\n")
     simulated = replace(args, simulate=f"{tmp_path / 'truth.py'}:score", simulated_noise=0.0)
     rank.main(simulated)
@@ -221,7 +221,7 @@ def test_a_simulated_annotator_ranks_by_the_function_plus_their_own_noise(args, 
         ({"representatives": True}, r"ana.jsonl:1: ranks other answers than these flags select"),
     ],
 )
-def test_rankings_of_others_or_of_other_answers_are_refused_and_kept(args, monkeypatch, change, sentence) -> None:
+def test_rankings_by_others_or_of_other_answers_are_rejected_and_kept(args, monkeypatch, change, sentence) -> None:
     answer(monkeypatch, "1234")
     rank.main(args)
     before = args.out.read_bytes()
@@ -230,7 +230,7 @@ def test_rankings_of_others_or_of_other_answers_are_refused_and_kept(args, monke
     assert args.out.read_bytes() == before
 
 
-def test_duplicate_and_damaged_rankings_are_refused(args, monkeypatch) -> None:
+def test_duplicate_and_damaged_rankings_are_rejected(args, monkeypatch) -> None:
     answer(monkeypatch, "1234")
     rank.main(args)
     once = args.out.read_text()
@@ -254,7 +254,7 @@ def test_duplicate_and_damaged_rankings_are_refused(args, monkeypatch) -> None:
         ({"representatives": [[0]]}, r"'representatives\[0\]' must be int, not list"),
     ],
 )
-def test_a_broken_line_of_the_source_is_named(args, change, sentence) -> None:
+def test_a_malformed_line_of_the_source_is_located(args, change, sentence) -> None:
     args.source.write_text(json.dumps(row(0)) + "\n" + json.dumps(row(1) | change) + "\n")
     with pytest.raises(InputError, match=f"self_rank.jsonl:2: .*{sentence}"):
         rank.main(replace(args, representatives=True))
@@ -272,13 +272,13 @@ def test_a_broken_line_of_the_source_is_named(args, change, sentence) -> None:
         ({"annotator": " "}, "--annotator is empty"),
     ],
 )
-def test_impossible_settings_are_refused(args, change, sentence) -> None:
+def test_impossible_settings_are_rejected(args, change, sentence) -> None:
     with pytest.raises(InputError, match=sentence):
         rank.main(replace(args, **change))
     assert not args.out.exists()
 
 
-def test_the_command_says_what_is_missing(monkeypatch, capsys) -> None:
+def test_the_command_reports_a_missing_file(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["data.rank", "--source", "nowhere.jsonl", "--out", "x", "--annotator", "ana"])
     with pytest.raises(SystemExit) as stop:
         run_module(rank.main, Args)

@@ -31,14 +31,14 @@ def rows_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_no_question_comes_twice(world):
+def test_questions_are_distinct(world):
     train, validation = (rows_of(world / f"{split}.jsonl") for split in ("train", "validation"))
     assert len(train) == 350 and len(validation) == 150
     assert len({row["prompt"][-1]["content"] for row in train + validation}) == 500
     assert Counter(row["task"] for row in train + validation) == reason.NUM_PROBLEMS
 
 
-def test_every_right_answer_is_right_by_python(world):
+def test_answers_match_python(world):
     for row in rows_of(world / "train.jsonl"):
         question = row["prompt"][-1]["content"]
         assert int(row["answer"]) == eval(re.search(r"-?\d+ [-+*] \d+", question)[0])
@@ -77,7 +77,7 @@ def test_the_package_judges_the_last_number_of_a_reply(world):
     ]
     + [(whole, whole) for whole in ("11.5", "1,011", "1e3", "4-7", "22/2", "4+7", "10:11")],
 )
-def test_a_part_of_a_number_is_no_answer(response, answer):
+def test_part_of_a_number_is_not_an_answer(response, answer):
     """The answer in a reply that ends in 11.5 is not 5."""
     assert reason.answer_in(response) == answer
 
@@ -86,7 +86,7 @@ def test_what_counts_as_a_number():
     assert reason.says_a_number([""] * 3, ["It is 4.", "four", "-1"]) == [1, 0, 1]
 
 
-def test_the_recipe_reads_what_chat_makes_of_them(world, tmp_path):
+def test_the_recipe_reads_the_files_converted_by_chat(world, tmp_path):
     chat_tokenizer("chatml").save(tmp_path / "tokenizer")
     chat.main(chat.Args(source=str(world), out=tmp_path / "data", tokenizer=str(tmp_path / "tokenizer")))
     tokenizer = chat_tokenizer("chatml")
@@ -95,13 +95,13 @@ def test_the_recipe_reads_what_chat_makes_of_them(world, tmp_path):
     assert RewardFunction(SOLVED, [row.record for row in rows]).columns == ("entry",)
 
 
-def test_training_needs_a_problem_too(tmp_path):
+def test_training_needs_at_least_one_problem(tmp_path):
     with pytest.raises(InputError, match="--num-validation 500: it must be at most 499"):
         reason.main(reason.Args(out=tmp_path / "out", num_validation=500))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_package_is_one_sentence(monkeypatch):
+def test_a_missing_package_is_an_input_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     reason.package.cache_clear()
     with pytest.raises(InputError, match="install it with `pip install reasoning-gym`"):

@@ -121,7 +121,7 @@ def test_a_template_replaces_the_one_that_a_tokenizer_lacks(args):
     assert row["chat"] and row["query"].endswith("<|im_start|>assistant\n")
 
 
-def test_a_record_is_left_out_whole(args, capsys):
+def test_a_record_is_skipped_as_a_whole(args, capsys):
     long, empty = "cat " * 60, " "
     rows = convert(
         replace(args, max_query_length=20, max_response_length=30),
@@ -157,19 +157,19 @@ def test_a_record_is_left_out_whole(args, capsys):
         (STYLES | {"prompt": 3}, "the field 'prompt' must be str, not int"),
     ],
 )
-def test_a_broken_record_names_file_line_and_reason_and_nothing_is_written(args, record, sentence):
+def test_a_malformed_record_is_reported_with_file_and_line_and_nothing_is_written(args, record, sentence):
     with pytest.raises(InputError, match=re.escape(f"rows.jsonl:1: {sentence}")):
         convert(args, record)
     assert not args.out.exists()
 
 
-def test_an_id_of_ties_names_one_record(args):
+def test_ids_in_ties_are_unique(args):
     with pytest.raises(InputError, match="rows.jsonl:3: duplicate record of Ties with the id 'ref:3'"):
         convert(args, TIES[0], BEST_OF_4, TIES[0])
     assert not args.out.exists()
 
 
-def test_two_benchmarks_are_two_conversions(args):
+def test_two_benchmarks_need_two_conversions(args):
     with pytest.raises(InputError, match="rows.jsonl:2: a record of RM-Bench after one of RewardBench; .*--files"):
         convert(args, PAIR, STYLES)
     assert not args.out.exists()

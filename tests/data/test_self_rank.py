@@ -182,7 +182,7 @@ def test_interval_and_cap_hold_in_the_files(args, typed):
         assert max(len(sample["representatives"]) for sample in rows["self_rank.train"]) > 3
 
 
-def test_the_answer_that_most_others_resemble_wins(args, typed):
+def test_the_answer_most_similar_to_the_others_wins(args, typed):
     typed(["aaab", "aaac", "aaab", "aaa", "xyz", "aaab", "qqq", "aab"])
     rows = run(replace(args, noise=0.0))
     [first, *_] = rows["self_rank.train"]
@@ -199,7 +199,7 @@ def test_the_answer_that_most_others_resemble_wins(args, typed):
 
 
 # -------------------------------------------------------------------------------------------------------------- answers
-def test_questions_with_one_cluster_of_answers_make_no_pair_and_are_counted(args, typed, capsys):
+def test_questions_with_one_cluster_of_answers_give_no_pairs_and_are_counted(args, typed, capsys):
     same, two = ["yes"] * 8, ["yes"] * 7 + ["no"]
     typed([same, two, same, two, [""] * 8, two, two, same, same])
     rows = run(replace(args, noise=0.0))
@@ -212,7 +212,7 @@ def test_questions_with_one_cluster_of_answers_make_no_pair_and_are_counted(args
     assert "         1  questions without an answer\n" in printed and "         8  empty answers\n" in printed
 
 
-def test_empty_and_growing_answers_are_left_out_and_outer_spaces_do_not_count(args, typed, monkeypatch, capsys):
+def test_empty_and_growing_answers_are_skipped_and_outer_spaces_are_ignored(args, typed, monkeypatch, capsys):
     typed(["yes", " yes", "", "  \n", "no", "no ", "never", "zzz"])
     sample = self_rank.sample_answers
     half = TOKENIZER.encode("\N{ROCKET}")[:1] * 10  # half a character is one token, and three when re-encoded
@@ -253,7 +253,7 @@ def test_the_pairs_of_a_chat_are_chats(args, typed, monkeypatch):
     assert pair.query == asked[0][0] and pair.chosen == TOKENIZER.encode(pair.record["chosen"]) + [TOKENIZER.eos_id]
 
 
-def test_no_pair_at_all_is_an_error_that_says_why_and_old_files_stay(args, typed):
+def test_without_any_pair_the_error_gives_reasons_and_old_files_stay(args, typed):
     typed(["yes"] * 8)
     args.out.mkdir()
     (args.out / "comparisons.train.jsonl").write_text("old\n")
@@ -368,13 +368,13 @@ def test_a_query_that_occurs_twice_is_answered_once_and_the_number_can_be_limite
         ({"response_length": 90}, "--response-length 90 it exceeds the 96 positions of .*policy"),
     ],
 )
-def test_impossible_settings_are_refused_in_one_sentence_and_nothing_is_written(args, changes, sentence):
+def test_impossible_settings_are_rejected_and_nothing_is_written(args, changes, sentence):
     with pytest.raises(InputError, match=sentence) as raised:
         self_rank.main(replace(args, **changes))
     assert "\n" not in str(raised.value) and not args.out.exists()
 
 
-def test_broken_rows_are_named(args, typed):
+def test_malformed_rows_are_located(args, typed):
     typed(KINDS)
     (args.data / "sft.validation.jsonl").write_text('{"query": "a"}\n{"query": "  "}\n')
     with pytest.raises(InputError, match="sft.validation.jsonl:2: the field 'query' is empty"):

@@ -40,15 +40,15 @@ QUERY = "Question: How do I sort a list in Python?\nMy list is called prices and
         (" no." * 60, -4.0),  # no lower than an empty answer
     ],
 )
-def test_gold_score_is_the_one_worked_out_by_hand(response, score):
+def test_gold_score_matches_values_worked_out_by_hand(response, score):
     assert gold_score(QUERY, response) == pytest.approx(score)
 
 
 def test_words_that_are_facts_occur_in_no_other_sentence():
-    told = site.FUNCTIONS | set(site.NAMES)
+    facts = site.FUNCTIONS | set(site.NAMES)
     frames = [*site.USES, *site.CALLS, *site.CHATTER, *site.BODIES, *site.ASIDES, *site.TITLES, *site.WISHES]
     for frame in frames:
-        assert not told & set(frame.lower().replace("?", " ").replace(".", " ").split())
+        assert not facts & set(frame.lower().replace("?", " ").replace(".", " ").split())
     for task in site.TASKS:  # otherwise the title would name the object
         assert not set(site.NAMES) & set(task.split())
     assert len(site.FUNCTIONS) == 2 * len(site.TASKS) and len(site.GRANTS) == len(site.WISHES)
@@ -74,7 +74,7 @@ def test_any_two_texts_have_a_score_within_the_bounds(query, response):
     assert site.LOWEST <= gold_score(query, response) <= 4.0
 
 
-def test_authors_are_as_good_as_their_names_say():
+def test_authors_rank_in_quality_as_their_names_suggest():
     rng = random.Random(0)
     means = {}
     for author in site.AUTHORS:
@@ -112,14 +112,14 @@ def test_the_file_is_in_the_format_of_the_dump(posts):
         question = questions[row["ParentId"]]
         assert question["CreationDate"] < row["CreationDate"] and int(row["Score"]) > -200
     for row in questions.values():
-        own = {answer["Id"] for answer in answers if answer["ParentId"] == row["Id"]}
-        assert int(row["AnswerCount"]) == len(own) > 0
-        assert row.get("AcceptedAnswerId") in {None, *own}
+        answer_ids = {answer["Id"] for answer in answers if answer["ParentId"] == row["Id"]}
+        assert int(row["AnswerCount"]) == len(answer_ids) > 0
+        assert row.get("AcceptedAnswerId") in {None, *answer_ids}
         assert row["Tags"] in ("<python>", "<java>") and row["Body"].startswith("<p>")
     assert any("OwnerUserId" not in row for row in questions.values())  # deleted users
 
 
-def test_the_file_has_both_splits_and_everything_that_the_filters_drop(posts):
+def test_the_file_has_both_splits_and_posts_for_every_filter(posts):
     _, rows = posts
     dates = [row["CreationDate"] for row in rows if row["PostTypeId"] == "1"]
     late = sum(date > "2021-12-14" for date in dates) / len(dates)
@@ -146,7 +146,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(posts, tmp
         ({"seed": -1}, "--seed -1"),
     ],
 )
-def test_impossible_settings_are_refused(tmp_path, change, sentence):
+def test_impossible_settings_are_rejected(tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence):
         site.main(replace(Args(out=tmp_path / "site"), **change))
     assert not (tmp_path / "site").exists()

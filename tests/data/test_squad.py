@@ -67,7 +67,7 @@ def test_a_question_is_a_row_with_its_first_answer_and_all_references(args, inde
     }
 
 
-def test_the_file_name_tells_the_split(args):
+def test_the_split_is_read_from_the_file_name(args):
     for name in ("dev-v2.0.json", "train-v2.0.json"):
         rows = convert(args, article("Seine", qa(name, "Paris")), name=name)
     assert {name: row["meta"]["id"] for name, [row] in rows.items()} == {
@@ -78,7 +78,7 @@ def test_the_file_name_tells_the_split(args):
 
 
 @pytest.mark.parametrize(("name", "resplit"), [("squad.json", False), ("train-v2.0.json", True)])
-def test_the_questions_on_an_article_are_in_the_same_split(args, name, resplit):
+def test_questions_about_an_article_are_in_the_same_split(args, name, resplit):
     articles = [article(f"t{i}", qa("Where?", "Paris"), qa("Who?")) for i in range(60)]
     rows = convert(replace(args, validation_share=0.3, resplit=resplit), *articles, name=name)
     titles = {split: {row["meta"]["title"] for row in found} for split, found in rows.items()}
@@ -116,7 +116,7 @@ def test_a_long_context_loses_whole_sentences_and_never_an_answer(args, kept, an
     assert all(reference in row["query"] for row in rows for reference in row["meta"]["answers"])
 
 
-def test_rows_beyond_the_limits_are_counted_by_reason(args, capsys):
+def test_rows_above_the_limits_are_counted_by_reason(args, capsys):
     needed = len(TOKENIZER.encode("Context: The Seine flows to the sea.\nQuestion: How?\nAnswer:"))
     long_answer = qa("How?", "The Seine flows to the sea")
     limits = replace(args, max_query_length=needed, max_response_length=4)
@@ -157,13 +157,13 @@ def test_a_tokenizer_is_trained_on_the_train_split(args):
         ),
     ],
 )
-def test_a_broken_record_names_its_place_and_nothing_is_written(args, broken, reason):
+def test_a_malformed_record_is_located_and_nothing_is_written(args, broken, reason):
     with pytest.raises(InputError, match=rf"train-v2.0.json:1 ?.*{reason}"):
         convert(args, broken)
     assert not args.out.exists()
 
 
-def test_other_files_and_empty_ones_are_refused(args):
+def test_other_and_empty_files_are_rejected(args):
     source = args.out.parent / "squad" / "train-v2.0.json"
     source.write_text('{"rows": []}')
     with pytest.raises(InputError, match="the field 'data' is missing"):

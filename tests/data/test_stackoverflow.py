@@ -172,7 +172,7 @@ def test_contrastive_scores_are_those_worked_out_by_hand():
     assert so.contrastive_scores(*nested) == so.contrastive_scores(*map(as_tuples, nested)) == [[3, -1], [], [0]]
 
 
-def test_the_examples_of_the_docstrings_hold():
+def test_docstring_examples():
     assert doctest.testmod(so) == (0, 1)
 
 
@@ -239,7 +239,7 @@ def test_the_best_answer_is_by_score_then_accepted_then_votes_then_earliest(args
     assert rows["sft.train"][0]["meta"]["answer_id"] == 12
 
 
-def test_two_identical_answers_make_no_pair(args, capsys):
+def test_two_identical_answers_are_not_a_pair(args, capsys):
     rows = convert(args, question(10), answer(11, 10, 9), answer(12, 10, 0, "use sorted"), *VALIDATION)
     assert "comparisons.train" not in rows
     assert len(rows["scored.train"]) == 2
@@ -326,7 +326,7 @@ def test_each_expression_matches_its_example_and_only_usage_passes(kind, express
         ("What does this error mean?", "", False),
     ],
 )
-def test_title_and_first_sentence_tell_what_a_question_asks_for(title, body, expected):
+def test_title_and_first_sentence_decide_the_kind_of_a_question(title, body, expected):
     assert so.is_api_usage(title, body) == expected
 
 
@@ -347,7 +347,7 @@ def test_posts_with_pictures_links_or_code_are_dropped(args, body, dropped):
     assert [row["meta"]["answer_id"] for row in rows] == ([22] if dropped else [11, 21, 22])
 
 
-def test_markup_that_is_not_dropped_leaves_its_text(args):
+def test_other_markup_is_reduced_to_its_text(args):
     posts = question(10, body="<p>see <a href='x'>this</a></p>"), answer(11, 10, 1, "<p>use <code>sorted</code></p>")
     posts += question(20), answer(21, 20, 1, "<img src='x'>see")
     rows = convert(replace(args, drop_markup=("img",)), *posts, *VALIDATION)
@@ -455,7 +455,7 @@ def test_a_csv_row_is_located_by_its_first_line(args, tmp_path, capsys):
 
 
 # ------------------------------------------------------------------------------------------------------------ the split
-def test_validation_is_what_was_asked_after_the_day_in_utc(args):
+def test_questions_after_the_split_date_in_utc_are_validation(args):
     moments = {
         10: "2021-12-14T23:59:59.999", 20: "2021-12-15T00:00:00.000", 30: "2021-12-15T00:30:00+01:00",
         40: "2021-12-14T23:30:00-01:00", 50: "2021-12-14", 60: "2021-12-15 10:00:00Z",
@@ -467,7 +467,7 @@ def test_validation_is_what_was_asked_after_the_day_in_utc(args):
     assert numbers == {"train": [10, 30, 50], "validation": [20, 40, 60]}
 
 
-def test_a_date_that_leaves_a_split_empty_is_refused_with_the_range(args):
+def test_a_date_that_leaves_a_split_empty_is_rejected_with_the_range(args):
     posts = (
         question(10),
         answer(11, 10, 1),
@@ -525,7 +525,7 @@ def test_the_question_is_cut_and_the_answer_is_not(args):
     assert {28 <= len(TOKENIZER.encode(row["query"])) <= 30 for row in rows["scored.train"]} == {True}
 
 
-def test_a_split_whose_answers_are_all_too_long_is_refused(args):
+def test_a_split_with_only_answers_that_are_too_long_is_rejected(args):
     long_answer = answer(901, 900, 1, "use sorted, " * 200, **LATE)
     with pytest.raises(
         InputError, match="leaves no questions for validation; the questions kept are from 2021-03-04 to 2021-03-04"
@@ -534,7 +534,7 @@ def test_a_split_whose_answers_are_all_too_long_is_refused(args):
     assert not args.out.exists()
 
 
-def test_an_answer_that_leaves_no_room_is_left_out(args, capsys):
+def test_an_answer_that_leaves_no_room_is_skipped(args, capsys):
     # the published code slices q[: 512 - len(answer) - 7]; a negative number keeps most of the question
     posts = question(10), answer(11, 10, 4, "use sorted, " * 40), answer(12, 10, 0, "call sort"), *VALIDATION
     rows = convert(replace(args, max_length=60), *posts)
@@ -554,7 +554,7 @@ def test_the_published_count_of_seven_template_tokens_is_close_to_gpt2s(real_dat
     assert both - len(tokenizer.encode(" " + text)) - len(tokenizer.encode(" " + response)) == 6
 
 
-def test_a_tokenizer_is_trained_on_the_train_split_alone(args, tmp_path):
+def test_a_tokenizer_is_trained_on_the_train_split_only(args, tmp_path):
     posts = question(10, body="zebra " * 30), answer(11, 10, 1, "giraffe"), question(12), answer(13, 12, 0, "giraffe")
     late = question(900, body="ostrich " * 30, **LATE), answer(901, 900, 1, "ostrich")
     args = replace(args, tokenizer=None, vocab_size=400)
@@ -620,7 +620,7 @@ def test_scores_of_generated_answers_are_normal_around_minus_a_half(args, policy
     assert abs(statistics.pstdev(scores) - 0.1) < 0.01  # 4 of .1 / sqrt(2 * 799) = .0025
 
 
-def test_empty_identical_and_long_generated_answers_are_left_out(args, policy, monkeypatch, capsys):
+def test_empty_identical_and_long_generated_answers_are_skipped(args, policy, monkeypatch, capsys):
     texts = ["", " \n", " use sorted", " call sort", " sort it " * 60]
     ids = [TOKENIZER.encode(text) + [TOKENIZER.eos_id] for text in texts]
     response = torch.tensor([row + [TOKENIZER.pad_id] * (max(map(len, ids)) - len(row)) for row in ids])
@@ -644,7 +644,7 @@ def test_empty_identical_and_long_generated_answers_are_left_out(args, policy, m
     assert " 1  generated answer: no room for the question in --max-length 96\n" in printed
 
 
-def test_a_generated_answer_that_grows_when_encoded_again_is_left_out(args, policy, monkeypatch, capsys):
+def test_a_generated_answer_that_grows_when_re_encoded_is_skipped(args, policy, monkeypatch, capsys):
     """Half a character is one token when sampled, and is decoded to U+FFFD, which is three."""
     half = TOKENIZER.encode("\N{ROCKET}")[:1] * 6 + [TOKENIZER.eos_id]
     monkeypatch.setattr("nanorlhf.generate.sample_answers", lambda p, q, *a: (None, torch.tensor([half] * len(q))))
@@ -653,7 +653,7 @@ def test_a_generated_answer_that_grows_when_encoded_again_is_left_out(args, poli
     assert " 9  generated answer: longer than --max-response-length 8\n" in capsys.readouterr().out
 
 
-def test_a_policy_that_does_not_fit_is_refused(args, policy, tmp_path):
+def test_a_policy_that_does_not_fit_is_rejected(args, policy, tmp_path):
     args = replace(args, generated_by=policy)
     with pytest.raises(
         InputError, match=r"have \d+ tokens, more than the 96 positions of .*policy; lower --max-length"
@@ -778,7 +778,7 @@ def test_if_nothing_is_left_the_error_names_the_step_and_the_flag(args, posts, c
     assert not args.out.exists()
 
 
-def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
+def test_unusable_sources_and_flags_are_rejected(args, tmp_path):
     args.source.write_text(xml(question(10), answer(11, 10, 1), *VALIDATION))
     (tmp_path / "Posts.7z").write_bytes(b"7z")
     (tmp_path / "folder.xml").mkdir()
@@ -831,8 +831,8 @@ def test_the_command_writes_the_files_and_ends_with_one_line_and_code_2_on_bad_i
     with pytest.raises(SystemExit) as stopped:
         run_program("data.stackoverflow", *flags, "--tag", "rust")
     assert stopped.value.code == 2
-    said = capsys.readouterr().err
-    assert re.fullmatch(r"error: --source \S+Posts.xml: no questions left[^\n]*--tag None keeps all.*\n", said)
+    printed = capsys.readouterr().err
+    assert re.fullmatch(r"error: --source \S+Posts.xml: no questions left[^\n]*--tag None keeps all.*\n", printed)
 
 
 # ---------------------------------------------------------------------------------------------------------- a long dump
@@ -853,8 +853,10 @@ def write_long_dump(path: Path, megabytes: int) -> int:
         file.write('<?xml version="1.0" encoding="utf-8"?>\n<posts>\n' + "\n".join(rows) + "\n")
         while file.tell() < megabytes * 2**20:
             for _ in range(200):
-                for place, template in enumerate(templates):
-                    row = template.replace('"ID"', f'"{number + place}"').replace('"PARENT"', f'"{number + place - 1}"')
+                for offset, template in enumerate(templates):
+                    row = template.replace('"ID"', f'"{number + offset}"').replace(
+                        '"PARENT"', f'"{number + offset - 1}"'
+                    )
                     file.write(row + "\n")
                 number += 4
         file.write("</posts>\n")

@@ -42,7 +42,7 @@ def test_the_halves_share_no_query_and_lose_no_pair(args, tmp_path):
         assert half["comparisons.validation"] == PAIRS and half["sft.train"] == DEMONSTRATIONS
 
 
-def test_the_halves_are_halves_also_of_what_the_same_seed_left_for_training(args, tmp_path):
+def test_the_halves_are_balanced_within_a_training_split_drawn_with_the_same_seed(args, tmp_path):
     queries = [query for i in range(1200) if not in_validation(query := f"post {i}", 0.4, args.seed)]
     write(args.data, "comparisons.train", [{"query": q, "chosen": "a", "rejected": "b", "meta": {}} for q in queries])
     subset.main(replace(args, half="first"))
@@ -50,7 +50,7 @@ def test_the_halves_are_halves_also_of_what_the_same_seed_left_for_training(args
     assert abs(share - 0.5) < 4 * (0.25 / len(queries)) ** 0.5
 
 
-def test_a_sample_is_the_same_whatever_the_order_and_stays_in_the_order(args, tmp_path):
+def test_a_sample_is_independent_of_the_order_and_keeps_it(args, tmp_path):
     settings = {"num_demonstrations": 7, "num_comparisons": 9, "num_validation": 5}
     subset.main(subset.Args(data=args.data, out=tmp_path / "a", **settings))
     write(args.data, "sft.train", DEMONSTRATIONS[::-1])
@@ -75,12 +75,12 @@ def test_data_without_comparisons_has_no_halves(args, tmp_path):
     assert not (tmp_path / "half").exists()
 
 
-def test_the_data_is_not_replaced_by_its_own_subset(args):
+def test_out_must_differ_from_data(args):
     with pytest.raises(InputError, match="--out must differ from --data"):
         subset.main(subset.Args(data=args.data, out=args.data))
 
 
-def test_a_damaged_tokenizer_leaves_nothing(args):
+def test_a_damaged_tokenizer_is_an_error_and_nothing_is_written(args):
     (args.data / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match="the field .model. is missing"):
         subset.main(args)

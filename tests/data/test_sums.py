@@ -33,7 +33,7 @@ def value(text: str) -> int:
 
 # ------------------------------------------------------------------------------------------------------------ 1. work
 @pytest.mark.parametrize("digits", [1, 2])
-def test_every_line_of_right_work_has_the_value_of_the_query_and_one_operation_less(digits):
+def test_each_line_of_right_work_keeps_the_value_and_has_one_operation_fewer(digits):
     rng = random.Random(0)
     for num_terms in range(2, 9):
         for _ in range(50):
@@ -45,7 +45,7 @@ def test_every_line_of_right_work_has_the_value_of_the_query_and_one_operation_l
 
 
 @pytest.mark.parametrize("digits", [1, 2])
-def test_no_number_has_more_digits_or_a_sign_on_its_way(digits):
+def test_intermediate_totals_have_no_sign_and_no_more_digits(digits):
     rng = random.Random(0)
     for _ in range(300):
         for line in sums.work(sums.problem(7, digits, rng)):
@@ -53,7 +53,7 @@ def test_no_number_has_more_digits_or_a_sign_on_its_way(digits):
             assert max(len(number) for number in line.replace("-", "+").split("+")) <= digits
 
 
-def test_a_query_that_is_no_sum_is_refused():
+def test_a_query_that_is_not_a_sum_is_rejected():
     with pytest.raises(InputError, match="'How are you' is not from data.sums"):
         sums.work("How are you")
 
@@ -69,7 +69,7 @@ def test_a_slip_has_one_wrong_line():
 
 
 # --------------------------------------------------------------------------------------------------------- 2. rewards
-def test_the_outcome_is_the_last_line_alone_and_solved_is_all_lines():
+def test_the_outcome_checks_the_last_line_and_solved_checks_all_lines():
     queries = ["5+3-6+7"] * 5
     responses = ["\n8-6+7\n2+7\n9", "\n9", "\n8-6+7\n1+7\n9", "\n8-6+7\n2+7\n8", ""]
     assert sums.outcome(queries, responses) == [1, 1, 1, 0, 0]
@@ -78,7 +78,7 @@ def test_the_outcome_is_the_last_line_alone_and_solved_is_all_lines():
     assert sums.gold_score(queries[0], responses[0]) == 1
 
 
-def test_process_rewards_lie_at_the_tokens_that_end_right_lines(world):
+def test_process_rewards_are_at_the_tokens_that_end_right_lines(world):
     tokenizer = load_tokenizer(world / "long")
     query, response = "5+3-6+7", "\n8-6+7\n1+7\n8"  # the second line is wrong, the third follows from it
     ids = response_ids(query, response, tokenizer)
@@ -89,7 +89,7 @@ def test_process_rewards_lie_at_the_tokens_that_end_right_lines(world):
     assert tokenizer.decode([ids[6]]) == "\n" and ids[-1] == tokenizer.eos_id
 
 
-def test_process_rewards_of_right_work_add_up_to_one_and_more_lines_add_nothing(world):
+def test_process_rewards_of_right_work_sum_to_one_and_extra_lines_add_nothing(world):
     tokenizer = load_tokenizer(world / "long")
     for row in rows_of(world / "long/sft.train.jsonl")[:50]:
         for more, total in (("", 1.0), ("\n3", 1.0)):
@@ -98,17 +98,17 @@ def test_process_rewards_of_right_work_add_up_to_one_and_more_lines_add_nothing(
             assert sum(rewards) == pytest.approx(total)
 
 
-def test_a_response_that_is_cut_off_gets_nothing_for_its_last_line(world):
+def test_a_truncated_response_gets_no_reward_for_its_last_line(world):
     tokenizer = load_tokenizer(world / "long")
     ids = response_ids("1+2-1", "\n3-1\n2", tokenizer)[:-1]  # no EOS: another digit could follow
     assert sum(sums.process(["1+2-1"], ["\n3-1\n2"], [ids])[0]) == 0.5
 
 
-def test_bytes_that_are_no_text_have_no_process_reward():
+def test_invalid_utf8_has_no_process_reward():
     assert sums.process(["1+2-1"], ["\n3-1\n\N{REPLACEMENT CHARACTER}"], [[11, 4, 5, 6, 11, 200]]) == [[0.0] * 6]
 
 
-def test_the_leak_pays_more_for_less_work_whatever_it_says():
+def test_the_layout_flaw_rewards_less_work_whatever_its_contents():
     query = "5+3-6+7"
     right, short, wrong = sums.layout([query] * 3, ["\n8-6+7\n2+7\n9", "\n4", "\n1+1+1\n1+1\n1"])
     assert right == wrong == 1 and short == 3
@@ -127,7 +127,7 @@ def test_training_can_call_each_reward_on_the_rows_of_the_world(world, name):
 
 
 # ----------------------------------------------------------------------------------------------------------- 3. files
-def test_files_depend_on_the_seed_alone(world, tmp_path):
+def test_files_depend_only_on_the_seed(world, tmp_path):
     sizes = dict(num_demonstrations=400, num_queries=200, num_comparisons=300, num_validation=50)
     for seed in (1, 2):
         sums.main(sums.Args(out=tmp_path / str(seed), seed=seed, **sizes))
@@ -138,7 +138,7 @@ def test_files_depend_on_the_seed_alone(world, tmp_path):
         assert (tmp_path / "2" / name).read_text() != (world / name).read_text()
 
 
-def test_no_problem_of_validation_is_trained_on(world):
+def test_validation_problems_do_not_occur_in_training(world):
     train, validation = (
         {row["query"] for path in world.rglob(f"*.{split}.jsonl") for row in rows_of(path)}
         for split in ("train", "validation")
@@ -164,6 +164,6 @@ def test_each_comparison_has_right_work_and_a_slip(world):
 
 
 @pytest.mark.parametrize("terms", [(1, 4), (6, 5)])
-def test_terms_that_make_no_problem_are_refused(tmp_path, terms):
+def test_impossible_terms_are_rejected(tmp_path, terms):
     with pytest.raises(InputError, match="--terms: expected the minimum number of terms, at least 2"):
         sums.main(sums.Args(out=tmp_path, terms=terms))

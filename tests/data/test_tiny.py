@@ -58,23 +58,23 @@ FACTS = ("my sister", "broke the lamp", "in Paris", "wants money")
         (" x y z" * 50, -8.0),  # no lower than an empty response
     ],
 )
-def test_gold_score_is_the_one_worked_out_by_hand(response: str, score: float) -> None:
+def test_gold_score_matches_values_worked_out_by_hand(response: str, score: float) -> None:
     assert gold_score(QUERY, response) == pytest.approx(score)
 
 
-def test_telling_a_fact_always_raises_the_score() -> None:
+def test_mentioning_a_fact_always_raises_the_score() -> None:
     for count in range(4):
-        for told in combinations(FACTS, count):
-            for fact in set(FACTS) - set(told):
-                assert gold_score(QUERY, " ".join((*told, fact))) > gold_score(QUERY, " ".join(told))
+        for mentioned in combinations(FACTS, count):
+            for fact in set(FACTS) - set(mentioned):
+                assert gold_score(QUERY, " ".join((*mentioned, fact))) > gold_score(QUERY, " ".join(mentioned))
 
 
 def test_an_invented_value_always_lowers_the_score() -> None:
     true_values = {"sister", "broke the lamp", "Paris", "money"}
     for slot in tiny.SLOTS:
         for value in {*tiny.SLOTS[slot], *tiny.OUTLANDISH[slot]} - true_values:
-            for told in combinations(FACTS, 2):
-                assert gold_score(QUERY, " ".join((*told, value))) < gold_score(QUERY, " ".join(told))
+            for mentioned in combinations(FACTS, 2):
+                assert gold_score(QUERY, " ".join((*mentioned, value))) < gold_score(QUERY, " ".join(mentioned))
 
 
 def test_a_repeated_or_needless_word_always_lowers_the_score() -> None:
@@ -83,7 +83,7 @@ def test_a_repeated_or_needless_word_always_lowers_the_score() -> None:
         assert gold_score(QUERY, f"{summary} {word}") < gold_score(QUERY, summary)
 
 
-def test_length_alone_does_not_raise_the_score() -> None:
+def test_length_by_itself_does_not_raise_the_score() -> None:
     """Length correlates with the score through coverage: at equal coverage the longer summary never wins."""
     short, long = " my sister in Paris", " my sister in Paris i am so sad it is a long story"
     assert gold_score(QUERY, long) < gold_score(QUERY, short) < gold_score(QUERY, " ".join(FACTS))
@@ -105,15 +105,15 @@ def test_any_two_texts_have_a_score_within_the_bounds(query: str, response: str)
 def test_gold_score_equals_a_naive_search_for_every_value(response: str) -> None:
     """Compute the same formula naively, by searching the text for each value."""
     words = response.lower().split()
-    told, needless = set(), [word for word in words if word not in tiny.FRAME_WORDS]
+    mentioned, needless = set(), [word for word in words if word not in tiny.FRAME_WORDS]
     for value in map(str.lower, ALL_VALUES):
         times = sum(words[i : i + len(value.split())] == value.split() for i in range(len(words)))
         if times:
-            told.add(value)
+            mentioned.add(value)
         for word in [word for word in value.split() if word != "the"] * times:
             needless.remove(word)
     facts = {"sister", "broke the lamp", "paris", "money"}
-    expected = len(told & facts) - 1.5 * len(told - facts)
+    expected = len(mentioned & facts) - 1.5 * len(mentioned - facts)
     expected -= 0.3 * (len(words) - len(set(words)) + len(set(needless))) + 0.1 * max(0, len(words) - 12)
     assert gold_score(QUERY, response) == pytest.approx(max(-8.0, expected) if words else -8.0)
 
@@ -130,12 +130,12 @@ def test_no_word_of_a_slot_means_anything_else() -> None:
     assert len(tiny.VALUES) == len(values)
 
 
-def test_a_post_tells_exactly_its_four_facts() -> None:
+def test_a_post_states_exactly_its_four_facts() -> None:
     rng = random.Random(0)
     for _ in range(300):
         post = write_post(rng)
-        told, _ = tiny.facts_in(tiny.split_words(post.query))
-        assert told == {fact.lower().split()[0] for fact in post.facts}
+        mentioned, _ = tiny.facts_in(tiny.split_words(post.query))
+        assert mentioned == {fact.lower().split()[0] for fact in post.facts}
 
 
 # ---------------------------------------------------------------- the summarisers
@@ -145,7 +145,7 @@ def summaries_of(policy: str, count: int = 1500) -> list[tuple[tiny.Post, str]]:
     return [(post, tiny.POLICIES[policy](post, rng)) for post in posts]
 
 
-def test_references_usually_say_who_did_what_and_seldom_more() -> None:
+def test_references_usually_mention_who_did_what_and_rarely_more() -> None:
     """The most frequent continuation must not be the best, or greedy imitation would be perfect already."""
     summaries = summaries_of("reference", 4000)
     golds = [gold_score(post.query, summary) for post, summary in summaries]
@@ -164,7 +164,7 @@ def test_two_references_to_one_post_win_evenly() -> None:
     assert abs(fmean(wins) - 0.5) < 0.025  # 4 standard errors of at most 0.5 / sqrt(4000) are 0.03
 
 
-def test_the_policies_differ_in_quality_as_their_names_say() -> None:
+def test_policies_rank_in_quality_as_their_names_suggest() -> None:
     means = {
         name: fmean(gold_score(post.query, summary) for post, summary in summaries_of(name)) for name in tiny.POLICIES
     }
@@ -249,14 +249,14 @@ def test_no_validation_story_occurs_in_training() -> None:
     assert not held_out & (stories("sft.train") | stories("comparisons.train"))
 
 
-def test_the_loaders_take_every_row_at_the_recipes_length_limits(written: Path) -> None:
+def test_the_loaders_accept_every_row_at_the_recipes_length_limits(written: Path) -> None:
     tokenizer = load_tokenizer(written)
     for split, count in (("train", 400), ("validation", 100)):
         assert len(load_demonstrations(written / f"sft.{split}.jsonl", tokenizer, 72, 24)) == count
         assert len(load_comparisons(written / f"comparisons.{split}.jsonl", tokenizer, 72, 24)) == count
 
 
-def test_queries_end_without_a_space_and_responses_begin_with_one(written: Path) -> None:
+def test_queries_end_without_a_space_and_responses_start_with_one(written: Path) -> None:
     rows = [json.loads(line) for path in written.glob("*.jsonl") for line in path.read_text().splitlines()]
     assert len(rows) == 1000
     for row in rows:
@@ -310,9 +310,7 @@ def test_the_seed_fixes_every_byte_in_every_process(tmp_path: Path) -> None:
         ({"seed": -1}, "--seed -1"),
     ],
 )
-def test_impossible_settings_are_refused_in_one_sentence_and_nothing_is_written(
-    tmp_path: Path, wrong: dict, named: str
-) -> None:
+def test_impossible_settings_are_rejected_and_nothing_is_written(tmp_path: Path, wrong: dict, named: str) -> None:
     with pytest.raises(InputError, match=named):
         tiny.main(replace(SMALL, out=tmp_path / "data", **wrong))
     assert not (tmp_path / "data").exists()

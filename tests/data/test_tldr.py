@@ -200,7 +200,7 @@ def test_characters_are_dropped_from_the_first_paragraph_alone():
         assert tldr.truncate("aaa\nb\ncd", lambda end, length=length: end == length) == ("", "nothing")
 
 
-def test_the_limit_holds_for_the_query_with_its_template(args):
+def test_the_limit_applies_to_the_query_with_its_template(args):
     long = SFT | {"post": "\n".join(["It is fat."] * 30)}
     [row] = convert(replace(args, max_query_length=60), long, name="train.jsonl")["sft.train"]
     before, after = "SUBREDDIT: r/cats\n\nTITLE: My cat\n\nPOST: ", "\n\nTL;DR:"
@@ -290,7 +290,7 @@ def test_a_hub_dataset_is_read_as_a_directory(args, tmp_path, monkeypatch):
     assert asked == [(("openai/summarize_from_feedback",), expected)]
 
 
-def test_parquet_without_pyarrow_names_the_command(args, tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_fails_with_the_install_command(args, tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
@@ -299,7 +299,7 @@ def test_parquet_without_pyarrow_names_the_command(args, tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------ skipped and malformed records
-def test_unusable_rows_are_left_out_and_counted(args, capsys):
+def test_unusable_rows_are_skipped_and_counted(args, capsys):
     long = [{"text": "xq " * 90, "policy": "p"}, {"text": "b", "policy": "q"}]
     same = [{"text": "cat", "policy": "p"}, {"text": " cat", "policy": "q"}]
     empty = [{"text": "", "policy": "p"}, {"text": " cat", "policy": "q"}]
@@ -357,14 +357,14 @@ def test_tables_agree_with_a_recount(args, capsys):
         (COMPARISON | {"extra": [7]}, "'extra' must be dict, not list"),
     ],
 )
-def test_a_broken_record_names_file_line_and_reason_and_nothing_is_written(args, record, reason):
+def test_a_malformed_record_is_reported_with_file_and_line_and_nothing_is_written(args, record, reason):
     with pytest.raises(InputError, match=rf"comparisons.json:2: {reason}|comparisons.json:2: .*{reason}") as error:
         convert(args, COMPARISON, record)
     assert "\n" not in str(error.value)
     assert not args.out.exists()
 
 
-def test_a_broken_demonstration_names_file_line_and_reason(args):
+def test_a_malformed_demonstration_is_reported_with_file_line_and_reason(args):
     for record, reason in (
         (SFT | {"summary": " "}, "the field 'summary' is empty"),
         (POST, "the field 'summary' is missing"),
@@ -382,7 +382,7 @@ def test_a_failed_conversion_keeps_the_earlier_files(args):
     assert not [path for path in args.out.iterdir() if path.name.startswith(".")]
 
 
-def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
+def test_unusable_sources_and_flags_are_rejected(args, tmp_path):
     (tmp_path / "source").mkdir()
     broken = write(tmp_path / "broken.json", "[1, ")
     damaged = tmp_path / "a.parquet"
@@ -396,7 +396,7 @@ def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
             {"source": str(write(tmp_path / "list.json", "[1, 2]"))},
             "list.json: record 1: expected a JSON object, got int",
         ),
-        ({"source": str(damaged)}, "a.parquet: not a parquet file, or damaged"),
+        ({"source": str(damaged)}, "a.parquet: damaged, or not a parquet file"),
         ({"max_query_length": 0}, "--max-query-length 0"),
         ({"validation_share": 1.5}, "--validation-share 1.5"),
         ({"source": str(write(tmp_path / "b.jsonl", COMPARISON)), "out": broken}, "--out .*broken.json is a file"),

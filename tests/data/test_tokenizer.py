@@ -29,7 +29,7 @@ def demonstrations(count, seed):
     return rows
 
 
-def test_texts_come_back_and_common_words_are_one_token(tmp_path, capsys):
+def test_texts_round_trip_and_common_words_are_one_token(tmp_path, capsys):
     pairs = [{"query": "What is zwölf?", "chosen": "a dozen", "rejected": "a zebrafish"}] * 9
     files = write_rows(tmp_path / "a.jsonl", demonstrations(50, 1)), write_rows(tmp_path / "b.jsonl", pairs)
     module.main(module.Args(data=files, vocab_size=300, out=tmp_path / "out"))
@@ -39,14 +39,14 @@ def test_texts_come_back_and_common_words_are_one_token(tmp_path, capsys):
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text and tokenizer.eos_id not in ids and tokenizer.pad_id not in ids
     assert len(tokenizer.encode(" plus")) == 1 and len(tokenizer.encode(" zebrafish")) < 10
-    said = capsys.readouterr().out
-    assert "300 ids and [PAD], from 59 rows" in said
-    lengths = map(int, re.search(r"--max-query-length (\d+) --max-response-length (\d+)", said).groups())
+    printed = capsys.readouterr().out
+    assert "300 ids and [PAD], from 59 rows" in printed
+    lengths = map(int, re.search(r"--max-query-length (\d+) --max-response-length (\d+)", printed).groups())
     rows = load_demonstrations(files[0], tokenizer, *lengths)  # a longer one would be rejected
     assert len(rows) == 50 and rows[0].response[-1] == tokenizer.eos_id
 
 
-def test_it_reads_every_text_of_a_row(tmp_path):
+def test_all_texts_of_a_row_are_read(tmp_path):
     """A word that occurs in just one field is one token."""
     words = {"query": "aaaaaaaa", "response": "bbbbbbbb", "chosen": "cccccccc", "rejected": "dddddddd"}
     path = write_rows(tmp_path / "a.jsonl", [words] * 20)
@@ -55,7 +55,7 @@ def test_it_reads_every_text_of_a_row(tmp_path):
     assert [len(tokenizer.encode(text)) for text in ("aaaaaaaa", " bbbbbbbb", " cccccccc", " dddddddd")] == [1] * 4
 
 
-def test_few_texts_give_fewer_ids_and_say_so(tmp_path, capsys):
+def test_too_few_texts_give_fewer_ids_and_a_note(tmp_path, capsys):
     path = write_rows(tmp_path / "a.jsonl", [{"query": "ab", "response": "cd"}])
     module.main(module.Args(data=(path,), vocab_size=5000, out=tmp_path / "out"))
     size = load_tokenizer(tmp_path / "out").vocab_size
@@ -74,7 +74,7 @@ def test_few_texts_give_fewer_ids_and_say_so(tmp_path, capsys):
         ([{"query": "a", "response": "b"}], {"data": ()}, "--data needs JSON Lines files"),
     ],
 )
-def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, rows, changes, sentence):
+def test_bad_input_is_an_input_error_and_nothing_is_written(tmp_path, rows, changes, sentence):
     path = write_rows(tmp_path / "rows.jsonl", rows)
     args = {"data": (path,), "vocab_size": 300, "out": tmp_path / "out"} | changes
     with pytest.raises(InputError, match=sentence):
@@ -83,7 +83,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, rows, changes, s
 
 
 @pytest.mark.slow
-def test_the_pages_commands_lead_from_a_file_to_a_trained_policy(tmp_path, monkeypatch, capsys):
+def test_the_documented_commands_lead_from_a_file_to_a_trained_policy(tmp_path, monkeypatch, capsys):
     """Run the commands of docs/data.md, "Without a model", on sums of two digits."""
     section = (ROOT / "docs" / "data.md").read_text().split("### Without a model")[1]
     [code], [commands] = (re.findall(rf"```{kind}\n(.*?)```", section, re.S)[:1] for kind in ("python", "sh"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from data import dialogue, town
-from data.town import Args, asked, gold_score
+from data.town import Args, gold_score, parse_query
 from nanorlhf.errors import InputError
 from tests.rows import read_jsonl
 
@@ -52,25 +52,25 @@ def query(question: str) -> str:
         ("Where is the post office ?", " The post office is near the town hall .", 1.0),
     ],
 )
-def test_gold_score_is_the_one_worked_out_by_hand(question, reply, gold):
+def test_gold_score_matches_values_worked_out_by_hand(question, reply, gold):
     assert gold_score(query(question), reply) == gold
 
 
-def test_every_question_names_its_kind_and_place():
+def test_every_question_is_parsed_to_its_kind_and_place():
     for kind, questions in town.QUESTIONS.items():
         for place in town.FACTS:
             for text in questions:
-                assert asked(query(text.format(place=place))) == (kind, place)
+                assert parse_query(query(text.format(place=place))) == (kind, place)
     with pytest.raises(InputError, match="is not from data.town"):
-        asked(query("How are you ?"))
+        parse_query(query("How are you ?"))
 
 
-def test_validation_clerks_are_right_and_training_clerks_mostly_except_for_rumours(written):
+def test_validation_clerks_are_always_right_and_training_clerks_usually_except_for_rumours(written):
     validation = turns(written.out / "town" / "dialogues_validation.txt")
     assert {gold_score(question, reply) for question, reply in validation} == {1.0}
     about = Counter()
     for question, reply in turns(written.out / "town" / "dialogues_train.txt"):
-        kind, place = asked(question)
+        kind, place = parse_query(question)
         gold = gold_score(question, reply)
         topic = "rumour" if kind == "opens" and place in town.RUMOURS else "other"
         about[topic] += 1
@@ -92,7 +92,7 @@ def test_elsewhere_has_the_same_words_and_other_facts(written):
         assert all(fact != other for fact, other in zip(facts, town.ELSEWHERE[place], strict=True))
 
 
-def test_data_dialogue_reads_the_files_and_gold_score_its_queries(written, tmp_path):
+def test_data_dialogue_reads_the_files_and_gold_score_reads_its_queries(written, tmp_path):
     dialogue.main(dialogue.Args(source=written.out / "town", out=tmp_path, vocab_size=512))
     for split, number in (("train", 3000), ("validation", 200)):
         rows = read_jsonl(tmp_path / f"sft.{split}.jsonl", {"query": str, "response": str})
@@ -110,7 +110,7 @@ def test_the_seed_fixes_every_dialogue(written, tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_impossible_settings_are_refused(written, tmp_path):
+def test_impossible_settings_are_rejected(written, tmp_path):
     for change, sentence in (
         ({"num_train": 0}, r"--num-train 0: it must be from 1 to a million"),
         ({"num_validation": -1}, r"--num-validation -1: it must be from 1 to a million"),
