@@ -1,9 +1,9 @@
-"""RLHF with nothing hidden. docs/stability.md says what stays as it is, and until when."""
+"""RLHF with nothing hidden. docs/stability.md lists what stays stable, and until when."""
 
 import os
 import sys
 
-# our figures go to files only; a name that matplotlib does not know would end the program
+# figures are only written to files, and matplotlib stops the program at an unknown backend
 if "MPLBACKEND" in os.environ and "ipykernel" not in sys.modules:
     os.environ["MPLBACKEND"] = "agg"
 

@@ -1,13 +1,12 @@
-"""The command `nanorlhf`: runs a script, or a module of nanorlhf/, data/ or kernels/, by its name.
+"""The `nanorlhf` command: run a script, or a module of nanorlhf/, data/ or kernels/, by name.
 
-    nanorlhf                                      lists what there is
+    nanorlhf                                      list all programs
     nanorlhf train_ppo tldr --sft runs/tldr/sft   python train_ppo.py tldr --sft runs/tldr/sft
     nanorlhf data.tiny --out runs/tiny/data       python -m data.tiny --out runs/tiny/data
     nanorlhf doctor run runs/tiny/ppo             python -m nanorlhf.doctor run runs/tiny/ppo
     torchrun --nproc-per-node 8 -m nanorlhf train_ppo tldr
 
-In the tree the scripts, data/ and kernels/ lie beside nanorlhf/; in an installed copy setup.py has
-put them in it.
+In a clone, the scripts, data/ and kernels/ are next to nanorlhf/; setup.py installs them inside it.
 """
 
 import ast
@@ -21,7 +20,7 @@ from nanorlhf import __version__
 
 PACKAGE = Path(__file__).resolve().parent
 TREE = PACKAGE if (PACKAGE / "kernels").is_dir() else PACKAGE.parent
-# names of programs that have moved, which go on running them; the studies are in a clone only
+# old names of programs that have moved; the studies are only in a clone
 ALIASES = {
     "report.compare": "experiments.compare.report",
     "report.lab": "experiments.lab.report",
@@ -32,7 +31,7 @@ ALIASES = {
     "report.sums": "experiments.sums.report",
     "report.worlds": "experiments.worlds.report",
 }
-# other modules with such a block are parts of programs
+# a module with any other such block isn't a program
 READS_FLAGS = re.compile(
     r'^if __name__ == "__main__":\n    ((cli\.)?(command_line|run_module)\(main|main\(sys.argv)',
     re.M,
@@ -40,7 +39,7 @@ READS_FLAGS = re.compile(
 
 
 def programs() -> dict[str, str]:
-    """What reads the command line: its name, and the first line of its docstring. Scripts first."""
+    """Map the name of each program to the first line of its docstring, scripts first."""
     found: dict[str, str] = {}
     patterns = (TREE, "train_*.py"), (TREE, "eval.py"), (TREE, "data/*.py"), (PACKAGE, "**/*.py")
     for root, pattern in patterns:
@@ -54,7 +53,7 @@ def programs() -> dict[str, str]:
 
 
 def module_of(name: str) -> str | None:
-    """The module that a name means, as it is imported; None for what is no program."""
+    """Return the import name of a program's module, or None if there is no such program."""
     if name in ALIASES:
         return ALIASES[name] if TREE != PACKAGE else None
     path = name.removesuffix(".py").replace(".", "/")
@@ -71,20 +70,20 @@ def main() -> None:
         print(__version__)
         return
     if name in ("-h", "--help"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `nanorlhf | head -1`: end quietly
-        print("usage: nanorlhf PROGRAM [flags]        the flags: nanorlhf PROGRAM --help\n")
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly in `nanorlhf | head -1`
+        print("usage: nanorlhf PROGRAM [flags]        for its flags: nanorlhf PROGRAM --help\n")
         for program, line in programs().items():
             print(f"{program:28} {line}")
         return
     is_name = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name, re.ASCII) and len(name) < 100
     module = module_of(name) if is_name else None
     if module is None and name in ALIASES:
-        moved = f"it is {ALIASES[name]} now, which needs a clone of the repository"
+        moved = f"moved to {ALIASES[name]}, which needs a clone of the repository"
         print(f"error: nanorlhf {name}: {moved}.", file=sys.stderr)
         sys.exit(2)
     if module is None or module == "nanorlhf.__main__":
         shown = name if name.isprintable() and len(name) < 100 else f"{name!r:.100}"
-        print(f"error: nanorlhf {shown}: no such program: `nanorlhf` lists them.", file=sys.stderr)
+        print(f"error: nanorlhf {shown}: unknown program; list them: `nanorlhf`.", file=sys.stderr)
         sys.exit(2)
     del sys.argv[1]
     if TREE != PACKAGE:  # as `python train_ppo.py` does

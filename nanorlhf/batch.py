@@ -1,4 +1,4 @@
-"""A rollout: the queries, the policy's responses, and what each model says of each token."""
+"""A rollout: the queries, the policy's responses, and each model's outputs per token."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -29,27 +29,27 @@ class Batch:
     The script sets the fields after `token_rewards`, in the order of the algorithm.
     """
 
-    index: Tensor  # (B,) a row's number in the rollout
+    index: Tensor  # (B,) row number in the rollout
     records: list[dict]  # B rows of the data file
     query: Tensor  # (B, Q) ids, left-padded
     response: Tensor  # (B, T) ids, [PAD] after the end
-    real: Tensor  # (B, Q + T) tokens of query and response
+    real: Tensor  # (B, Q + T) True at tokens of query and response, False at padding
     actions: Tensor  # (B, T)
-    states: Tensor  # (B, T) actions; where the score falls due after EOS, one position more
+    states: Tensor  # (B, T) the actions, and with score_at after_eos one more position
     in_loss: Tensor  # (B, T) True; a script drops a token or a response by setting it to False
-    eos_index: Tensor  # (B,) the last token; T - 1 where there is no EOS
-    score_index: Tensor  # (B,) the position whose reward contains the score
+    eos_index: Tensor  # (B,) position of the last token; T - 1 without EOS
+    score_index: Tensor  # (B,) position of the reward that the score is added to
     has_eos: Tensor  # (B,) bool
-    sampled_logprobs: Tensor  # (B, T) of the distribution that was sampled from, after its filters
-    token_rewards: Tensor  # (B, T) a reward's for single tokens, without the score; 0 until read
+    sampled_logprobs: Tensor  # (B, T) under the distribution sampled from, after its filters
+    token_rewards: Tensor  # (B, T) rewards of single tokens, without the score; 0 until computed
     logprobs: Tensor = field(init=False)  # (B, T) of the policy, as the update computes them
     ref_logprobs: Tensor = field(init=False)  # (B, T) of the reference policy
     values: Tensor = field(init=False)  # (B, T) of the value model
-    advantages: Tensor = field(init=False)  # (B, T), or (B,) where a response has one
+    advantages: Tensor = field(init=False)  # (B, T), or (B,) if there is one per response
     returns: Tensor = field(init=False)  # (B, T)
-    # the ratio is taken to the sampler's log-probabilities, not to the policy's
+    # whether the ratio divides by the sampler's probabilities, not by the policy's
     ratio_to_sampler: bool = field(init=False, default=False)
-    # by epoch and micro-batch: index (b,), new_logprobs and new_values (b, t); None: not traced
+    # per epoch and micro-batch: index (b,), new_logprobs and new_values (b, t); None: no trace
     trace: list[list[tuple[Tensor, Tensor, Tensor | None]]] | None = field(init=False, default=None)
 
     @classmethod
@@ -63,10 +63,10 @@ class Batch:
         pad_id: int,
         score_at: ScoreAt,
     ) -> "Batch":
-        """Find the end of each response (B, T), and the masks that follow from it.
+        """Find the end of each response (B, T) and build the masks.
 
-        score_at   where the score becomes a reward
-        after_eos    a  b  E  x     at x, the state after EOS (N+); at EOS if that is the last slot
+        score_at   the position of the reward that the score is added to
+        after_eos    a  b  E  x     at x, the state after EOS (N+); at E if E is the last position
         last_token   a  b  E  x     at E, the last token; the response then has no state after it
         """
         eos_index, actions, states = eos_masks(response, eos_id, pad_id)
@@ -92,26 +92,26 @@ class Batch:
 
     @property
     def query_response(self) -> Tensor:
-        """(B, Q + T) ids."""
+        """Ids of query and response (B, Q + T)."""
         return torch.cat((self.query, self.response), dim=1)
 
     @property
     def ratio_to(self) -> Tensor:
-        """Log-probabilities (B, T) that the ratio is taken to; the KL is always the policy's."""
+        """The ratio's old log-probabilities (B, T); the KL always uses the policy's."""
         return self.sampled_logprobs if self.ratio_to_sampler else self.logprobs
 
     @property
     def loss_actions(self) -> Tensor:
-        """(B, T) the actions that the policy loss counts."""
+        """Mask (B, T) of the actions that count in the policy loss."""
         return self.actions & self.in_loss
 
     @property
     def loss_states(self) -> Tensor:
-        """(B, T) the states that the value loss counts."""
+        """Mask (B, T) of the states that count in the value loss."""
         return self.states & self.in_loss
 
     def __getitem__(self, index: Tensor | slice) -> "Batch":
-        """Some rows (b,), without the columns that are padding in each of them.
+        """Select rows (b,) and drop the columns that are padding in all of them.
 
         query  # # q q | response  a E s #      keeps q q, a E, and s, the state after EOS
                # # # q |           E s # #
@@ -123,7 +123,7 @@ class Batch:
         t = int(self.states[rows].any(0).sum())
 
         def cut(name: str, value: Any) -> Any:
-            if name in ("trace", "ratio_to_sampler"):  # the same in every part
+            if name in ("trace", "ratio_to_sampler"):  # not per row
                 return value
             if name == "records":
                 return [value[i] for i in numbers.tolist()]
@@ -139,10 +139,9 @@ class Batch:
         return some
 
     def replace(self, rows: Tensor, other: "Batch") -> None:
-        """Put the responses of `other` in the place of those of some rows (b,), in this batch.
+        """Replace the responses in `rows` (b,) of this batch with the first b of `other`.
 
-        The queries must be equal, row by row, and T too. Rows of `other` after the first b are
-        left out.
+        The queries must match row by row, and both batches must have the same T.
         """
         T = self.response.size(1)
         for name, value in vars(self).items():
@@ -151,34 +150,35 @@ class Batch:
         self.real[rows, -T:] = self.actions[rows]
 
     def shuffled(self, generator: torch.Generator) -> "Batch":
-        """All rows in a random order, the same on every rank; an epoch begins."""
+        """Shuffle the rows, in the same order on every rank, at the beginning of an epoch."""
         if self.trace is not None:
             self.trace.append([])
         return self[torch.randperm(len(self), generator=generator)]
 
     def split(self, num: int) -> "Iterator[Batch]":
-        """`num` minibatches of equal size, without those in which no action counts."""
+        """Yield `num` minibatches of equal size, except those in which no action counts."""
         size = len(self) // num
         for start in range(0, size * num, size):
             if self.loss_actions[start : start + size].any():
                 yield self[start : start + size]
 
     def mine(self) -> "Batch":
-        """This rank's rows."""
+        """Return this rank's rows."""
         return self[distributed.rank_slice(len(self))]
 
     def micro_batches(self, size: int) -> "Iterator[Batch]":
-        """All rows, at most `size` at a time; similar lengths together, which saves padding."""
+        """Yield all rows, at most `size` at a time, sorted by length to save padding."""
         for index in self.real.sum(1).argsort().cpu().split(size):
             yield self[index]
 
     @torch.no_grad()
     def read(self, function: Callable[["Batch"], Any], size: int) -> Any:
-        """One pass over the batch: what `function` returns of each row, in the batch's order.
+        """Apply `function` to the whole batch and return its results in the batch's order.
 
-        function  micro-batch of at most `size` rows -> (b,), (b, t) or several of them in a tuple
-        Each rank reads its share. Returns (B,), (B, T), 0 where a micro-batch had no column, or a
-        tuple of them, the same on every rank.
+        function  micro-batch of at most `size` rows -> (b,), (b, t) or a tuple of several
+
+        Each rank computes its share. Returns (B,) or (B, T), 0 in the columns that a micro-batch
+        dropped, or a tuple of them, the same on every rank.
         """
         mine = self.mine()
         T = self.response.size(1)
@@ -210,15 +210,15 @@ def sample(
     pad_id: int,
     score_at: ScoreAt,
 ) -> Batch:
-    """A response to each row's query, by temperature alone: any other filter would change the
-    distribution that the ratio is taken against. [N+ 21]
+    """Sample a response to each row's query with temperature only: any other filter would change
+    the distribution in the ratio's denominator. [N+ 21]
 
     rows      the global batch; each rank samples its share, at most `size` rows at once
-    uniforms  (B, T) a row's own random numbers: other ranks and rows do not change its response
+    uniforms  (B, T) each row's own random numbers: other ranks and rows don't change its response
     """
     T = uniforms.size(1)
     mine = range(len(rows))[distributed.rank_slice(len(rows))]
-    order = sorted(mine, key=lambda i: len(rows[i].query))  # queries of like length together
+    order = sorted(mine, key=lambda i: len(rows[i].query))  # queries of similar length together
     written = []
     for index in micro_batches(order, size):
         query = left_pad([rows[i].query for i in index], pad_id).to(device)  # (b, q) [N+ 5]
@@ -230,7 +230,7 @@ def sample(
     response, sampled_logprobs = (
         distributed.all_gather_rows(torch.cat(pieces)[back.to(device)])
         for pieces in zip(*written, strict=True)
-    )  # (B, T) the response alone: no query ids in it
+    )  # (B, T) without the query's ids
     query = left_pad([row.query for row in rows], pad_id).to(device)  # (B, Q)
     records = [row.record for row in rows]
     return Batch.of(records, query, response, sampled_logprobs, eos_id, pad_id, score_at)

@@ -1,4 +1,4 @@
-"""The KV cache: what a decode step needs of the tokens before it. Shapes as in model.py."""
+"""The KV cache: earlier tokens' keys and values for a decode step. Shapes as in model.py."""
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,9 @@ class KVCache:
 
     Prefill takes the query in one call; each later call takes one token per row. query_mask (B, Q)
     True = real; the num_new tokens after the query are all real. `at` is a tensor, not a number, so
-    that a CUDA graph of one step can be replayed for all of them. For the same reason a GPU attends
-    to the whole buffer in each step, which gives all steps one shape; a CPU to the part written so
-    far.
+    that a CUDA graph of one step can be replayed for all of them. For the same reason, a GPU
+    attends to the whole buffer, which gives all steps the same shape; a CPU attends to the part
+    written so far.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class KVCache:
         self.config = config
         self.fixed_shape = replays(device)
         self.length = 0  # tokens in the cache; the model advances it after each call
-        self.prefill = Q  # of these, those of the first call
+        self.prefill = Q  # tokens of the first call
         shape = (config.n_layer, B, config.kv_heads, Q + num_new, config.head_width)
-        # a CPU multiplies one query by all keys up to three times as fast if a channel's numbers
-        # lie side by side
+        # a CPU multiplies one query by all keys up to three times as fast if each channel is
+        # contiguous
         layout = (0, 1, 2, 3, 4) if query_mask.is_cuda else (0, 1, 2, 4, 3)
         self.keys = torch.empty_permuted(shape, layout, device=device, dtype=dtype)
         self.values = torch.empty(shape, device=device, dtype=dtype)
-        if self.fixed_shape:  # what is not written yet is read too: it must not be NaN
+        if self.fixed_shape:  # columns not yet written are read too: they must not be NaN
             self.keys.zero_()
             self.values.zero_()
         mask = F.pad(query_mask, (0, num_new), value=True)  # (B, L)
@@ -51,7 +51,7 @@ class KVCache:
         self.bias.masked_fill_(~mask[:, None, None, :] | (self.index >= Q), -torch.inf)
 
     def next_token(self) -> tuple[Tensor, RotaryTables, list[Tensor]]:
-        """The next token's positions (B, 1), rotary tables, and bias in each layer (B, H, 1, L)."""
+        """Return the next token's positions (B, 1), rotary tables, and biases (B, H, 1, L)."""
         self.bias.index_fill_(3, self.at, 0.0)
         bias = self.bias[..., : self.end]
         biases: dict[int | None, Tensor] = {None: bias}
@@ -73,8 +73,8 @@ class KVCache:
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store key, value (B, K, S, D) of new tokens -> the keys and values they may attend to.
 
-        The query's from column 0 on; a later token's in column `length`, which is also in `at`, by
-        which a CUDA graph finds it.
+        The query is stored from column 0, a later token in column `length`. `at` is the same
+        column as a tensor, for a CUDA graph.
         """
         keys, values = self.keys[layer], self.values[layer]  # (B, K, Q + num_new, D)
         if self.length and self.fixed_shape:

@@ -1,21 +1,20 @@
-"""Checkpoints in the Hugging Face layout: config.json and model.safetensors, by a family's names.
+"""Checkpoints in the Hugging Face layout: config.json, and model.safetensors with a family's names.
 
 `load_gpt` and `load_scalar` read a directory or a Hub id; `save` writes a directory that
-`transformers` loads. pretrained/ knows the files and the families. Nothing is dropped silently: a
-missing or unexpected tensor, or one of another shape, is an error. So are weights that are not
-finite or larger than LARGEST, and a model whose output for a few tokens is not finite.
+`transformers` loads. pretrained/ implements the file formats and the families. Nothing is dropped
+silently: a missing or unexpected tensor, or one with the wrong shape, is an error. So are weights
+that are not finite or larger than LARGEST, and a model whose output for a few tokens is not finite.
 Half-precision weights become float32.
 
-A reward or value model is such a directory with "architectures": ["ScalarModel"] in config.json,
-the trunk under its family's names, and three more tensors: score.weight (1, C), score.bias (1,) and
-reward_bias (). [N+ 15] Read as one, but not written: transformers' ForSequenceClassification and
-ForTokenClassification with one label, and the value head of TRL's policies (v_head). A directory
-that holds a PEFT adapter is read as its base model with the updates merged.
+A reward or value model has "architectures": ["ScalarModel"] in config.json, the trunk under its
+family's names, and three more tensors: score.weight (1, C), score.bias (1,) and reward_bias ().
+[N+ 15] Two more formats are read but not written: transformers' ForSequenceClassification and
+ForTokenClassification with one label, and TRL's policies with a value head (v_head). A directory
+with a PEFT adapter is read as its base model with the updates merged.
 
 With adapters (peft.py), config.json has "adapter_size" and a model_type that ends in "_adapter",
-and each adapted layer has four more tensors. Where a scalar model's score is the mean over a
-response, model_type ends in "_mean_pooled". `transformers` has no such models and refuses the
-directories.
+and each adapted layer has four more tensors. If a scalar model's score is the mean over a response,
+model_type ends in "_mean_pooled". `transformers` has no such models and rejects these directories.
 """
 
 import copy
@@ -63,23 +62,23 @@ from nanorlhf.pretrained.weight_files import read_tensors, shards_of, unwrapped
 from nanorlhf.tokenizer import REPLACED, Tokenizer
 
 M = TypeVar("M", GPT, ScalarModel)
-SEQUENCE, TOKEN = "ForSequenceClassification", "ForTokenClassification"  # of transformers
+SEQUENCE, TOKEN = "ForSequenceClassification", "ForTokenClassification"  # transformers' classes
 LANGUAGE_MODELS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration")
 CLASSIFIER_HEADS = ("score", "classifier")
-VALUE_HEAD = "v_head.summary"  # of TRL's policies
-LARGEST = 1e6  # of a weight: float16 has up to 65,504, SmolLM2-135M up to 9.3
-PROBED = 8  # tokens that a new model reads
+VALUE_HEAD = "v_head.summary"  # in TRL's policies
+LARGEST = 1e6  # bound on a weight: float16's maximum is 65,504, SmolLM2-135M's 9.3
+PROBED = 8  # tokens that check a model's output after loading
 
 
 # --------------------------------------------------------------------------------------------- load
 def load_gpt(
     where: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> GPT:
-    """Load a language model from a checkpoint directory or a Hub id; InputError if it holds none.
+    """Load a language model from a checkpoint directory or a Hub id; InputError if it isn't one.
 
     device  meta: the files are checked and mapped, but no weight is read until `distributed.shard`
             reads this rank's rows
-    dtype   of the blocks' linear weights (`cast_linear_weights`), for models that are not trained
+    dtype   for the blocks' linear weights (`cast_linear_weights`), in models that are not trained
     """
     return load(GPT, where, device, dtype)
 
@@ -87,12 +86,12 @@ def load_gpt(
 def load_scalar(
     where: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> ScalarModel:
-    """Load a reward or value model, its head and normalisation included, as `load_gpt` does."""
+    """Load a reward or value model with its head and normalisation, like `load_gpt`."""
     return load(ScalarModel, where, device, dtype)
 
 
 def holds_reward_model(where: str | Path) -> bool:
-    """True for a reward or value model, False for a policy."""
+    """Return True for a reward or value model, False for a policy."""
     return is_scalar(model_settings(where)[0])
 
 
@@ -102,20 +101,23 @@ def is_scalar(settings: dict) -> bool:
 
 
 def architecture_of(settings: dict) -> str:
-    """The class that the checkpoint was saved by; empty if config.json doesn't say."""
+    """Return the class that saved the checkpoint, or "" if config.json doesn't name one."""
     architectures = settings.get("architectures")
     return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
 
 def has_value_head(where: str | Path) -> bool:
-    """Whether the weights of a policy include TRL's value head."""
+    """Return True if a policy's weights include TRL's value head."""
     shards = shards_of(find_weights(where))
     names = {name for shard, named in shards.items() for name in named or read_tensors(shard)}
     return any(VALUE_HEAD in name for name in names)
 
 
 def model_settings(where: str | Path) -> tuple[dict, Path]:
-    """config.json and its path; of a PEFT adapter its base's, with the class it was trained as."""
+    """Read config.json; return it and its path.
+
+    For a PEFT adapter, it is the base model's, with the class that the adapter was trained as.
+    """
     config_file = find_config(where)
     settings = read_object(config_file)
     _, adapter = split_adapter(where)
@@ -137,13 +139,13 @@ def load(
     settings, config_file = model_settings(where)
     config = parse_config(settings, config_file)
     if model_class is GPT and is_scalar(settings):
-        raise InputError(f"{where} holds a reward or value model, not a language model.")
+        raise InputError(f"{where} is a reward or value model, not a language model.")
     file = find_weights(where)
     shards = shards_of(file)
-    # before anything of these sizes is made: a weight takes two bytes at least; 2^24 are no burden
+    # before allocating these sizes: a weight takes at least two bytes, and 2^24 weights always fit
     most = sum(shard.stat().st_size for shard in shards) // 2
     check_fits(config, config_file, max(2**24, most))
-    # shapes only: allocates no memory, and to draw on the meta device PyTorch imports its compiler
+    # shapes only, without memory; drawing on the meta device would import PyTorch's compiler
     with torch.device("meta"), MetaDraws(keep_last=False):
         model = model_class(config)
     cast_linear_weights(model, dtype)
@@ -151,10 +153,10 @@ def load(
     for shard, named in shards.items():
         found = read_tensors(shard)
         for name in sorted(named - found.keys())[:1]:
-            raise InputError(f"{shard} has no tensor {name}, which {file} says: download it again.")
+            raise InputError(f"{shard} has no tensor {name}, listed in {file}: download it again.")
         for name in sorted(tensors.keys() & found.keys())[:1]:
             raise InputError(
-                f"{shard}: {name} is in another file of {file} too: download it again."
+                f"{shard}: {name} is also in another file of {file}: download it again."
             )
         tensors |= found
     tensors = with_prefix(unwrapped(tensors, file), config, file)
@@ -162,17 +164,17 @@ def load(
     if adapter is not None:
         from nanorlhf.pretrained.adapters import with_saved_updates
 
-        note(f"{where} is a PEFT adapter: it is merged into its base model {base}")
+        note(f"{where} is a PEFT adapter: merging it into its base model {base}")
         tensors = with_saved_updates(tensors, config, adapter / ADAPTER_CONFIG, find_updates(where))
     if model_class is ScalarModel:
         tensors = with_scalar_head(tensors, where, architecture_of(settings))
     elif any(name.startswith(VALUE_HEAD) for name in tensors):
-        note(f"{where}: a policy is read without its value head {VALUE_HEAD}")
+        note(f"{where}: ignoring the policy's value head {VALUE_HEAD}")
         tensors = {name: x for name, x in tensors.items() if not name.startswith(VALUE_HEAD)}
     tensors = split_gates(tensors, config)
     tie_head(tensors, config, model_class is GPT, file)
 
-    stored: dict[str, list[Tensor]] = {}  # our name -> the tensors in the files that it is made of
+    stored: dict[str, list[Tensor]] = {}  # our name -> the tensors in the files that make it up
     for name, like in model.state_dict().items():
         if config.tied_head and name == "lm_head.weight":
             continue
@@ -184,23 +186,23 @@ def load(
             tensor = tensors.pop(theirs)
             if tensor.shape != shape:
                 raise InputError(
-                    f"{file}: {theirs} has shape {tuple(tensor.shape)} instead of the "
-                    f"{tuple(shape)} that {config_file} requires."
+                    f"{file}: {theirs} has shape {tuple(tensor.shape)}, but {config_file} "
+                    f"requires {tuple(shape)}."
                 )
             if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
                 raise InputError(
-                    f"{file}: {theirs} has dtype {tensor.dtype}: weights must be floating-point."
+                    f"{file}: {theirs} has dtype {tensor.dtype}; weights must be floating-point."
                 )
             stored[name].append(tensor)
     if tensors:
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
         name = min(tensors)
         if ".lora_" in name:
-            raise InputError(f"{file} holds updates that are not merged, {name}{more}: {MERGE}.")
-        raise InputError(f"{file} holds {name}{more}, unknown to {config_file}.")
+            raise InputError(f"{file} has updates that are not merged, {name}{more}: {MERGE}.")
+        raise InputError(f"{file} has unexpected tensors for {config_file}: {name}{more}.")
 
     def read(name: str, rows: slice = slice(None)) -> Tensor:
-        """Some rows of one of our tensors; may be a view into the file, which is mapped."""
+        """Read rows of one of our tensors; may return a view of the mapped file."""
         values = from_family(name, stored[name], config, rows)
         check_values(values, f"{file}: {tensor_names(name, config)[0]}")
         return values
@@ -227,9 +229,9 @@ def note(sentence: str) -> None:
 
 
 class MetaDraws(TorchFunctionMode):
-    """What is drawn for new weights on the meta device, which keeps no numbers: nothing.
+    """Skip the random initialisation of weights on the meta device, which stores no values.
 
-    keep_last: as much as for weights in memory, tensor by tensor; `last` are the last one's.
+    keep_last: draw each tensor as for weights in memory; `last` is the last tensor drawn.
     """
 
     last: Tensor
@@ -249,17 +251,17 @@ class MetaDraws(TorchFunctionMode):
 
 
 def check_values(values: Tensor, where: str) -> None:
-    """Refuse weights that are NaN, infinite or absurdly large; `where` names file and tensor.
+    """Reject weights that are NaN, infinite or absurdly large; `where` names file and tensor.
 
-    In one pass: the two extremes are NaN if any value is.
+    One pass is enough: both extremes are NaN if any value is.
     """
     if values.numel() == 0:  # this rank's share of a small tensor
         return
     for extreme in torch.aminmax(values):
         if not abs(extreme) <= LARGEST:
             raise InputError(
-                f"{where} has a value of {extreme:g}: a weight must be finite, {LARGEST:,.0f} at "
-                "most: the file is damaged, or not of the type it says."
+                f"{where} has a value of {extreme:g}; weights must be finite and at most "
+                f"{LARGEST:,.0f}: the file is damaged, or its dtype is wrong."
             )
 
 
@@ -267,7 +269,7 @@ def check_values(values: Tensor, where: str) -> None:
 def check_output(
     where: str | Path, model: GPT | ScalarModel, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Refuse a model whose output for a few tokens is not finite, before anyone trains it."""
+    """Reject a model whose output for a few tokens is not finite, before it is trained."""
     length = min(PROBED, model.config.n_ctx)
     ids = torch.linspace(0, model.config.vocab_size - 1, length).long().to(device)[None]
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
@@ -276,18 +278,18 @@ def check_output(
             output = model.logits(output)
     if not output.isfinite().all():
         raise InputError(
-            f"{where}: the model's output for {length} tokens is not finite: its weights or the "
-            "numbers in its configuration are damaged."
+            f"{where}: the model's output for {length} tokens is not finite: its weights or its "
+            "configuration are damaged."
         )
 
 
 def with_scalar_head(
     tensors: dict[str, Tensor], where: str | Path, architecture: str
 ) -> dict[str, Tensor]:
-    """The tensors of a reward or value model with its head under our names, whoever trained it.
+    """Rename the head of a reward or value model from any trainer to our names.
 
-    transformers' head has no bias and no normalisation. Raises InputError for a language model and
-    for a head of several labels.
+    transformers' head has no bias and no normalisation: both become 0. Raises InputError for a
+    language model and for a head with several labels.
     """
     if architecture == "ScalarModel":
         return tensors
@@ -297,14 +299,12 @@ def with_scalar_head(
     if head is None:
         if not architecture or architecture.endswith(LANGUAGE_MODELS):
             kind = "a language model"
-            raise InputError(
-                f"{where} holds {kind}, not a reward model: train one with train_rm.py."
-            )
+            raise InputError(f"{where} is {kind}, not a reward model: train one with train_rm.py.")
         heads_read = " or ".join(f"{name}.weight" for name in CLASSIFIER_HEADS)
         raise InputError(
-            f"{where}: the head of a {architecture} isn't implemented, only {heads_read}."
+            f"{where}: unsupported head for {architecture}; supported heads: {heads_read}."
         )
-    # a language model's head scores nothing
+    # a language model's head is not used for scores
     others = {
         name: tensor
         for name, tensor in tensors.items()
@@ -313,7 +313,7 @@ def with_scalar_head(
     weight = tensors[f"{head}.weight"]
     if weight.ndim != 2 or len(weight) != 1:
         raise InputError(
-            f"{where} is a {architecture} with {len(weight)} labels: a reward model has 1."
+            f"{where} is a {architecture} with {len(weight)} labels; a reward model must have 1."
         )
     others["score.weight"] = weight
     others["score.bias"] = tensors.get(f"{head}.bias", torch.zeros(1))
@@ -321,25 +321,27 @@ def with_scalar_head(
 
 
 def tie_head(tensors: dict[str, Tensor], config: GPTConfig, has_head: bool, file: Path) -> None:
-    """Leave one of embedding and head where they are tied."""
+    """Drop the head's tensor if the head is tied to the embedding."""
     if not has_head:
         return
     names = ("transformer.embedding.weight", "lm_head.weight")
     embedding, head = (tensor_names(name, config)[0] for name in names)
     if config.num_decoder_blocks and embedding in tensors:
-        # transformers 5 ties the heads of all T5s that have no other one
+        # transformers 5 ties the head of every T5 without a separate one
         tensors.setdefault(head, tensors[embedding])
     if config.tied_head and head in tensors:
         if not torch.equal(tensors[head], tensors.setdefault(embedding, tensors[head])):
-            raise InputError(f"{file}: {head} isn't {embedding}, but tie_word_embeddings is true.")
+            raise InputError(
+                f"{file}: {head} differs from {embedding}, but tie_word_embeddings is true."
+            )
         del tensors[head]
 
 
 def cast_linear_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Keep the blocks' linear weights in `dtype`, for a model that is not trained.
 
-    Under autocast to bfloat16 the outputs stay the same to the last bit, as each matmul would cast
-    these weights anyway. Embedding, layer norms and heads stay float32, as under autocast.
+    Under autocast to bfloat16, outputs don't change by a bit: each matmul would cast these weights
+    anyway. Embedding, layer norms and heads stay float32, as under autocast.
     """
     for module in model.modules():
         if isinstance(module, Linear):
@@ -350,16 +352,16 @@ def cast_linear_weights(model: nn.Module, dtype: torch.dtype) -> None:
 
 # --------------------------------------------------------------------- a scalar model from a policy
 def scalar_from_gpt(gpt: GPT, share_trunk: bool = False) -> ScalarModel:
-    """A reward model initialised from a policy: a copy of its trunk and a new head. [N+ 11]
+    """Initialise a reward model from a policy: a copy of its trunk and a new head. [N+ 11]
 
-    share_trunk: the policy's own trunk weights instead of a copy; both models must keep them
+    share_trunk: use the policy's trunk weights instead of a copy; both models must keep them
     frozen.
     """
     if not (share_trunk or gpt.lm_head.weight.is_meta):
         model = ScalarModel(gpt.config).to(gpt.lm_head.weight)  # its device and dtype
         model.transformer.load_state_dict(gpt.transformer.state_dict())
         return model
-    # the same head as where the trunk is in memory
+    # draw the same head as if the trunk were in memory
     with torch.device("meta"), MetaDraws(keep_last=True) as draws:
         model = ScalarModel(gpt.config)
     model.score.weight = nn.Parameter(draws.last)
@@ -368,7 +370,7 @@ def scalar_from_gpt(gpt: GPT, share_trunk: bool = False) -> ScalarModel:
     if share_trunk:
         shared = {id(weight): weight for weight in gpt.parameters()}
         model.transformer = copy.deepcopy(gpt.transformer, shared)
-        return model.to(gpt.lm_head.weight)  # the head; the trunk is there
+        return model.to(gpt.lm_head.weight)  # moves only the head
     model.elsewhere = gpt.elsewhere
     return model
 
@@ -377,7 +379,7 @@ def scalar_from_gpt(gpt: GPT, share_trunk: bool = False) -> ScalarModel:
 def save(
     model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer | None = None
 ) -> None:
-    """Write config.json, model.safetensors and the tokenizer's files; the directory's others stay.
+    """Write config.json, model.safetensors and the tokenizer's files; keep the directory's others.
 
     All files are first written to a subdirectory, synced to disk, then renamed, so an interrupted
     save leaves the previous checkpoint intact. config.json comes last: without it a new directory
@@ -392,11 +394,11 @@ def save(
     dtype = model.transformer.embedding.weight.dtype
     settings["torch_dtype"] = str(dtype).removeprefix("torch.")
     # null without a tokenizer: transformers would fill in 50256, which may not be in the vocabulary
-    if not config.num_decoder_blocks:  # which has them
+    if not config.num_decoder_blocks:  # T5's settings have both ids
         settings["eos_token_id"] = tokenizer.eos_id if tokenizer else None
         bos = tokenizer.bos if tokenizer else None
         settings["bos_token_id"] = tokenizer.backend.token_to_id(bos) if tokenizer and bos else None
-    # transformers' Llama looks [PAD] up in the embedding as it is made, and fails if it isn't there
+    # transformers' Llama looks up [PAD] in the embedding at creation, and fails if it isn't there
     pad_id = tokenizer.pad_id if tokenizer else None
     settings["pad_token_id"] = pad_id if pad_id is not None and pad_id < config.vocab_size else None
 
@@ -426,7 +428,7 @@ def write_tensors(
     try:
         save_file(tensors, path, metadata={"format": "pt", **(metadata or {})})
         shutil.copymode(like, path)  # safetensors sets owner-only access
-    except SafetensorError as error:  # its text holds the system's error, such as a full disk
+    except SafetensorError as error:  # its message includes the OS error, such as a full disk
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise

@@ -24,7 +24,7 @@ from nanorlhf.errors import InputError, Interrupted, PeerFailed, sentence_of
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-FLAG = re.compile(r"--|-(?!\d|\.\d|inf|nan)[^-]")  # and not a negative number
+FLAG = re.compile(r"--|-(?!\d|\.\d|inf|nan)[^-]")  # but not a negative number
 MAY_BE_EMPTY = "a list that may be empty"  # in a type: `Annotated[tuple[str, ...], MAY_BE_EMPTY]`
 R = TypeVar("R")
 S = TypeVar("S", bound="DataclassInstance")  # the settings of a script
@@ -32,7 +32,7 @@ S = TypeVar("S", bound="DataclassInstance")  # the settings of a script
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers a setting may have, as part of its type: `lr: NonNegativeFloat = 3e-6`."""
+    """The allowed values of a number, as part of its type: `lr: NonNegativeFloat = 3e-6`."""
 
     words: str
     allows: Callable[[float], bool]
@@ -45,7 +45,7 @@ Count = Annotated[int, Range("from 1 to a million", lambda x: 1 <= x <= 10**6)] 
 CountOrNone = Annotated[int, Range("from 0 to a million", lambda x: 0 <= x <= 10**6)]
 Epochs = Annotated[float, Range("above 0, a million at most", lambda x: 0 < x <= 10**6)]
 PositiveFloat = Annotated[float, Range("above 0", lambda x: x > 0)]
-ClipRange = PositiveFloat | tuple[PositiveFloat, PositiveFloat]  # one, or below and above
+ClipRange = PositiveFloat | tuple[PositiveFloat, PositiveFloat]  # one number, or (below, above)
 NonNegativeFloat = Annotated[float, Range("at least 0", lambda x: x >= 0)]
 Fraction = Annotated[float, Range("from 0 to 1", lambda x: 0 <= x <= 1)]
 Beta = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]
@@ -62,7 +62,7 @@ Seed = Annotated[int, Range("from 0 to 2^63 - 1", lambda x: 0 <= x < 2**63)]
 
 
 def ranges(hint: Any) -> list[Range]:
-    """The ranges in a type hint: `PositiveFloat | None` and `tuple[PositiveInt, ...]` have one."""
+    """Return the ranges in a type hint, also in `PositiveFloat | None` or a tuple's items."""
     found = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Range)]
     return found + [item for part in get_args(hint) for item in ranges(part)]
 
@@ -70,11 +70,11 @@ def ranges(hint: Any) -> list[Range]:
 def check_ranges(args: "DataclassInstance", prefix: str = "--") -> None:
     """Raise InputError for a number outside its field's range, NaN and infinity included.
 
-    The flags of a group begin with its name: `--sampler.top-p`. The script itself checks whether
-    settings fit together.
+    The flags of a group begin with its name: `--sampler.top-p`. The script itself checks the
+    combinations of settings.
     """
     if getattr(args, "dtype", None) == "auto":
-        raise InputError("--dtype auto works on the command line only: pass float32 or bfloat16.")
+        raise InputError("--dtype auto only works on the command line: pass float32 or bfloat16.")
     for name, hint in get_type_hints(type(args), include_extras=True).items():
         setting = getattr(args, name)
         flag = f"{prefix}{name.replace('_', '-')}"
@@ -89,7 +89,7 @@ def check_ranges(args: "DataclassInstance", prefix: str = "--") -> None:
 
 
 def exact(number: float) -> fractions.Fraction:
-    """The decimal number that a float is written as, to count with: 0.29 * 100 is less than 29.
+    """Return the exact decimal that a float is printed as, because 0.29 * 100 is less than 29.
 
     >>> int(0.29 * 100), int(exact(0.29) * 100)
     (28, 29)
@@ -98,12 +98,12 @@ def exact(number: float) -> fractions.Fraction:
 
 
 def check_url(flag: str, url: str, advice: str) -> None:
-    """Refuse what is no http or https URL, and one that may hold a password or key.
+    """Reject anything but an http or https URL, and a URL that may contain a password or key.
 
-    Settings and commands are logged, and errors name the URL: none of them may hold a secret.
+    Settings, commands and the URLs in errors are logged, so they must not contain a secret.
     """
     if any(character in url for character in "@?#"):
-        raise InputError(f"{flag}: write the URL without password, ? and #: it is logged.")
+        raise InputError(f"{flag}: the URL is logged, so it can't contain a password, ? or #.")
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -116,12 +116,12 @@ def check_url(flag: str, url: str, advice: str) -> None:
 def named_pairs(flag: str, words: tuple[str, ...]) -> list[tuple[str, str]]:
     """("sft", DIR, "ppo", DIR) -> [("sft", DIR), ("ppo", DIR)].
 
-    Raises InputError for half a pair, and for a name that reports can't print: blank, or with half
-    a surrogate pair.
+    Raises InputError for half a pair, and for a name that reports can't print: a blank one, or one
+    with half a surrogate pair.
     """
     if not words or len(words) % 2:
         said = " ".join((flag, *words))
-        raise InputError(f"{said}: write pairs of a name and a directory, such as sft runs/sft.")
+        raise InputError(f"{said}: expected pairs of name and directory, such as sft runs/sft.")
     for name in words[::2]:
         if not name.strip() or not name.isprintable():
             raise InputError(f"{flag} {name!r:.80}: a name must be printable text.")
@@ -142,7 +142,7 @@ def command_line(main: Callable[[S], object], recipes: dict[str, tuple[str, S]])
 
 
 def read_settings(program: str, words: list[str], recipes: dict[str, tuple[str, S]]) -> S:
-    """The settings that `[recipe] [--flags]` give, all within their ranges."""
+    """Parse `[recipe] [--flags]` into settings, all within their ranges."""
     default = next(iter(recipes))
     recipe, arguments = (
         (words[0], words[1:]) if words and not words[0].startswith("-") else (default, words)
@@ -162,7 +162,7 @@ def read_settings(program: str, words: list[str], recipes: dict[str, tuple[str, 
 
 
 def with_dtype(args: S) -> S:
-    """Replace `--dtype auto` by the faster dtype on the device; rank 0 prints which it is."""
+    """Replace `--dtype auto` with the faster dtype on the device; rank 0 prints the choice."""
     if getattr(args, "dtype", None) != "auto":
         return args
     import torch
@@ -172,7 +172,7 @@ def with_dtype(args: S) -> S:
 
     on_cpu = is_cpu(getattr(args, "device", "auto"))
     if on_cpu:
-        several = getattr(args, "processes", 1) > 1  # of one thread each
+        several = getattr(args, "processes", 1) > 1  # with one thread each
         processor.use(chosen_kernels(1 if several else torch.get_num_threads()))
     dtype, reason = processor.faster_dtype("cpu" if on_cpu else "cuda")
     if os.environ.get("RANK", "0") == "0":
@@ -181,13 +181,13 @@ def with_dtype(args: S) -> S:
 
 
 def run_module(main: Callable[[S], R], args_class: type[S]) -> R:
-    """Run a module without recipes: `python -m data.tldr --flags`; returns what `main` does."""
+    """Run a module without recipes, `python -m data.tldr --flags`; return the result of `main`."""
     with one_sentence():
         return main(parse_flags(args_class, sys.argv[1:], _program(main)))
 
 
 def _program(main: Callable[..., object]) -> str:
-    """How the program was started: `train_ppo.py`, or `python -m data.tldr`."""
+    """Return how the program was started: `train_ppo.py`, or `python -m data.tldr`."""
     module = main.__module__ or ""  # None for a bound method of a builtin
     if module != "__main__":
         return f"python -m {module}" if "." in module else sys.argv[0]
@@ -198,7 +198,7 @@ def _program(main: Callable[..., object]) -> str:
 def parse_flags(
     args_class: type[S], arguments: list[str], program: str, default: S | None = None
 ) -> S:
-    """Return the settings that flags give; raises InputError for unknown ones and bad values."""
+    """Parse flags into settings; raises InputError for unknown flags and bad values."""
     options: dict[str, Any] = {} if default is None else {"default": default}
     _check_flags(_flags(args_class), arguments, program)
     # --help opens with data, models and algorithm: declared fields come before inherited ones
@@ -228,7 +228,7 @@ def parse_flags(
 
 
 def _flags(args_class: type, prefix: str = "--") -> dict[str, Any]:
-    """The flags of a dataclass, its groups and its subcommands, with their type hints."""
+    """Return the flags of a dataclass, its groups and its subcommands, with their type hints."""
     found: dict[str, Any] = {}
     for name, hint in get_type_hints(args_class, include_extras=True).items():
         if tyro.conf.Positional in getattr(hint, "__metadata__", ()):
@@ -248,9 +248,9 @@ def _flags(args_class: type, prefix: str = "--") -> dict[str, Any]:
 
 
 def _check_flags(flags: dict[str, Any], arguments: list[str], program: str) -> None:
-    """Raise InputError for a flag that is unknown or lacks its value.
+    """Raise InputError for a flag that is unknown or has no value.
 
-    tyro would blame another argument, or take an empty list where a flag has a list of values.
+    tyro would blame another argument, or accept an empty list for a flag with a list of values.
     """
     if "--" in arguments:
         arguments = arguments[: arguments.index("--")]
@@ -264,29 +264,29 @@ def _check_flags(flags: dict[str, Any], arguments: list[str], program: str) -> N
             raise InputError(f"{program}: --plan is a command now: `nanorlhf plan {script} ...`.")
         if flag not in flags:
             raise InputError(f"{program}: unknown flag {flag!r}: see `{program} --help`.")
-        if following == "" or equals and value == "":  # as a path, it is the working directory
-            raise InputError(f"{program}: {flag} is empty: pass a value, or leave the flag out.")
+        if following == "" or equals and value == "":  # as a path: the working directory
+            raise InputError(f"{program}: {flag} is empty: pass a value or omit the flag.")
         hint = flags[flag]
         may_lack = bool in (hint, *get_args(hint)) or MAY_BE_EMPTY in get_args(hint)
         if not may_lack and not equals and following.startswith("--"):
-            raise InputError(f"{program}: {flag} lacks its value: see `{program} --help`.")
+            raise InputError(f"{program}: {flag} needs a value: see `{program} --help`.")
 
 
 class one_sentence:
     """Turn the errors that the user can fix into one line on stderr and exit code 2."""
 
     def __enter__(self) -> None:
-        if sys.stdout is None:  # closed by `>&-`: what is printed goes nowhere
+        if sys.stdout is None:  # closed by `>&-`: discard the output
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are not text
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a path may contain bytes that aren't text
             sys.stdout.reconfigure(errors="backslashreplace")
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, BrokenPipeError):  # `--help | head -1`: nobody reads on
+        if isinstance(error, BrokenPipeError):  # `--help | head -1`: the pipe is closed
             sys.exit(_silent())
         sentence = sentence_of(error)
         if sentence is not None:
-            sentence = " ".join(sentence.splitlines())  # a path may hold a newline
+            sentence = " ".join(sentence.splitlines())  # a path may contain a newline
             print(f"error: {sentence}", file=sys.stderr)
             sys.exit(2)
         if isinstance(error, PeerFailed):
@@ -302,7 +302,7 @@ class one_sentence:
 
 
 def _silent() -> int:
-    """End as if SIGPIPE had killed it; Python would report the error again as it flushes stdout."""
+    """End as if killed by SIGPIPE, without a second error when Python flushes stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
 

@@ -1,4 +1,4 @@
-"""Settings of a model: GPT-2, Pythia, Llama, Qwen, Gemma and others are values of `GPTConfig`."""
+"""Model settings: GPT-2, Pythia, Llama, Qwen, Gemma and others are instances of `GPTConfig`."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ RotaryTables = dict[RotarySettings, tuple[Tensor, Tensor]]
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
     vocab_size: int
-    """rows of the embedding; the id of [PAD] may lie outside"""
+    """rows of the embedding; the id of [PAD] may be outside"""
     n_ctx: int
     """longest sequence in tokens, query plus response"""
     d_model: int
@@ -31,12 +31,12 @@ class GPTConfig:
     """down(activation(gate(x)) * up(x)): SwiGLU with silu"""
     mlp_bias: bool = True
     norm: str = "layer"
-    """layer, rms: divided by the root mean square alone, without bias, or rms_offset: rms with
-    1 + weight in place of weight (Gemma)"""
+    """layer, rms (divides by the root mean square, without mean or bias), or rms_offset (rms with
+    1 + weight instead of weight, Gemma)"""
     pre_norm: bool = True
     """norm the input of attention and of the MLP"""
     post_norm: bool = False
-    """norm their output before it is added to the residual stream (Gemma; OLMo 2: this alone)"""
+    """norm their output before it is added to the residual stream (Gemma; OLMo 2: no pre_norm)"""
     qk_norm: bool = False
     """an RMS norm over the D channels of each head of q and of k (Qwen 3)"""
     qk_norm_joint: bool = False
@@ -62,7 +62,7 @@ class GPTConfig:
     scale_attention: bool = True
     """divide attention logits by sqrt(D); GPT-Neo does not"""
     attention_divisor: int | None = None
-    """the square root of this divides attention logits; None: of D (Gemma)"""
+    """attention logits are divided by the square root of this (Gemma); None: of D"""
     attention_cap: float | None = None
     """bounds attention logits: cap * tanh(logit / cap) (Gemma 2)"""
     qkv_bias: bool = True
@@ -83,11 +83,11 @@ class GPTConfig:
     causal: bool = True
     """False: tokens attend in both directions, an encoder (RLCF's discriminator)"""
     architecture: str = "gpt_neox"
-    """names on disk, a key of pretrained.families.FILES"""
+    """family, which sets the names on disk: a key of pretrained.families.FILES"""
 
     @property
     def num_decoder_blocks(self) -> int:
-        """Of an encoder-decoder (t5.py), after the encoder's n_layer; 0 of a GPT."""
+        """Number of decoder blocks, after an encoder's n_layer (t5.py); 0 for a GPT."""
         return 0
 
     @property
@@ -100,24 +100,24 @@ class GPTConfig:
 
     @property
     def qkv_rows(self) -> list[int]:
-        """Rows of q, of k and of v in attention's joint projection."""
+        """Rows of q, k and v in attention's joint projection."""
         return [heads * self.head_width for heads in (self.n_head, self.kv_heads, self.kv_heads)]
 
     @property
     def windows(self) -> list[int | None]:
-        """By layer."""
+        """Attention window of each layer."""
         return [*(self.attention_windows or [None] * self.n_layer)]
 
     @property
     def rotary_settings(self) -> list[RotarySettings]:
-        """Base and scaling, by layer."""
+        """Rotary base and scaling of each layer."""
         usual = local = self.rotary_base, self.rotary_scaling
         if self.local_rotary_base is not None:
             local = self.local_rotary_base, None
         return [usual if window is None else local for window in self.windows]
 
     def rotary_tables(self, positions: Tensor) -> RotaryTables:
-        """Tables of the angles at positions (B, S), by base and scaling; {} if none rotate."""
+        """Compute cos and sin at positions (B, S), by base and scaling; {} without rotary ones."""
         if not self.positions.startswith("rotary"):
             return {}
         settings = set(self.rotary_settings)

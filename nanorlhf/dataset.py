@@ -8,15 +8,15 @@
                                            "suffix": str, "tests": str, "language": str}
     in all of them                        "meta": {...}, which training does not read
 
-Where only the queries are read, as by PPO and GRPO, a row of sft needs no response.
+PPO and GRPO read only the queries, so their sft rows need no response.
 
-A chat template wrote the query of a row with "chat": true: names of special tokens in it are those
-tokens, and its responses get no leading space. Everywhere else, and in every response, such a name
-is ordinary text.
+"chat": true means that a chat template wrote the query: names of special tokens in it are parsed as
+those tokens, and the responses get no leading space. In all other texts, and in every response,
+such a name is ordinary text.
 
 All rows are read, checked and tokenised before training starts; a broken row stops the run with
-file, line and reason. The token ids are cached next to the file, in .tokens/, and a later start on
-the same file maps the cache.
+file, line and reason. The token ids are cached next to the file, in .tokens/, and later runs on the
+same file memory-map the cache.
 """
 
 import gzip
@@ -48,14 +48,14 @@ R = TypeVar("R")
 # bytes: 128 KiB. CodeNet's programs have at most 64 KiB; larger ones slow down parsers and
 # compilers
 MAX_PROGRAM = 2**17
-MAX_TEXT = 2**20  # characters: 1 million. Novels have half of that, posts at most 64,000
+MAX_TEXT = 2**20  # characters: 1 million. A novel has about half of that, a post at most 64,000
 
 
 @dataclass(frozen=True)
 class Demonstration:
     query: list[int]
     response: list[int]  # ends in EOS
-    record: dict  # the row as read
+    record: dict  # the row of the file
 
 
 class Scored(Demonstration):
@@ -67,7 +67,7 @@ class Scored(Demonstration):
 @dataclass(frozen=True)
 class Comparison:
     query: list[int]
-    chosen: list[int]  # both end in EOS; of an unpaired row one is empty
+    chosen: list[int]  # both end in EOS; in an unpaired row, one is empty
     rejected: list[int]
     record: dict
 
@@ -92,14 +92,14 @@ def parse_object(line: bytes, where: str) -> dict:
     encoding = "utf-8-sig" if where.endswith(":1") else "utf-8"
     record = parse_json(line, where, is_line=True, encoding=encoding)
     if not isinstance(record, dict):
-        raise InputError(f"{where}: not a JSON object but {type(record).__name__}.")
+        raise InputError(f"{where}: expected a JSON object, got {type(record).__name__}.")
     return record
 
 
 def field(record: dict, name: str, kind: type[T], where: str) -> T:
-    """`record[name]`, checked to be a `kind`, such as list[str]; raises InputError otherwise.
+    """Return `record[name]`; raises InputError unless it is a `kind`, such as list[str].
 
-    An int passes as float. Floats must be finite, texts valid Unicode and not too long.
+    An int passes as float. Floats must be finite, strings valid Unicode and not too long.
     """
     value: Any = record.get(name)
     plain: Any = get_origin(kind) or kind  # list, of list[str]
@@ -110,13 +110,13 @@ def field(record: dict, name: str, kind: type[T], where: str) -> T:
     elif not fits or (isinstance(value, bool) and plain is not bool):
         problem = f"must be {plain.__name__}, not {type(value).__name__}"
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        problem = "is an integer of more than 64 bits"
+        problem = "is an integer with more than 64 bits"
     elif plain is float and not math.isfinite(value):
         problem = f"is {value}: it must be a finite number"
     elif plain is str and len(value) > MAX_TEXT:
         problem = f"has more than {MAX_TEXT:,} characters"
     elif plain is str and value.encode(errors="ignore").decode() != value:
-        problem = "isn't Unicode"  # JSON can hold half of a surrogate pair, such as \ud83d
+        problem = "isn't valid Unicode"  # JSON can contain half a surrogate pair, such as \ud83d
     if problem:
         raise InputError(f"{where}: the field {name!r} {problem}.")
     for item_kind in get_args(kind)[-1:]:
@@ -128,7 +128,7 @@ def field(record: dict, name: str, kind: type[T], where: str) -> T:
 
 
 def filled(record: dict, name: str, where: str) -> str:
-    """`record[name]`, a text; raises InputError for a blank one."""
+    """Return `record[name]`, a string; raises InputError if it is blank."""
     text = field(record, name, str, where)
     if not text.strip():
         raise InputError(f"{where}: the field {name!r} is empty.")
@@ -136,9 +136,9 @@ def filled(record: dict, name: str, where: str) -> str:
 
 
 def sampled_rows(path: Path, settings: dict[str, str]) -> list[tuple[str, dict]]:
-    """The rows of an interrupted sampling, each with its `file:line`, without a cut last row.
+    """Read the complete rows of an interrupted sampling, each with its `file:line`.
 
-    settings: all that the samples depend on; the first line of the file holds them. Raises
+    settings: everything that the samples depend on, stored in the first line of the file. Raises
     InputError if they differ.
     """
     rows = []
@@ -151,7 +151,7 @@ def sampled_rows(path: Path, settings: dict[str, str]) -> list[tuple[str, dict]]
             flag = f"--{name.replace('_', '-')}"
             raise InputError(
                 f"--resume: the sampling in {path} was started with {flag} {before.get(name)}, not "
-                f"{value}: pass the same, or start again with --overwrite."
+                f"{value}: pass the same value, or start again with --overwrite."
             )
     return rows[1:]
 
@@ -159,7 +159,7 @@ def sampled_rows(path: Path, settings: dict[str, str]) -> list[tuple[str, dict]]
 def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
     """Write one row per line, atomically; as ASCII, so that all readers agree where a line ends.
 
-    A directory that is missing is made.
+    Creates the directory if it is missing.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with atomic(Path(path)) as temporary, temporary.open("w", encoding="ascii") as file:
@@ -173,16 +173,16 @@ Texts = Iterator[tuple[str, list[str], bool]]
 
 
 def is_chat(record: dict, where: str) -> bool:
-    """Whether a chat template wrote the query of a row."""
+    """Return True if a chat template wrote the query of the row."""
     return "chat" in record and field(record, "chat", bool, where)
 
 
 def with_blank(query: str, response: str, chat: bool = False) -> str:
     """Put a space before a response, unless whitespace is there or the row is a chat. [N+ 3]
 
-    The whitespace may be the response's own, or the newline that ends CNN/DM's template. So no
-    token spans query and response: tokenising them separately gives the ids of the joined text.
-    An empty text has no whitespace. A chat's responses stay as its template writes them.
+    The whitespace may begin the response or end the query, like the newline in CNN/DM's template.
+    No token then spans query and response: tokenising them separately gives the ids of the joined
+    text. An empty text has no whitespace. A chat's responses stay as its template writes them.
     """
     if chat or query[-1:].isspace() or response[:1].isspace():
         return response
@@ -190,7 +190,7 @@ def with_blank(query: str, response: str, chat: bool = False) -> str:
 
 
 def response_ids(query: str, response: str, tokenizer: Tokenizer, chat: bool = False) -> list[int]:
-    """Token ids of a response to `query`, with EOS."""
+    """Return the token ids of a response to `query`, with EOS."""
     text = with_blank(query, response, chat)
     [ids] = tokenizer.encode_responses([text], [query] if chat else None)
     return ids + [tokenizer.eos_id]
@@ -203,9 +203,9 @@ def load_demonstrations(
     max_response_length: int | None = None,
     needs_response: bool = True,
 ) -> "Rows[Demonstration]":
-    """Read an sft file. Limits in tokens, None: no limit. Raises InputError for a longer row.
+    """Read an sft file. Limits are in tokens (None: no limit); a longer row raises InputError.
 
-    A row may lack its response unless `needs_response`; its ids are then EOS.
+    Unless `needs_response`, a row may have no response; its response ids are then [EOS].
     """
     names, limits = ("query", "response"), (max_query_length, max_response_length)
     kind = "demonstrations" if needs_response else "queries"
@@ -251,12 +251,12 @@ def load_programs(
                 raise InputError(f"{where}: the program has more than {MAX_PROGRAM:,} characters.")
             if language not in ("java", "python"):
                 raise InputError(
-                    f"{where}: the field 'language' is {language!r}: it must be java or python."
+                    f"{where}: the field 'language' is {language!r}, must be java or python."
                 )
             if language != (language_of_file or language):
                 raise InputError(
                     f"{where}: the field 'language' is {language!r}, unlike line 1: "
-                    "use a file per language."
+                    "use one file per language."
                 )
             language_of_file = language
             yield where, [query, response], is_chat(record, where)
@@ -285,7 +285,7 @@ def load_unpaired(
     max_query_length: int | None,
     max_response_length: int | None,
 ) -> "Rows[Comparison]":
-    """Read an unpaired file: a row with the label true has a chosen response and no rejected one.
+    """Read an unpaired file: a row has a chosen response if its label is true, else a rejected one.
 
     Limits as in `load_demonstrations`. Raises InputError if all rows have the same label.
     """
@@ -302,7 +302,7 @@ def load_unpaired(
         if len(labels) == 1:
             [label] = labels
             raise InputError(
-                f"{path}: every row has the label {json.dumps(label)}: KTO needs both kinds."
+                f"{path}: every row has the label {json.dumps(label)}: KTO needs both labels."
             )
 
     names, limits = ("query", "response"), (max_query_length, max_response_length)
@@ -312,7 +312,7 @@ def load_unpaired(
 def text_rows(
     records: Iterable[tuple[str, dict]], names: tuple[str, ...], has_score: bool = False
 ) -> Texts:
-    """Yield the texts of each row: its query, and its responses, with a leading space."""
+    """Yield the texts of each row: its query, and its responses with a leading space."""
     for where, record in records:
         query, *responses = (filled(record, name, where) for name in names)
         chat = is_chat(record, where)
@@ -322,7 +322,7 @@ def text_rows(
 
 
 def query_rows(records: Iterable[tuple[str, dict]]) -> Texts:
-    """Yield the texts of each row, of which only the query has to be there."""
+    """Yield the texts of each row; only the query is required."""
     for where, record in records:
         if record.get("response") is None or record["response"] == "":
             yield where, [filled(record, "query", where), ""], is_chat(record, where)
@@ -340,17 +340,17 @@ CHUNK = 1024  # rows tokenised at once, on all cores
 class Rows(Sequence[R]):
     """The rows of a tokenised file, F fields each; a slice is another view of the same arrays.
 
-    The arrays, of all N rows of the file, are mapped from the cache: ranks share its memory. A
+    The arrays, for all N rows of the file, are mapped from the cache: ranks share its memory. A
     row's text is read from the file on demand.
     """
 
-    make: Callable[..., R]  # the ids of each field and the record as read -> the row
+    make: Callable[..., R]  # the ids of each field, and the record -> the row
     path: Path
     file: BinaryIO
-    numbers: range  # rows of the file that are here, from 0
-    ids: np.ndarray  # int32, of all fields of all rows, one after the other
-    ends: np.ndarray  # (N, F) int64, where a field ends in `ids`
-    lines: np.ndarray  # (N + 1,) int64, where a row's line begins in the file
+    numbers: range  # rows of the file in this view, from 0
+    ids: np.ndarray  # int32, all fields of all rows, concatenated
+    ends: np.ndarray  # (N, F) int64, where each field ends in `ids`
+    lines: np.ndarray  # (N + 1,) int64, where each row's line begins in the file
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -373,7 +373,7 @@ class Rows(Sequence[R]):
 
     @property
     def lengths(self) -> np.ndarray:
-        """(rows, F) tokens: query and response, or query, chosen and rejected."""
+        """Lengths (rows, F) in tokens: query and response, or query, chosen and rejected."""
         lengths = np.diff(self.ends.reshape(-1), prepend=0).reshape(self.ends.shape)
         return lengths[np.asarray(self.numbers, dtype=np.int64)]
 
@@ -387,12 +387,12 @@ def load_rows(
     names: tuple[str, ...],
     limits: tuple[int | None, ...],
 ) -> Rows[R]:
-    """Tokenise a file, or map the cache that an earlier start wrote; every rank calls it.
+    """Tokenise a file, or map the cache that an earlier run wrote; every rank calls it.
 
-    Rank 0 does the work. The cache is named by kind and tokenizer; it is replaced if the SHA-256 of
-    the file or of its own arrays differs, and written atomically. Where the cache can't be written,
-    or another node doesn't see it, rank 0 sends the arrays to the other ranks. Raises InputError
-    for the first field that has more tokens than its limit.
+    Rank 0 does the work. The cache is named after kind and tokenizer; it is replaced if the SHA-256
+    of the file or of its arrays differs, and written atomically. If the cache can't be written, or
+    another node doesn't see it, rank 0 sends the arrays to the other ranks. Raises InputError for
+    the first field with more tokens than its limit.
     """
     from nanorlhf import distributed  # imports PyTorch, which converters don't need
 
@@ -408,14 +408,14 @@ def load_rows(
     for i, f in too_long[:1].tolist():
         flag = "--max-query-length" if f == 0 else "--max-response-length"
         raise InputError(
-            f"{path}:{i + 1}: the field {names[f]!r} has {lengths[i, f]} tokens (with a "
-            f"response's EOS), {flag} is {limits[f]}."
+            f"{path}:{i + 1}: the field {names[f]!r} has {lengths[i, f]} tokens (including a "
+            f"response's EOS), but {flag} is {limits[f]}."
         )
     return rows
 
 
 def map_cache(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of rank 0's cache, mapped; rank 0 sends them if a node doesn't see that file."""
+    """Map the arrays of rank 0's cache; rank 0 sends them if a node doesn't see that file."""
     from nanorlhf import distributed
 
     try:
@@ -433,7 +433,7 @@ def cached_tokens(
     kind: str,
     texts: Callable[[Iterable[tuple[str, dict]]], Texts],
 ) -> Path | dict[str, np.ndarray]:
-    """The file that caches the arrays of `Rows`, or the arrays if it can't be written."""
+    """Return the file that caches the arrays of `Rows`, or the arrays if it can't be written."""
     for _ in iter_jsonl(path):  # raises InputError unless it is a regular file
         break
     with path.open("rb") as file:
@@ -443,21 +443,21 @@ def cached_tokens(
         key, arrays = read_cache(cache)
         if key == f"{source} {digest(arrays)}":
             return cache
-    except (OSError, SafetensorError, TypeError):  # TypeError: a type that NumPy doesn't have
+    except (OSError, SafetensorError, TypeError):  # TypeError: a dtype that NumPy doesn't have
         pass  # missing or damaged: written below
     arrays = tokenise(path, tokenizer, texts)
     key = f"{source} {digest(arrays)}"
     try:
         cache.parent.mkdir(exist_ok=True)
         for left in cache.parent.glob("*.tmp"):
-            if time.time() - left.stat().st_mtime > 3600:  # by a kill
+            if time.time() - left.stat().st_mtime > 3600:  # left by a killed run
                 left.unlink(missing_ok=True)
-        # two starts may write at once, on nodes that share the directory
+        # two runs may write at once, on nodes that share the directory
         with atomic(cache, f".{platform.node()}.{os.getpid()}.tmp") as temporary:
             temporary.write_bytes(save(arrays, {"key": key}))
     except OSError as error:
         print(
-            f"note: no cache of tokens, so {path} is tokenised at every start: "
+            f"note: can't cache token ids, so every run tokenises {path} again: "
             f"{cache.parent}: {error.strerror}.",
             file=sys.stderr,
         )
@@ -466,14 +466,14 @@ def cached_tokens(
 
 
 def read_cache(path: Path) -> tuple[str, dict[str, np.ndarray]]:
-    """The key of a cache, and its arrays, mapped."""
+    """Return a cache's key and its mapped arrays."""
     with interrupts_wait(), safe_open(path, "pt") as file:
         arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}
         return (file.metadata() or {}).get("key", ""), arrays
 
 
 def digest(arrays: dict[str, np.ndarray]) -> str:
-    """Of the names, types, shapes and bytes."""
+    """Return the SHA-256 of the arrays' names, dtypes, shapes and bytes."""
     found = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         found.update(f"{name} {array.dtype} {array.shape} ".encode())
@@ -484,7 +484,7 @@ def digest(arrays: dict[str, np.ndarray]) -> str:
 def tokenise(
     path: Path, tokenizer: Tokenizer, texts: Callable[[Iterable[tuple[str, dict]]], Texts]
 ) -> dict[str, np.ndarray]:
-    """The arrays of `Rows`. Raises InputError for a broken row, and for two equal responses."""
+    """Tokenise into the arrays of `Rows`; InputError for a broken row or two equal responses."""
     ids = [np.zeros(0, dtype=np.int32)]
     lengths: list[list[int]] = []
     rows = texts(iter_jsonl(path))
@@ -514,11 +514,11 @@ def tokenise(
 
 # ------------------------------------------------------------------------------- 4. rows in batches
 def batch_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[int]:
-    """Row indices of batch `step` in an endless stream of reshuffled epochs. [N+ 21]
+    """Return the row indices of batch `step` in an endless stream of reshuffled epochs. [N+ 21]
 
     Every row comes once per epoch; a batch may span two epochs and is never short. A pure function
     of its arguments: a resumed run continues the same stream, and ranks that take slices of a batch
-    never overlap. Raises InputError, which names --seed, for a negative seed.
+    never overlap. Raises an InputError that names --seed if the seed is negative.
     """
     if seed < 0:
         raise InputError(f"--seed {seed}: it must not be negative.")

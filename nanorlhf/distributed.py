@@ -2,9 +2,9 @@
 
 Every rank computes the same global batch and takes its own slice. A loss is a sum divided by the
 *global* count, so gradients are summed across ranks and the result does not depend on the number of
-processes (to rounding). The paper uses accelerate with ZeRO-2; this is PyTorch alone.
+processes (up to rounding). The paper uses accelerate with ZeRO-2; we use plain PyTorch.
 
-With `shard`, each rank holds only its shard of a model's weights, gradients and optimizer state;
+With `shard`, each rank keeps only its shard of a model's weights, gradients and optimizer state;
 FSDP2 gathers a block when it runs. Code that runs a different number of times on each rank, or once
 per token, uses the full copy that `unshard` makes.
 """
@@ -37,7 +37,7 @@ def world_size() -> int:
 
 
 def launched(name: str, least: int, most: int, default: int | None = None) -> int:
-    """A number that `torchrun` put into the environment; InputError for none, or another one."""
+    """Return a number that `torchrun` set in the environment; InputError if missing or invalid."""
     text = os.environ.get(name, default)
     if text is None:
         raise InputError(
@@ -52,13 +52,13 @@ def launched(name: str, least: int, most: int, default: int | None = None) -> in
 
 
 def node_size() -> int:
-    """Number of processes on this node. Raises InputError unless all nodes have the same number."""
+    """Return the number of processes on this node; InputError unless all nodes have the same."""
     size = launched("LOCAL_WORLD_SIZE", 1, 10**6, default=world_size())
     sizes = set(all_gather_objects([size]))
     if len(sizes) > 1:
         raise InputError(
-            f"--shard hsdp: nodes run {sorted(sizes)} processes: pass each the same "
-            "--nproc-per-node."
+            f"--shard hsdp: nodes run {sorted(sizes)} processes: pass the same "
+            "--nproc-per-node on each."
         )
     return size
 
@@ -68,7 +68,7 @@ def rank() -> int:
 
 
 def rank_slice(num_rows: int) -> slice:
-    """This rank's rows of a global batch; `num_rows` must be a multiple of the world size."""
+    """Return the slice of this rank's rows; `num_rows` must be a multiple of the world size."""
     share = num_rows // world_size()
     return slice(rank() * share, (rank() + 1) * share)
 
@@ -81,7 +81,7 @@ def all_sum(value: Tensor) -> Tensor:
 
 
 def all_gather_rows(rows: Tensor) -> Tensor:
-    """(b, ...) on each rank -> (B, ...) in rank order, on every rank."""
+    """Concatenate (b, ...) of each rank to (B, ...) in rank order, on every rank."""
     if world_size() == 1:
         return rows
     gathered = [torch.empty_like(rows) for _ in range(world_size())]
@@ -90,7 +90,7 @@ def all_gather_rows(rows: Tensor) -> Tensor:
 
 
 def all_gather_objects(rows: list) -> list:
-    """A list on each rank -> their concatenation in rank order, on every rank."""
+    """Concatenate the lists of all ranks in rank order, on every rank."""
     if world_size() == 1:
         return rows
     gathered: list[list] = [[] for _ in range(world_size())]
@@ -99,7 +99,7 @@ def all_gather_objects(rows: list) -> list:
 
 
 def from_first(function: Callable[[], Any]) -> Any:
-    """Call the function on rank 0 only; return its result on every rank."""
+    """Call the function only on rank 0; return its result on every rank."""
     box = [function() if rank() == 0 else None]
     if dist.is_initialized():
         dist.broadcast_object_list(box)
@@ -107,7 +107,7 @@ def from_first(function: Callable[[], Any]) -> Any:
 
 
 def largest(number: N) -> N:
-    """The maximum of `number` over all ranks."""
+    """Return the maximum of `number` over all ranks."""
     box = torch.tensor(number)
     if world_size() > 1:
         dist.all_reduce(box, dist.ReduceOp.MAX)
@@ -117,13 +117,13 @@ def largest(number: N) -> N:
 # ---------------------------------------------------- weights that are elsewhere: `model.elsewhere`
 @dataclass(frozen=True)
 class OnDisk:
-    """In mapped files; the model is on the meta device, and its copies are read from there too."""
+    """Weights in mapped files. A model on the meta device, and its copies, are read from them."""
 
-    read: Callable[[str, slice], Tensor]  # some rows of a tensor, by name
-    check: Callable[[Any, torch.device, torch.dtype], None]  # of the model, once it is read
+    read: Callable[[str, slice], Tensor]  # rows of a tensor, by name
+    check: Callable[[Any, torch.device, torch.dtype], None]  # for the model after reading
 
     def load(self, model: nn.Module, device: str | torch.device) -> None:
-        """Read all weights; of a sharded model, only this rank's rows."""
+        """Read all weights; for a sharded model, only this rank's rows."""
         read: dict[nn.Parameter, nn.Parameter] = {}  # a tied head is the embedding, read once
         for path, module in model.named_modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
@@ -138,14 +138,14 @@ class OnDisk:
 
 @dataclass(frozen=True)
 class Sharded:
-    """On all ranks, by FSDP2."""
+    """Weights on all ranks, sharded by FSDP2."""
 
     skeleton: Any  # the same modules without weights, for `unshard`
 
 
 @dataclass(frozen=True)
 class Offloaded:
-    """In CPU memory, from which `on_device` copies them."""
+    """Weights in CPU memory; `on_device` copies them to the device."""
 
     device: torch.device
 
@@ -163,8 +163,8 @@ def shard(
     A single process keeps the full model. A model that was loaded on the meta device is read here:
     each rank reads only its own rows of the files.
 
-    ranks_per_copy: consecutive ranks, those of a node, that share one copy of the weights; summed
-    gradients keep the nodes' copies equal (HSDP). None: all ranks share one copy.
+    ranks_per_copy: number of consecutive ranks, such as a node's, that share one copy of the
+    weights; summed gradients keep the copies equal (HSDP). None: all ranks share one copy.
 
     bfloat16: on CUDA, gather the blocks in bfloat16 and sum their gradients in float32; embedding,
     final norm and heads stay float32, as under autocast. offload: keep this rank's shard in CPU
@@ -225,10 +225,10 @@ def shard(
 
 
 def local_rows(tensor: Tensor) -> slice:
-    """This rank's rows of a sharded tensor, cut as by `torch.chunk`: the last may have none."""
+    """Return the slice of a tensor's rows on this rank, split like `torch.chunk`; may be empty."""
     if not is_distributed(tensor):
         return slice(None)
-    mesh = tensor.device_mesh  # its last dimension shards; one before it copies
+    mesh = tensor.device_mesh  # the last dimension shards, the one before it replicates
     shards = mesh.ndim - 1
     size = -(-len(tensor) // mesh.size(shards))  # rounded up
     index = mesh.get_local_rank(shards)
@@ -236,7 +236,7 @@ def local_rows(tensor: Tensor) -> slice:
 
 
 def as_shard(rows: Tensor, like: Tensor) -> Tensor:
-    """This rank's rows as its shard of a tensor like `like`; unchanged if `like` is not sharded."""
+    """Wrap this rank's rows as a shard like `like`; unchanged if `like` is not sharded."""
     if not is_distributed(like):
         return rows
     from torch.distributed.tensor import DTensor
@@ -251,7 +251,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def unshard(model: M) -> M:
-    """Gather a sharded model's weights into a full copy, for inference; other models unchanged."""
+    """Gather a sharded model into a full copy for inference; return other models unchanged."""
     sharded = getattr(model, "elsewhere", None)
     if not isinstance(sharded, Sharded):
         return model
@@ -272,17 +272,17 @@ def unshard(model: M) -> M:
 
 
 def is_distributed(leaf: Any) -> "TypeGuard[DTensor]":
-    """Whether it is a DTensor, a shard of which is here; the class itself is slow to import."""
+    """Return True for a DTensor, a tensor sharded over ranks; the class is slow to import."""
     return hasattr(leaf, "full_tensor")
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a sharded tensor on every rank; other tensors unchanged."""
+    """Gather a sharded tensor on every rank; return other tensors unchanged."""
     return tensor.full_tensor() if is_distributed(tensor) else tensor
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's shard of a sharded tensor; other tensors unchanged."""
+    """Return this rank's shard of a sharded tensor, and other tensors unchanged."""
     return tensor.to_local() if is_distributed(tensor) else tensor
 
 
@@ -299,7 +299,7 @@ def gather_on_first(state: Any) -> Any:
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Shard a full tensor, which is the same on every rank, as `like` is sharded."""
+    """Shard a full tensor, which is the same on every rank, like `like`."""
     if not is_distributed(like):
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -309,14 +309,14 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def load_model(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """`load_state_dict` with full tensors, into a model that may be sharded."""
+    """Call `load_state_dict` with full tensors on a model that may be sharded."""
     now = model.state_dict()
     sharded = {name: shard_like(tensor, now.get(name, tensor)) for name, tensor in state.items()}
     model.load_state_dict(sharded)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`load_state_dict` with full tensors, into an optimizer of models that may be sharded."""
+    """Call `load_state_dict` with full tensors on an optimizer of models that may be sharded."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def sharded(value: Tensor, parameter: Tensor) -> Tensor:
@@ -332,7 +332,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 def sum_gradients(*models: nn.Module) -> None:
     """Sum the gradients over all ranks: each rank's loss was divided by the global count. [N+ 8]
 
-    FSDP has already summed those of a model that `is_sharded`.
+    If a model `is_sharded`, FSDP has already summed its gradients.
     """
     if world_size() == 1:
         return
@@ -358,7 +358,10 @@ def offload(model: GPT | ScalarModel, device: torch.device) -> None:
 
 @contextmanager
 def on_device(model: GPT | ScalarModel | None) -> Iterator[None]:
-    """Copy an offloaded model to its device for the block, then drop the copy; others unchanged."""
+    """Copy an offloaded model to its device for the block, then drop the copy.
+
+    Does nothing with other models.
+    """
     offloaded = None if model is None else model.elsewhere
     if model is None or not isinstance(offloaded, Offloaded):
         yield

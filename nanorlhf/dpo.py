@@ -3,7 +3,7 @@
 The optimum of PPO with KL coefficient beta is policy = reference * exp(reward / beta) / Z(query)
 (Rafailov et al. 2023). Solved for the reward: a policy has the implicit reward
 beta * log(policy / reference), up to a constant per query, which cancels in a comparison.
-`train_dpo.py` trains by them, the evaluations rank by them.
+`train_dpo.py` trains on them; the evaluations rank by them.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ from nanorlhf.pairs import join_pairs
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """What some losses make of the labels; those that don't use a setting refuse it."""
+    """Settings for labels; a loss rejects the settings that it doesn't use."""
 
     smoothing: Annotated[float, Range("at least 0, below 0.5", lambda x: 0 <= x < 0.5)] = 0.0
-    """share of labels assumed to be flipped: sigmoid becomes conservative DPO; robust needs it"""
+    """fraction of labels assumed flipped; makes sigmoid conservative DPO, required by robust"""
     desirable_weight: NonNegativeFloat = 1.0
     """kto: lambda_D, weight of the chosen or desirable responses"""
     undesirable_weight: NonNegativeFloat = 1.0
@@ -38,7 +38,7 @@ class Labels:
     """simpo: gamma, the margin at which the loss is log 2, in units of the rewards"""
 
     def check(self, loss: str) -> None:
-        """Raise InputError for a setting that the loss doesn't use, or lacks."""
+        """Raise InputError for a setting that the loss doesn't use, and for a missing one."""
         users = {
             "smoothing": ("sigmoid", "robust"),
             "desirable_weight": ("kto", "kto_unpaired"),
@@ -50,13 +50,15 @@ class Labels:
                 flag = f"--labels.{name.replace('_', '-')}"
                 raise InputError(f"{flag} is for --loss {' and '.join(losses)}, not {loss}.")
         if loss == "robust" and self.smoothing == 0:
-            raise InputError("--loss robust needs --labels.smoothing, the share of flipped labels.")
+            raise InputError(
+                "--loss robust needs --labels.smoothing, the fraction of flipped labels."
+            )
 
 
 def summed_logprobs(
     model: GPT, queries: list[list[int]], responses: list[list[int]], pad_id: int
 ) -> Tensor:
-    """log p(response | query) of each row, (B,), in nats: summed over its tokens, EOS included."""
+    """Return log p(response | query) of each row, (B,), in nats: the sum over tokens with EOS."""
     with distributed.on_device(model):
         query = left_pad(queries, pad_id).to(model.lm_head.weight.device)  # (B, Q)
         response = right_pad(responses, pad_id).to(query.device)  # (B, T)
@@ -66,9 +68,9 @@ def summed_logprobs(
 
 
 def pair_logprobs(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
-    """`summed_logprobs` of the chosen and of the rejected responses, (B,) each.
+    """Return `summed_logprobs` of the chosen and the rejected responses, (B,) each.
 
-    In one forward pass, in which a GPT reads their query once.
+    Takes one forward pass, in which a GPT reads each query once.
     """
     responses = [row.chosen for row in rows] + [row.rejected for row in rows]
     if model.config.num_decoder_blocks:
@@ -95,17 +97,17 @@ def pair_logprobs(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tens
 def kto_loss(
     rewards: Tensor, present: Tensor, reference_point: Tensor, labels: Labels
 ) -> tuple[Tensor, Tensor]:
-    """The loss of KTO (Ethayarajh et al. 2024, equation 8), and the margins, (B,) each.
+    """Compute the loss of KTO (Ethayarajh et al. 2024, equation 8) and the margins, (B,) each.
 
-    A row has a desirable response, an undesirable one or both: rewards (2, B), implicit ones,
-    desirable first; present (2, B), True = there is one. reference_point: z0 in units of rewards.
+    A row has a desirable response, an undesirable one or both: implicit rewards (2, B), desirable
+    first; present (2, B), True = the row has one. reference_point: z0 in units of rewards.
 
     The loss is the mean over a row's responses of
 
         lambda_D - lambda_D * sigmoid(reward - reference_point)     desirable
         lambda_U - lambda_U * sigmoid(reference_point - reward)     undesirable
 
-    A margin is the difference of the two rewards; the reference point stands in for a missing one.
+    A margin is the difference of the two rewards; the reference point replaces a missing one.
     """
     desirable, undesirable = torch.where(present, rewards, reference_point)  # (B,) each
     losses = torch.stack(
@@ -119,10 +121,10 @@ def kto_loss(
 
 
 def pair_means(sums: Tensor) -> dict[str, float]:
-    """Loss, accuracy, mean reward of each kind of response, and the difference of the two.
+    """Return loss, accuracy, mean chosen and rejected reward, and their difference, the margin.
 
     sums (6,), divided by the number of rows: losses, rows ranked as labelled, chosen rewards,
-    rejected rewards, chosen responses, rejected responses. Where rows have no response of one kind,
+    rejected rewards, chosen responses, rejected responses. If there are no responses of one kind,
     its reward and the margin are left out.
     """
     loss, accuracy, chosen, rejected, num_chosen, num_rejected = sums.tolist()
@@ -137,9 +139,9 @@ def pair_means(sums: Tensor) -> dict[str, float]:
 
 
 def mismatched(rows: Sequence[Comparison]) -> list[Comparison]:
-    """Each row's query with the responses of the next row, the last row's with those of the first.
+    """Pair each query with the responses of the next row; the last query with the first row's.
 
-    By them KTO estimates its reference point: responses that have nothing to do with the query.
+    KTO estimates its reference point on responses that have nothing to do with the query.
     """
     following = [*rows[1:], rows[0]]
     return [
@@ -149,7 +151,7 @@ def mismatched(rows: Sequence[Comparison]) -> list[Comparison]:
 
 
 def log_odds(logprobs: Tensor) -> Tensor:
-    """log(p / (1 - p)) from log p (Hong et al. 2024, equation 4), elementwise.
+    """Compute log(p / (1 - p)) from log p (Hong et al. 2024, equation 4), elementwise.
 
     A p that float32 can't tell from 1 counts as exp(-1e-6), so that the result is finite.
     """
@@ -161,7 +163,7 @@ def log_odds(logprobs: Tensor) -> Tensor:
 def implicit_pair_rewards(
     policy: GPT, ref_policy: GPT, rows: list[Comparison], pad_id: int, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """beta * log(policy / reference) of the chosen and of the rejected responses, (B,) each."""
+    """Compute beta * log(policy / reference) of chosen and rejected responses, (B,) each."""
     logprobs = torch.stack(pair_logprobs(policy, rows, pad_id))  # (2, B)
     ref_logprobs = torch.stack(pair_logprobs(ref_policy, rows, pad_id))  # (2, B)
     chosen, rejected = beta * (logprobs - ref_logprobs)
@@ -172,7 +174,7 @@ def implicit_pair_rewards(
 def implicit_rewards(
     policy: GPT, ref_policy: GPT, rows: list[Demonstration], pad_id: int, beta: float
 ) -> Tensor:
-    """beta * log(policy / reference) of single responses, (B,)."""
+    """Compute beta * log(policy / reference) of single responses, (B,)."""
     queries = [row.query for row in rows]
     responses = [row.response for row in rows]
     logprobs = summed_logprobs(policy, queries, responses, pad_id)  # (B,)
@@ -183,7 +185,7 @@ def implicit_rewards(
 def log_ratio_sum(
     policy: GPT, rows: list[Comparison], ref_policy: GPT, pad_id: int
 ) -> tuple[Tensor, Tensor]:
-    """log(policy / reference) in nats, summed over all responses of the rows; their number."""
+    """Sum log(policy / reference), in nats, over all responses; return the sum and their number."""
     log_ratios = torch.stack(implicit_pair_rewards(policy, ref_policy, rows, pad_id, beta=1.0))
     present = [bool(response) for row in rows for response in (row.chosen, row.rejected)]
     return log_ratios.sum(), log_ratios.new_tensor(sum(present))

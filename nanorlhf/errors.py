@@ -1,4 +1,4 @@
-"""Errors that end a script with a sentence instead of a traceback."""
+"""Errors that end a script with one sentence instead of a traceback."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ class Interrupted(Exception):
 
 
 class PeerFailed(Exception):
-    """Another process of the run failed or died: what is known of it, with its own traceback."""
+    """Another process of the run failed or died; the message includes its traceback, if known."""
 
 
 def sentence_of(error: BaseException | None) -> str | None:
@@ -42,5 +42,5 @@ def sentence_of(error: BaseException | None) -> str | None:
         if error.errno in BAD_PATH:
             return f"{where!s:.300}: {error.strerror}."
         if error.errno == errno.ENOENT and error.filename is None:  # tempfile's
-            return f"{error.strerror}: set TMPDIR to a directory that can be written."
+            return f"{error.strerror}: set TMPDIR to a writable directory."
     return None

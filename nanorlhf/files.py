@@ -1,8 +1,8 @@
-"""Read files that others made, local or from the Hub: regular, of bounded size, or refused.
+"""Read untrusted files, local or from the Hub: only regular files of bounded size are accepted.
 
-All modules read through these functions, so each kind of bad file is refused in one place. The
+All modules read files with these functions, so each kind of bad file is rejected in one place. The
 bounds are far above real data; the comments name the largest real example that we know.
-`atomic`, `atomic_files` and `write_text` write files of ours in one step.
+`atomic`, `atomic_files` and `write_text` write our files atomically.
 """
 
 import gzip
@@ -33,7 +33,7 @@ from nanorlhf.errors import InputError
 
 MAX_LINE = 2**24  # bytes: 16 MiB. A row of 1,000 samples has 4 MiB, a post at most 64 KiB
 MAX_FILE = 2**28  # bytes: 256 MiB. SQuAD 2.0 has 42 MB, Gemma's tokenizer.json 35 MB
-WRITTEN = frozenset(  # suffixes of what programs write into --out; .tmp while they do
+WRITTEN = frozenset(  # suffixes of files that programs write into --out; .tmp while writing
     (".csv", ".html", ".jinja", ".json", ".jsonl", ".md", ".png", ".safetensors", ".svg")
     + (".tmp", ".txt", ".xml")
 )
@@ -41,17 +41,18 @@ WRITTEN = frozenset(  # suffixes of what programs write into --out; .tmp while t
 
 # -------------------------------------------------------------------------------------- 1. any file
 def check_out(directory: Path, flag: str = "--out") -> None:
-    """Refuse a directory that can't be made or written in, before anything slow; leaves nothing.
+    """Reject a directory that can't be created or written to; run this before anything slow.
 
-    An entry in it that has the name of a file must be one, or a link, which writing replaces.
+    Writes nothing. If an entry's name looks like a file we write, it must be a file, or a link,
+    which writing would replace.
     """
     above = (directory, *directory.absolute().parents)
     parent = next(path for path in above if os.path.lexists(path))
     if not parent.exists():
-        raise InputError(f"{flag} {directory}: {parent} is a symbolic link that leads nowhere.")
+        raise InputError(f"{flag} {directory}: {parent} is a broken symbolic link.")
     if parent == directory and not parent.is_dir():
         raise InputError(f"{flag} {directory} is a file, not a directory.")
-    try:  # os.access can't tell: root may write in /proc, which takes no directory
+    try:  # os.access isn't enough: root may write to /proc, but can't create a directory there
         TemporaryDirectory(dir=parent, prefix=".nanorlhf-").cleanup()
     except OSError as error:
         raise InputError(
@@ -63,7 +64,7 @@ def check_out(directory: Path, flag: str = "--out") -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file, a directory or a link, but not what a link leads to; nothing there is fine."""
+    """Delete a file, directory or link, but not the link's target; the path may not exist."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -72,18 +73,18 @@ def delete(path: Path) -> None:
 
 @contextmanager
 def atomic(path: Path, suffix: str = ".tmp") -> Iterator[Path]:
-    """Yield a new path beside `path`; the file that the block writes there then replaces `path`.
+    """Yield a temporary path next to `path`; the file written there then replaces `path`.
 
-    After an error, or an interruption, the old file is as it was. A link, or a second name of the
-    same file, is replaced too: what it leads to stays. Raises InputError for a device or a pipe,
-    such as /dev/null, which a rename would turn into a file.
+    After an error or an interruption, the old file is unchanged. A link, symbolic or hard, is
+    replaced; its target is unchanged. Raises InputError for a device or a pipe, such as /dev/null,
+    which a rename would turn into a file.
 
-    suffix: of the new path; one of their own for processes that may write the same file at once
+    suffix: of the temporary path; different for processes that may write the same file at once
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is not a regular file.")
     temporary = path.with_name(path.name + suffix)
-    temporary.unlink(missing_ok=True)  # left by a kill; if it is a link, it must not be followed
+    temporary.unlink(missing_ok=True)  # left by a killed run; a link must not be followed
     try:
         yield temporary
         os.replace(temporary, path)
@@ -93,13 +94,13 @@ def atomic(path: Path, suffix: str = ".tmp") -> Iterator[Path]:
 
 @contextmanager
 def atomic_files(directory: Path, last: str) -> Iterator[Path]:
-    """Yield a new directory; its files then replace those of `directory`, once all are on disk.
+    """Yield a temporary directory; once its files are on disk, they replace those in `directory`.
 
-    The file named `last` comes last. After an error the old files are as they were.
+    The file named `last` is replaced last. After an error, the old files are unchanged.
     """
     is_new = not directory.exists()
     partial = directory / ".partial"
-    delete(partial)  # left by a kill
+    delete(partial)  # left by a killed run
     partial.mkdir(parents=True)
     try:
         yield partial
@@ -116,7 +117,7 @@ def atomic_files(directory: Path, last: str) -> Iterator[Path]:
 
 
 def to_disk(path: Path) -> None:
-    """fsync a file or a directory, so that it survives a power cut."""
+    """Fsync a file or a directory, so that it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -125,9 +126,9 @@ def to_disk(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write in one step: an interrupted write leaves no half of it, and the old file as it was."""
+    """Write a file atomically: an interrupted write leaves the old file unchanged."""
     with atomic(path) as temporary:
-        # half a surrogate pair, in a path, is written as its number
+        # half a surrogate pair, as in some paths, is written as an escape
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
@@ -135,8 +136,8 @@ def write_text(path: Path, text: str) -> None:
 def interrupts_wait() -> Iterator[None]:
     """Delay Ctrl-C to the end of the block.
 
-    For reads of tensors: where PyTorch's compiled code meets it, it becomes an error that looks
-    like a damaged file's.
+    Use it to read tensors: in PyTorch's compiled code, Ctrl-C raises an error that looks like a
+    damaged file.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -153,7 +154,7 @@ def interrupts_wait() -> Iterator[None]:
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """Open a regular file as bytes. Raises InputError for others: reading a pipe may never end."""
+    """Open a regular file as bytes. Raises InputError for others: a read of a pipe may not end."""
     shown = f"{path!s:.300}"
     try:
         if Path(path).is_dir():
@@ -163,13 +164,13 @@ def open_regular(path: str | Path) -> BufferedReader:
         return Path(path).open("rb")
     except FileNotFoundError as error:
         raise InputError(f"{shown} does not exist.") from error
-    except (OSError, ValueError) as error:  # no permission, a bad name, a circle of links
+    except (OSError, ValueError) as error:  # no permission, a bad name, a loop of links
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise InputError(f"{shown} can't be opened ({reason}).") from error
 
 
 def read_bytes(path: str | Path, most: int = MAX_FILE) -> bytes:
-    """All bytes of a regular file. Raises InputError for more than `most` bytes."""
+    """Return all bytes of a regular file. Raises InputError for more than `most` bytes."""
     with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -178,7 +179,7 @@ def read_bytes(path: str | Path, most: int = MAX_FILE) -> bytes:
 
 
 def decode(data: bytes, where: str | Path, encoding: str = "utf-8") -> str:
-    """Bytes as text; `where` is for the error message."""
+    """Decode bytes to text; `where` is for the error message."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
@@ -186,15 +187,15 @@ def decode(data: bytes, where: str | Path, encoding: str = "utf-8") -> str:
 
 
 def read_text(path: str | Path, encoding: str = "utf-8") -> str:
-    """All text of a file."""
+    """Return all text of a file."""
     return decode(read_bytes(path), path, encoding)
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file, which may be a .gz, with their numbers from 1.
 
-    As bytes: text mode would also split lines at a lone carriage return. Raises InputError for a
-    line of more than MAX_LINE bytes, and for a damaged .gz.
+    Lines are bytes: text mode would also split them at a lone carriage return. Raises InputError
+    for a line with more than MAX_LINE bytes, and for a damaged .gz.
     """
     path = Path(path)
     number = 0
@@ -223,7 +224,7 @@ def parse_json(
         what = f"{error.msg}, column {error.colno}"
         raise InputError(f"{where}{line}: malformed JSON ({what}).") from error
     except (RecursionError, ValueError) as error:  # nested too deep; too many digits
-        raise InputError(f"{where}: JSON that can't be read ({error}).") from error
+        raise InputError(f"{where}: the JSON can't be parsed ({error}).") from error
 
 
 def to_json(value: Any, **layout: Any) -> str:
@@ -243,15 +244,15 @@ def to_json(value: Any, **layout: Any) -> str:
 
 
 def read_json(path: str | Path) -> Any:
-    """The value in a JSON file."""
+    """Return the value in a JSON file."""
     return parse_json(read_bytes(path), path)
 
 
 def read_object(path: str | Path) -> dict:
-    """The object in a JSON file. Raises InputError for anything else."""
+    """Return the object in a JSON file. Raises InputError for any other value."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise InputError(f"{path} holds no JSON object but {type(value).__name__}.")
+        raise InputError(f"{path}: expected a JSON object, got {type(value).__name__}.")
     return value
 
 
@@ -267,7 +268,7 @@ def hub_directory(
         return Path(directory)
     except HFValidationError as error:
         raise InputError(
-            f"{hub_id}: no such file or directory, and not a Hub id (owner/name) either."
+            f"{hub_id}: no such file or directory, and not a Hub id (owner/name)."
         ) from error
     except (HfHubHTTPError, EntryNotFoundError, OfflineModeIsEnabled) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".:")

@@ -1,4 +1,4 @@
-"""Sample responses: draw one token, then decode with a KV cache, one token per step and row."""
+"""Sample responses with a KV cache, one token per row and step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ from nanorlhf.tokenizer import Tokenizer
 
 # ----------------------------------------------------------------------- 1. draw one token per row
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse-CDF sampling: probabilities (B, V), uniforms (B, 1) in [0, 1) -> ids (B, 1).
+    """Sample by inverse CDF: probabilities (B, V), uniforms (B, 1) in [0, 1) -> ids (B, 1).
 
-    The first id whose cumulative probability exceeds the number times their sum, which need not be
-    1; in float64. Never an id of probability 0, if one of the row is positive. Where a probability
-    is NaN, any id.
+    Returns the first id at which the cumulative probability, in float64, exceeds uniform * sum; the
+    sum need not be 1. Never returns an id with probability 0 if the row has a positive one. If a
+    probability is NaN, the id is arbitrary.
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)  # (B, V)
     token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
     token = token.clamp(max=probabilities.size(-1) - 1)  # V if the product rounds up to the sum
-    # A GPU doesn't add up from left to right, so an id of probability 0 may change the last bit of
-    # the sum, and be found.
+    # A GPU doesn't add from left to right, so the sum's last bit may change at an id of probability
+    # 0, and the search may return it.
     best = probabilities.argmax(-1, keepdim=True)
     return torch.where(probabilities.gather(1, token) > 0, token, best)
 
@@ -40,7 +40,7 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
     """Keep the k highest logits and all ties with the k-th; the others become -inf.
 
-    Where that is all of them, or k is 0, the logits are returned as they are.
+    If k is 0 or at least V, the logits are returned unchanged.
     """
     if k <= 0 or k >= logits.size(-1):
         return logits
@@ -51,24 +51,23 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
     """Keep the smallest set of most probable ids whose total probability reaches p.
 
-    The others become -inf. With p = 1 the logits are returned as they are; 0 keeps one id.
+    The others become -inf. p = 1 returns the logits unchanged, p = 0 keeps one id.
     """
     if p >= 1.0:
         return logits
     sorted_logits, order = logits.sort(descending=True, stable=True)
     probabilities = sorted_logits.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities  # total probability of the ids ahead
+    before = probabilities.cumsum(-1) - probabilities  # total probability of more probable ids
     dropped = before >= p
-    dropped[:, :1].fill_(False)  # a fill, unlike a write at indices, copies nothing from the host
+    dropped[:, :1].fill_(False)  # unlike indexed assignment, copies nothing from the host
     return logits.masked_fill(dropped.scatter(1, order, dropped), -torch.inf)
 
 
 def ban_repeated_ngrams(logits: Tensor, context: Tensor, n: int) -> Tensor:
-    """-inf for each id that would repeat an n-gram of query and response.
+    """Set the logit of each id that would repeat an n-gram of query and response to -inf.
 
-    logits (B, V), context (B, L) ids so far; -1 (padding) and ids outside the vocabulary are part
-    of no n-gram. A row in which every id would be banned keeps its logits, and so do all rows while
-    there are fewer than n ids.
+    logits (B, V), context (B, L) ids so far. N-grams with -1 (padding) or an id outside the
+    vocabulary are ignored. A row keeps its logits if every id would be banned or L < n.
     """
     if context.size(1) < n:
         return logits
@@ -85,10 +84,10 @@ def ban_repeated_ngrams(logits: Tensor, context: Tensor, n: int) -> Tensor:
     return torch.where(exhausted, logits, result)
 
 
-# ------------------------------------------------------------------------------ 2. rows and a token
+# -------------------------------------------------------------------- 2. sample a token in each row
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is drawn, and which ids end a response."""
+    """Settings for drawing a token, and the ids that end a response."""
 
     temperature: float
     top_k: int
@@ -101,36 +100,36 @@ class Sampling:
 
 @dataclass(kw_only=True)
 class LiveRows:
-    """The rows that have not ended: all that a decode step reads and writes, at fixed addresses."""
+    """The rows that have not ended. A decode step reads and writes them at fixed addresses."""
 
     index: Tensor  # (b,) row in the batch
     query: Tensor  # (b, Q) -1 at padding
     uniforms: Tensor  # (b, T)
     response: Tensor  # (b, T)
     logprobs: Tensor  # (b, T)
-    token: Tensor  # (b, 1) the last one
+    token: Tensor  # (b, 1) the latest
     ended: Tensor  # (b, 1) bool
     t: Tensor  # (1,) index of the next token
     cache: KVCache
-    all_responses: Tensor  # (B, T) of the batch; a live row's is not there yet
+    all_responses: Tensor  # (B, T) of the batch, without the live rows' until they are stored
     all_logprobs: Tensor  # (B, T)
 
     def store(self) -> None:
-        """Write what the rows hold to their places in the batch."""
+        """Write the live rows to the batch."""
         self.all_responses[self.index] = self.response
         self.all_logprobs[self.index] = self.logprobs
 
     def drop_ended(self) -> None:
         """Keep only the rows that have not ended."""
         self.store()
-        rows = (~self.ended).squeeze(1).nonzero().squeeze(1)  # a GPU waits for their number once
+        rows = (~self.ended).squeeze(1).nonzero().squeeze(1)  # syncs with a GPU once
         for name in ("index", "query", "uniforms", "response", "logprobs", "token", "ended"):
             setattr(self, name, getattr(self, name)[rows])
         self.cache.keep(rows)
 
 
 def sample(logits: Tensor, live: LiveRows, how: Sampling) -> None:
-    """logits (b, V) -> the next token of each row, written in place."""
+    """Sample the next token of each row from logits (b, V), and write it to `live`."""
     logits.div_(how.temperature or 1.0)
     normaliser = logits.logsumexp(-1, keepdim=True)  # (b, 1)
     filtered, allowed = logits, normaliser
@@ -138,7 +137,7 @@ def sample(logits: Tensor, live: LiveRows, how: Sampling) -> None:
         num_written = live.cache.length - live.cache.prefill
         context = torch.cat((live.query, live.response[:, :num_written]), dim=1)
         filtered = ban_repeated_ngrams(filtered, context, how.no_repeat_ngram_size)
-        # without the banned ids: what they leave may be too improbable for float32
+        # renormalised: the ids that aren't banned may be too improbable for float32
         allowed = filtered.logsumexp(-1, keepdim=True)  # (b, 1)
     if how.temperature == 0:
         token = filtered.argmax(-1, keepdim=True)
@@ -162,22 +161,22 @@ def sample(logits: Tensor, live: LiveRows, how: Sampling) -> None:
 def prefill(
     model: GPT, head: Tensor | Packed, query: Tensor, mask: Tensor, live: LiveRows, how: Sampling
 ) -> None:
-    """Read the queries (B, Q) into the cache and draw the first token of each response."""
+    """Fill the cache with the queries (B, Q) and draw the first token of each response."""
     hidden = model(query, mask, cache=live.cache, last=1)[:, -1]  # (B, C)
     sample(model.logits(hidden, head).float(), live, how)
 
 
 def decode_step(model: GPT, head: Tensor | Packed, live: LiveRows, how: Sampling) -> None:
-    """One more token per row; a GPU replays it."""
+    """Draw one more token per row; a GPU replays this step."""
     hidden = model(live.token, cache=live.cache)[:, -1]  # (b, C)
     sample(model.logits(hidden, head).float(), live, how)
 
 
 def decode(model: GPT, head: Tensor | Packed, live: LiveRows, how: Sampling) -> None:
-    """All tokens after the first, until every row has ended or is full."""
+    """Draw all tokens after the first, until every row has ended or is full."""
     T = live.response.size(1)
     on_gpu = live.cache.fixed_shape
-    # A GPU seldom asks whether rows have ended, and seldom drops them: both interrupt its replays.
+    # A GPU rarely checks for ended rows and rarely drops them: both interrupt its replays.
     ask_every, drop_at = (8, 3 / 4) if on_gpu else (1, 1 / 4)
     replay = Replay(partial(decode_step, model, head, live, how))
     for t in range(1, T):
@@ -186,11 +185,11 @@ def decode(model: GPT, head: Tensor | Packed, live: LiveRows, how: Sampling) -> 
             num_ended = int(live.ended.sum())
             if num_ended == len(live.index):
                 break
-            # dropping rows copies all others, and a GPU has to capture its step again
+            # dropping rows copies all others, and a GPU has to capture the step again
             if num_ended >= drop_at * len(live.index) and (capture_pays or not on_gpu):
                 live.drop_ended()
                 replay.reset()
-        # the n-gram ban reads a number that Python counts up: it can't be replayed
+        # the n-gram ban reads a counter in Python, so it can't be replayed
         replay(may_capture=on_gpu and capture_pays and not how.no_repeat_ngram_size)
 
 
@@ -214,16 +213,16 @@ def generate(
     """Sample one response per query. Temperature 0 is greedy; by default nothing is filtered.
 
     query (B, Q) left-padded, query_mask (B, Q) True = real -> response (B, T) and logprobs (B, T),
-    T = max_new_tokens. After its EOS, or one of stop_ids, a response holds pad_id and logprob 0.
-    The log-probabilities are those of log_softmax(logits / temperature) (greedy: at temperature 1),
-    before top-k, top-p and the n-gram ban; with filtered_logprobs those of the distribution sampled
-    from, after all of them.
+    T = max_new_tokens. After its EOS, or one of stop_ids, a response is filled with pad_id, and its
+    logprobs with 0. Logprobs are log_softmax(logits / temperature) (greedy: at temperature 1),
+    before top-k, top-p and the n-gram ban; with filtered_logprobs, after them: log-probabilities
+    under the distribution sampled from.
 
-    Reproducibility: row b uses its own T random numbers, uniforms[b], of (B, T) in [0, 1), drawn
-    from the generator at once if not given. So a response depends only on its query and its
-    numbers, not on the other rows, its padding or when its neighbours end (but for rounding: about
-    once in 10^6 tokens a number falls on the other side of a cumulative probability, and another
-    token results). To split a batch, split `uniforms`.
+    Reproducibility: row b uses its own T random numbers, uniforms[b]; `uniforms` (B, T) in [0, 1)
+    is drawn from the generator at the beginning if it isn't passed. A response therefore depends
+    only on its query and its numbers, not on the other rows, its padding or when other rows end
+    (except for rounding: about once in 10^6 tokens, a number falls on the other side of a
+    cumulative probability and gives another token). To split a batch, split `uniforms`.
 
     Raises InputError if the model's logits are not finite.
     """
@@ -270,23 +269,24 @@ def generate(
             "the language model's logits are not finite: "
             "its weights are damaged, or --lr was too high."
         )
-    with torch.inference_mode(False):  # copies that a backward pass may keep
+    with torch.inference_mode(False):  # clones, which autograd may save for a backward pass
         return response.clone(), logprobs.clone()
 
 
 # --------------------------------------------------------------------- 4. a model for sampling only
 def for_sampling(model: GPT, dtype: str) -> GPT:
-    """A copy for sampling whose linear weights are prepared once; it shares all other tensors.
+    """Return a copy for sampling with prepared linear weights; all other tensors are shared.
 
-    same      large weights in the order in which a CPU's matmul reads them; else the model itself;
-              under autocast as bfloat16, if that changes no bit: a step would round them all again
-    bfloat16  the blocks' weights, to be run under autocast; `generate` casts the head
-    int8      the blocks' weights and the head's (kernels/int8.py), float32 between the matmuls
+    same      pack large weights in the order that a CPU's matmul reads them; return the model
+              itself if it has none. Under autocast, cast as for bfloat16 if no bit changes:
+              otherwise each step would round all weights again
+    bfloat16  cast the blocks' weights, to be run under autocast; `generate` casts the head
+    int8      quantise the blocks' weights and the head (kernels/int8.py); float32 between matmuls
 
     LoRA's updates are merged first.
     """
     if dtype == "same" and torch.is_autocast_enabled(model.lm_head.weight.device.type):
-        if has_updates(model):  # merged, they would be rounded as one
+        if has_updates(model):  # merging would round weight and update as one number
             return model
         dtype = "bfloat16"
     if dtype == "same" and not any(is_worth_packing(layer.weight) for layer in all_linear(model)):
@@ -298,14 +298,14 @@ def for_sampling(model: GPT, dtype: str) -> GPT:
     for layer in all_linear(model):
         weight = layer.weight
         if dtype == "int8" or is_worth_packing(weight):
-            del layer.weight  # a parameter's name can't be given to anything else
+            del layer.weight  # only a parameter can be assigned to a parameter's name
             prepared = Int8Weight(weight) if dtype == "int8" else PackedWeight(weight)
             layer.__dict__["weight"] = prepared
     return model
 
 
 def all_linear(model: GPT) -> list[torch.nn.Linear]:
-    """The linear layers of the blocks, and the head."""
+    """Return the linear layers of the blocks, and the head."""
     return [*(module for module in model.modules() if isinstance(module, Linear)), model.lm_head]
 
 

@@ -1,7 +1,7 @@
-"""The algorithms of `train_grpo.py`, as in their papers: docs/algorithms.md compares them.
+"""The algorithms of `train_grpo.py`, as in their papers; docs/algorithms.md compares them.
 
-An algorithm is what a response is compared with (its advantages), which ratio is clipped (its
-policy loss) and what the loss is a mean over. The k responses to a query are k rows in a row.
+An algorithm defines what a response is compared with (its advantages), which ratio is clipped (its
+policy loss), and how the loss is averaged. The k responses to a query are consecutive rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,29 +22,29 @@ PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor, ClipRange], tuple[Tensor,
 # ----------------------------------------------------------------------------------- 1. advantages
 @dataclass(frozen=True)
 class Judged:
-    """What advantages (B, T) are made of: B sampled responses, and what is known of them."""
+    """The inputs for computing advantages (B, T): scores, KL and rewards of B responses."""
 
     scores: Tensor  # (B,)
     kl: Tensor  # (B, T) log policy - log reference; 0 after the end of a response
     token_rewards: Tensor  # (B, T) 0 after the end
     actions: Tensor  # (B, T) bool
-    k: int  # responses to a query
+    k: int  # responses per query
     kl_coef: float
     gamma: float
 
 
 def centred(values: Tensor, k: int) -> Tensor:
-    """values (B,) minus the mean of the query's k -> (B / k, k); exactly 0 where all are equal."""
+    """Subtract the mean of each query's k values, (B,) -> (B / k, k); exactly 0 if all equal."""
     groups = values.view(-1, k)
     differences = groups - groups[:, :1]
     return differences - differences.mean(1, keepdim=True)
 
 
 def grpo(x: Judged) -> Tensor:
-    """A_i = (score_i - mean) / standard deviation, of the query's k scores. [GRPO section 4.1.2]
+    """Compute A_i = (score_i - mean) / std over the query's k scores. [GRPO section 4.1.2]
 
-    The deviation is that of the k (their squares' mean), with 1e-8 under the root: equal scores
-    have advantages of 0. Dividing by it favours queries whose scores hardly differ.
+    The standard deviation is the population's (divided by k), with 1e-8 under the root: equal
+    scores have advantages of 0. Dividing by it favours queries whose scores hardly differ.
     """
     groups = centred(x.scores, x.k)  # (B / k, k)
     variance = groups.square().mean(1, keepdim=True)
@@ -52,17 +52,17 @@ def grpo(x: Judged) -> Tensor:
 
 
 def dr_grpo(x: Judged) -> Tensor:
-    """A_i = score_i - mean of the query's k scores. [Dr. GRPO section 3.2]"""
+    """Compute A_i = score_i - mean of the query's k scores. [Dr. GRPO section 3.2]"""
     return centred(x.scores, x.k).view(-1, 1).expand_as(x.kl)
 
 
 def dapo(x: Judged) -> Tensor:
-    """GRPO's, of the scores with the penalty of long responses. [DAPO equations 9 and 13]"""
+    """Compute GRPO's advantages with a penalty on long responses. [DAPO equations 9 and 13]"""
     return grpo(replace(x, scores=x.scores + overlong_penalty(x.actions)))
 
 
 def overlong_penalty(actions: Tensor) -> Tensor:
-    """(B,) from 0 to -1 over the last fifth of the T tokens of a response. [DAPO equation 13]
+    """Return the length penalty (B,), 0 to -1 over the last fifth of T tokens. [DAPO equation 13]
 
     The paper's L_max is 20,480 tokens and its L_cache 4,096 of them (section 4.1).
     """
@@ -72,18 +72,18 @@ def overlong_penalty(actions: Tensor) -> Tensor:
 
 
 def rloo(x: Judged) -> Tensor:
-    """A_i = R_i - mean of the other R_j, R_i = score_i - beta * sum_t kl_it. [RLOO section 3]
+    """Compute A_i = R_i - mean of the other R_j, R_i = score_i - beta * sum_t kl_it. [RLOO 3]
 
-    A response is one action. The mean of the others leaves R_i out, so the gradient has no bias.
+    A response is one action. The baseline excludes R_i, so the gradient is unbiased.
     """
     response_rewards = x.scores - x.kl_coef * x.kl.sum(1)  # (B,)
     return (centred(response_rewards, x.k) * (x.k / (x.k - 1))).view(-1, 1).expand_as(x.kl)
 
 
 def reinforce_plus_plus(x: Judged) -> Tensor:
-    """A_it = score_i + sum over s >= t of (r_is - beta * kl_is), whitened. [REINFORCE++]
+    """Compute A_it = score_i + sum over s >= t of (r_is - beta * kl_is), whitened. [REINFORCE++]
 
-    r is a process reward, or 0. The batch is the baseline. It is PPO with V = 0 and lambda = 1.
+    r is a process reward, or 0. The batch is the baseline. This is PPO with V = 0 and lambda = 1.
     """
     rewards = x.token_rewards - x.kl_coef * x.kl
     rewards[torch.arange(len(x.scores)), x.actions.sum(1) - 1] += x.scores  # at the last token
@@ -92,14 +92,15 @@ def reinforce_plus_plus(x: Judged) -> Tensor:
 
 
 def online_dpo(x: Judged) -> Tensor:
-    """The gradient of DPO's loss on the best (w) and worst (l) of k. [Online DPO, equation 1]
+    """Compute the gradient of DPO's loss on the best (w) and worst (l) of k. [Online DPO, eq. 1]
 
         loss = -log sigmoid(m), m = beta * (sum_t kl_wt - sum_t kl_lt)
         A_w = beta * sigmoid(-m) = -A_l, and 0 for the others
 
-    d loss = -A_w d log p(w) - A_l d log p(l): exact while the policy is the one that sampled, so
-    one step per rollout. Times k, because the loss is a mean over all responses and the paper's a
-    mean over queries. A query whose responses all score the same has no pair: 0.
+    d loss = -A_w d log p(w) - A_l d log p(l). This is exact only for the policy that sampled, so
+    take one step per rollout. The factor k is there because our loss is a mean over all responses
+    and the paper's is a mean over queries. A query whose responses all score the same has no pair:
+    its advantages are 0.
     """
     groups = x.scores.view(-1, x.k)
     best, worst = groups.argmax(1, keepdim=True), groups.argmin(1, keepdim=True)  # (B / k, 1)
@@ -111,21 +112,21 @@ def online_dpo(x: Judged) -> Tensor:
     return advantages.view(-1, 1).expand_as(x.kl)
 
 
-# ------------------------------------------------------------------- 2. what the loss is divided by
-# losses and actions (b, T) of a micro-batch; how many responses and tokens its minibatch has
+# ------------------------------------------------------------------------- 2. averages of the loss
+# losses and actions (b, T) of a micro-batch; the numbers of responses and tokens in its minibatch
 def mean_of_means(losses: Tensor, actions: Tensor, responses: Tensor, tokens: Tensor) -> Tensor:
-    """The mean over responses of the mean over a response's own tokens: short ones weigh more."""
+    """Average over each response's tokens, then over responses: tokens of short ones weigh more."""
     lengths = actions.sum(1).clamp(min=1)  # (b,) a dropped response has no action left
     return (losses.sum(1) / lengths).sum() / responses
 
 
 def mean_of_sums(losses: Tensor, actions: Tensor, responses: Tensor, tokens: Tensor) -> Tensor:
-    """The mean over responses of the sum over their tokens."""
+    """Sum over each response's tokens, then average over responses."""
     return losses.sum() / responses
 
 
 def mean_over_tokens(losses: Tensor, actions: Tensor, responses: Tensor, tokens: Tensor) -> Tensor:
-    """The mean over all tokens."""
+    """Average over all tokens."""
     return losses.sum() / tokens
 
 
@@ -136,15 +137,15 @@ class Algorithm:
     mean_loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     policy_loss: PolicyLoss = policy_loss
     clip_range: tuple[float, float] = (0.2, 0.2)
-    """of the paper: how far the ratio may fall below 1, and rise above"""
+    """the paper's clip range, below and above 1"""
     has_response_ratio: bool = False
-    """one ratio per response, which the statistics describe, and not one per token"""
+    """one ratio per response instead of one per token; the metrics report it"""
     has_kl_loss: bool = False
     """the KL is a term of the loss, k3 at each token"""
     is_without_kl: bool = False
-    """the KL is left out of both the loss and the reward"""
+    """the KL is neither in the loss nor in the reward"""
     num_refills: int = 0
-    """how often responses that all score the same are sampled again; then they are dropped"""
+    """how often groups whose responses all score the same are resampled before they are dropped"""
 
 
 ALGORITHMS = {
@@ -163,7 +164,7 @@ ALGORITHMS = {
     "dapo": Algorithm(  # [DAPO equation 8; clip range of section 4.1]
         dapo, mean_over_tokens, clip_range=(0.2, 0.28), is_without_kl=True, num_refills=3
     ),
-    "cispo": Algorithm(  # [CISPO equation 4] no lower bound, as there; its upper one is not printed
+    "cispo": Algorithm(  # [CISPO equation 4] no lower bound; the paper doesn't give the upper one
         grpo, mean_over_tokens, cispo_loss, clip_range=(1.0, 4.0), is_without_kl=True
     ),
     "online_dpo": Algorithm(online_dpo, mean_of_sums),
@@ -171,13 +172,13 @@ ALGORITHMS = {
 
 
 def policy_loss_of(name: str) -> PolicyLoss:
-    """The policy loss of an algorithm, or of `ppo`."""
+    """Return the policy loss of an algorithm, or of `ppo`."""
     return ALGORITHMS[name].policy_loss if name in ALGORITHMS else policy_loss
 
 
-# ------------------------------------------------------------------ 4. groups without a difference
+# ----------------------------------------------------------------------- 4. groups of equal scores
 def all_alike(scores: Tensor, k: int) -> Tensor:
-    """(B,) True for the responses to a query whose k scores are equal: none has an advantage."""
+    """Mask (B,) of responses to queries whose k scores are equal: none has an advantage."""
     groups = scores.view(-1, k)
     return (groups == groups[:, :1]).all(1).repeat_interleave(k)
 
@@ -192,13 +193,13 @@ def refill(
     update: int,
     generator: torch.Generator,
 ) -> dict[str, float]:
-    """Replace, in `batch` and `scores` (B,), responses that all score the same. [DAPO section 3.2]
+    """Replace groups whose responses all score the same, in `batch` and `scores` (B,). [DAPO 3.2]
 
-    They are sampled again at most `num_refills` times; what is still alike is dropped from the
-    loss. With 0 nothing is sampled or dropped.
+    They are resampled at most `num_refills` times; groups that are still alike are dropped from the
+    loss. With 0, nothing is resampled or dropped.
 
-    rollout    rows, random numbers (n, T) and the update -> a batch, scores (n,), and another thing
-    generator  of the random numbers; the same on every rank, as the scores are
+    rollout    rows, random numbers (n, T) and the update -> a batch, scores (n,), a third result
+    generator  for the random numbers; the same on every rank, like the scores
     """
     if num_refills == 0:
         return {}

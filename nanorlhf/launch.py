@@ -1,7 +1,7 @@
-"""How the processes of a run start, join a process group, and die together.
+"""Start the processes of a run, join them in a process group, and end all of them if one fails.
 
-`torchrun` starts them, or on a CPU --processes N forks them here. distributed.py is how they
-communicate.
+`torchrun` starts them, or on a CPU --processes N forks them here. Communication is in
+distributed.py.
 """
 
 import ctypes
@@ -32,20 +32,20 @@ from nanorlhf.files import interrupts_wait, read_object
 FAILURE = "nanorlhf/failure"  # key in the store of the process group
 JOINING = "nanorlhf/joining"  # and one per rank
 LONGEST_TRACE = 20_000  # characters
-GRACE_PERIOD = 10.0  # seconds after a peer died, for `torchrun` to kill this process
+GRACE_PERIOD = 10.0  # seconds after a peer's death in which `torchrun` kills this process
 # [N+ 8] for a peer that hangs: longer than a save. A peer that dies is noticed at once.
 TIMEOUT = timedelta(minutes=30)
-# for a peer that was forked here and is about to join: one that dies then is not noticed at once
+# for a forked peer to join: one that dies while joining is not noticed at once
 JOIN_TIMEOUT = timedelta(seconds=60)
-KERNELS_VARIABLE = "NANORLHF_KERNELS"  # tuned, default or plain: what a CPU computes with
+KERNELS_VARIABLE = "NANORLHF_KERNELS"  # the kernels of a CPU: tuned, default or plain
 
 
 def setup(device: str, kernels: Path | None = None) -> torch.device:
-    """Join the process group if `torchrun` started several processes; returns this rank's device.
+    """Join the process group if `torchrun` started several processes; return this rank's device.
 
     device: auto (CUDA if available), cpu, cuda (one GPU per local rank) or, for a single process,
-    cuda:N. Raises InputError for anything else. kernels: the choice that a resumed run was started
-    with, which it keeps; on a CPU all ranks take rank 0's.
+    cuda:N. Raises InputError for anything else. kernels: the recorded choice of kernels, which a
+    resumed run keeps; on a CPU, all ranks use rank 0's choice.
     """
     if device == "auto":
         device = "cpu" if is_cpu(device) else "cuda"
@@ -61,7 +61,7 @@ def setup(device: str, kernels: Path | None = None) -> torch.device:
         device = f"cuda:{distributed.launched('LOCAL_RANK', 0, 10**6, default=0)}"
     num_gpus = torch.cuda.device_count()
     if device.startswith("cuda:") and int(device[5:]) >= num_gpus:
-        raise InputError(f"--device {device}: PyTorch sees {num_gpus} CUDA devices here.")
+        raise InputError(f"--device {device}: PyTorch found {num_gpus} CUDA devices.")
     if device.startswith("cuda"):
         torch.cuda.set_device(device)  # kernels, streams and graphs use the current device
     if num_processes > 1 and not dist.is_initialized():
@@ -78,14 +78,14 @@ def setup(device: str, kernels: Path | None = None) -> torch.device:
 
 
 def kernels_of_run(recorded: Path | None) -> Choice:
-    """The recorded choice where there is one, else the environment's."""
+    """Return the recorded choice if there is one, else the environment's."""
     if recorded is None or not recorded.exists():
         return chosen_kernels(torch.get_num_threads())
     try:
         choice = Choice.from_json(read_object(recorded))
     except ValueError as error:
         raise InputError(
-            f"{recorded} holds no choice of kernels ({error}): delete it to resume with others."
+            f"{recorded} has no choice of kernels ({error}): delete it to resume with others."
         ) from error
     wanted = os.environ.get(KERNELS_VARIABLE, choice.name)
     if wanted != choice.name:
@@ -97,7 +97,7 @@ def kernels_of_run(recorded: Path | None) -> Choice:
 
 
 def chosen_kernels(threads: int) -> Choice:
-    """What a CPU computes with: tuned, measured once per machine, unless NANORLHF_KERNELS says."""
+    """Return the kernels of a CPU: tuned once per machine, unless NANORLHF_KERNELS is set."""
     name = os.environ.get(KERNELS_VARIABLE, "tuned")
     if name == "tuned":
         from kernels import tune
@@ -109,17 +109,17 @@ def chosen_kernels(threads: int) -> Choice:
 
 
 def is_cpu(device: str) -> bool:
-    """Whether --device means the CPU on this machine."""
+    """Return True if --device means the CPU on this machine."""
     return device == "cpu" or device == "auto" and not torch.cuda.is_available()
 
 
 def run(main: Callable[[], object], device: str, processes: int) -> None:
     """Call `main`, on a CPU in several processes; report the error of the one that failed first.
 
-    The process that fails first leaves its error in the store that all share. Of processes that
-    were forked here only the first reports it. Under `torchrun` the one that failed does, and a bug
-    goes to the file that `torchrun` reads; the others wait to be killed, and repeat the error if
-    nobody kills them, because the one that failed is on another node.
+    The process that fails first puts its error into the shared store. If the processes were forked
+    here, rank 0 reports it. Under `torchrun`, the process that failed reports it, and a bug also
+    goes to the file that `torchrun` reads; the other processes wait to be killed, and report the
+    error too if they aren't, because the failed process is on another node.
     """
     if not is_cpu(device):
         processes = 1
@@ -131,7 +131,7 @@ def run(main: Callable[[], object], device: str, processes: int) -> None:
         )
 
     def guarded() -> Exception | None:
-        """Return an error that ends in a sentence, of which `record` would keep the traceback."""
+        """Return an error that needs no traceback: `record` would write one if it were raised."""
         try:
             main()
         except Interrupted as error:
@@ -160,8 +160,8 @@ def run(main: Callable[[], object], device: str, processes: int) -> None:
 
 
 def fails_first(error: Exception) -> bool:
-    """Whether no peer has failed before; then the error is left in the shared store."""
-    # a collective failed, because a peer did: gloo's errors have no class of their own
+    """Return True if no peer has failed before, and put the error into the shared store."""
+    # a collective failed because a peer did: gloo's errors have no specific class
     is_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
     if is_gloo or isinstance(error, dist.DistError):
         return False
@@ -174,7 +174,7 @@ def fails_first(error: Exception) -> bool:
 
 
 def failure_elsewhere(forked: bool) -> Exception:
-    """The error that the process which failed first left in the shared store, if it could."""
+    """Return the error that the first failed process put into the shared store, if it could."""
     if not forked:  # `torchrun` kills this process if the other one was on the same node
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(GRACE_PERIOD)
@@ -186,15 +186,15 @@ def failure_elsewhere(forked: bool) -> Exception:
             if sentence is not None:
                 return InputError(sentence)
             return PeerFailed(f"{where}: rank {rank} failed:\n{trace.strip()}")
-    return PeerFailed(f"{where}: a process died, or the node itself: its output may say why")
+    return PeerFailed(f"{where}: a process died, or the node itself: its output may show why")
 
 
 def fork_ranks(work: Callable[[], None], processes: int) -> None:
-    """Do the work in several processes of one thread each: this one, rank 0, forks the others.
+    """Do the work in several processes with one thread each: this one, rank 0, forks the others.
 
-    For small models: two threads synchronise at each matrix product, two processes once per
-    optimizer step. A fork imports nothing twice. It must come before PyTorch starts threads, which
-    it would lose.
+    Useful for small models: two threads synchronise at each matmul, two processes once per
+    optimizer step. A fork repeats no imports. It must come before PyTorch starts threads, because a
+    fork loses them.
     """
     num_threads = torch.get_num_threads()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -212,7 +212,7 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
         for number, other in enumerate(others if rank == 0 else [], start=1):
             while not store.check([f"{JOINING}/{number}"]):
                 if not other.is_alive():  # the process group would wait for it
-                    raise PeerFailed(f"in another process: rank {number} died as it started")
+                    raise PeerFailed(f"in another process: rank {number} died at startup")
                 time.sleep(0.01)
         try:
             dist.init_process_group(
@@ -221,7 +221,7 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
         except (RuntimeError, dist.DistError) as error:
             seconds = JOIN_TIMEOUT.total_seconds()
             raise PeerFailed(
-                f"in another process: it died as it started, or did not join in {seconds:.0f} s"
+                f"in another process: it died at startup, or did not join within {seconds:.0f} s"
             ) from error
         dist.distributed_c10d._set_pg_timeout(TIMEOUT, dist.group.WORLD)
         work()
@@ -250,12 +250,12 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
     except BaseException as error:
         codes = []
         for other in others:
-            other.join(1.0 if isinstance(error, PeerFailed) else 0)  # how it ended, if it does
+            other.join(1.0 if isinstance(error, PeerFailed) else 0)  # for its exit code, if it ends
             codes.append(other.exitcode)
             other.kill()
         if not isinstance(error, PeerFailed):
             raise
-        # a signal to all that one of them received while it did not yet listen, or no longer
+        # a signal to all processes, received by one before or after it handles signals
         for number in (signal.SIGTERM, signal.SIGINT):
             if {-number, 128 + number} & {*codes}:
                 raise Interrupted(
@@ -266,7 +266,7 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
         for rank, code in enumerate(codes, start=1):
             if code is not None and code < 0:
                 name = signal.Signals(-code).name
-                hint = ", maybe because memory ran out" if -code == signal.SIGKILL else ""
+                hint = ", maybe out of memory" if -code == signal.SIGKILL else ""
                 raise PeerFailed(f"in another process: rank {rank} died of {name}{hint}") from error
         raise
     finally:

@@ -1,4 +1,4 @@
-"""What models say of given responses: log-probabilities, how two policies differ, and values."""
+"""Log-probabilities of existing responses, the KL between two policies, and values."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from nanorlhf.model import GPT, ScalarModel
 
 
 def response_hidden(model: GPT, query_response: Tensor, real: Tensor, actions: Tensor) -> Tensor:
-    """The hidden states (N, C) that predict the N response tokens that count.
+    """Return the hidden states (N, C) that predict the N response tokens that count.
 
     query_response, real (B, Q + T); actions (B, T), True up to the end of a response.
     """
@@ -23,7 +23,7 @@ def response_hidden(model: GPT, query_response: Tensor, real: Tensor, actions: T
 def response_logprobs(
     model: GPT, query_response: Tensor, real: Tensor, actions: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (B, T) of the response tokens and entropies (B, T) of their distributions.
+    """Return log-probabilities and entropies of the response tokens, (B, T) each.
 
     In nats; 0 after the end of a response. query_response, real (B, Q + T); actions (B, T), True up
     to that end. Distributions are softmax(logits / temperature). The LM head runs only where a
@@ -45,10 +45,10 @@ def compared_logprobs(
     actions: Tensor,
     temperature: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities (B, T) of the response by both policies, and KL(policy || reference).
+    """Return the response's log-probabilities under both policies, and KL(policy || reference).
 
-    The KL of each token's distribution is exact, the sum over the vocabulary, in nats; it alone has
-    no gradient. Arguments and padding as in `response_logprobs`.
+    (B, T) each, in nats. The KL of each token's distribution is exact, a sum over the vocabulary;
+    it has no gradient. Arguments and padding are as in `response_logprobs`.
     """
     labels = query_response[:, -actions.size(1) :][actions]  # (N,)
     hidden = response_hidden(policy, query_response, real, actions)  # (N, C)
@@ -68,7 +68,7 @@ def compared_logprobs(
 def response_values(
     model: ScalarModel, query_response: Tensor, real: Tensor, states: Tensor
 ) -> Tensor:
-    """Values (B, T): the expected return of the state before each response token; 0 elsewhere.
+    """Return values (B, T): the expected return of the state before each token; 0 elsewhere.
 
     query_response, real (B, Q + T); states (B, T), True where there is a state.
     """
@@ -79,14 +79,14 @@ def response_values(
 
 
 def unpack(values: Tensor, actions: Tensor) -> Tensor:
-    """values (N,) of the tokens that count -> (B, T), 0 elsewhere."""
+    """Scatter values (N,) of the tokens that count into (B, T), 0 elsewhere."""
     return torch.zeros_like(actions, dtype=values.dtype).masked_scatter(actions, values)
 
 
 def read_logprobs(
     policy: GPT, ref_policy: GPT, batch: Batch, temperature: float, size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`compared_logprobs` of a whole rollout, `size` responses at once: (B, T) each."""
+    """Compute `compared_logprobs` of a whole rollout, `size` responses at once: (B, T) each."""
 
     def read(mb: Batch) -> tuple[Tensor, Tensor, Tensor]:
         return compared_logprobs(
@@ -98,7 +98,7 @@ def read_logprobs(
 
 
 def read_values(model: ScalarModel, batch: Batch, size: int) -> Tensor:
-    """`response_values` of a whole rollout, `size` responses at once: (B, T)."""
+    """Compute `response_values` of a whole rollout, `size` responses at once: (B, T)."""
     return batch.read(
         lambda mb: response_values(model, mb.query_response, mb.real, mb.states), size
     )

@@ -1,4 +1,4 @@
-"""Positions of left-padded rows, and which tokens each token may attend to.
+"""Positions of left-padded rows, and attention masks.
 
 Letters in shapes as in model.py.
 """
@@ -11,10 +11,10 @@ from nanorlhf.config import GPTConfig
 
 # --------------------------------------------------------------------------------------- positions
 def position_ids(mask: Tensor) -> Tensor:
-    """(B, L) bool, True = real token -> (B, L): the number of real tokens before each one.
+    """Count the real tokens before each token: mask (B, L), True = real -> (B, L), 0 at padding.
 
-    0 at padding. So a left-padded row has the positions it would have without padding. Learned
-    positions need this; rotary ones are invariant to a shift.
+    A left-padded row gets the positions it would have without padding. Learned positions need this;
+    rotary ones are invariant to a shift.
 
         mask      . . # # # .      (# = real)
         position  0 0 0 1 2 0
@@ -24,11 +24,11 @@ def position_ids(mask: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------- masks
 def attention_mask(mask: Tensor, window: int | None, causal: bool = True) -> Tensor:
-    """Which keys each token may attend to: real, not after itself (if causal), within the window.
+    """Mask of the keys that each token attends to: real, in the window, if causal not after it.
 
     mask (B, L) -> (B, 1, L, L) bool. Every token attends to itself: otherwise a padding token would
-    attend to nothing, and a softmax over nothing is NaN. No real token attends to padding. A window
-    is the token itself and the window - 1 before it; what comes after is up to `causal` alone.
+    attend to nothing, and a softmax over nothing is NaN. No real token attends to padding. The
+    window is the token itself and the window - 1 tokens before it; it doesn't limit later tokens.
     """
     key = torch.arange(mask.size(1), device=mask.device)  # (L,)
     query = key[:, None]  # (L, 1)
@@ -42,8 +42,8 @@ def branch_mask(mask: Tensor, branch: Tensor) -> Tensor:
     """`attention_mask` for rows of several responses: a token sees the query and its own response.
 
     mask (B, L), branch (B, L): 0 in the query, 1, 2, ... in its responses -> (B, 1, L, L) bool. A
-    token's position is the number of tokens that it sees before itself, so each response is as it
-    would be in a row of its own.
+    token's position is the number of earlier tokens that it sees, so each response is computed as
+    it would be in a separate row.
 
         ids       q q q a b x y z
         branch    0 0 0 1 1 2 2 2
@@ -54,22 +54,22 @@ def branch_mask(mask: Tensor, branch: Tensor) -> Tensor:
 
 
 def attention_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what is added to the attention logits, 0 or -inf: made once, not once per layer."""
+    """Convert a mask into a bias of 0 or -inf on the attention logits, once for all layers."""
     bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return bias.masked_fill_(~visible, -torch.inf)
 
 
 def causal_suffices(mask: Tensor) -> bool:
-    """Whether no real token of mask (B, L) comes after padding, on a device with a causal kernel.
+    """Return True if the device has a causal kernel and no real token follows padding, mask (B, L).
 
-    Causal attention then keeps padding out by itself. Asking waits for the GPU.
+    Causal attention then never reaches padding. The check waits for the GPU.
     """
     return has_causal_kernel(mask.device) and not bool((mask[:, 1:] & ~mask[:, :-1]).any())
 
 
 def has_causal_kernel(device: torch.device) -> bool:
-    """A GPU: its flash attention takes no bias. A CPU's kernel does, and then a row's sums don't
-    depend on the other rows' padding.
+    """Return True on a GPU, where flash attention takes no bias. A CPU's kernel takes one, so that
+    a row's sums don't depend on the other rows' padding.
     """
     return device.type == "cuda"
 
@@ -82,9 +82,9 @@ def positions_and_biases(
     last: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Positions (B, L), and for each layer what is added to its attention logits, (B, 1, L, L).
+    """Return positions (B, L), and each layer's bias on the attention logits, (B, 1, L, L).
 
-    None stands for PyTorch's causal kernel, which needs no bias.
+    A bias of None selects PyTorch's causal kernel.
 
         case                               bias            why
         no mask                            None            all tokens are real
@@ -93,9 +93,9 @@ def positions_and_biases(
         several responses per row          branch_mask     no response may see another
         padding before the text, windows,
           capped logits, a CPU,
-          both directions                  attention_mask  it says what each token may see
+          both directions                  attention_mask  the mask must be explicit
 
-    A decode step has its own: `KVCache.next_token`.
+    Decode steps use `KVCache.next_token` instead.
     """
     L = ids.size(1)
     is_plain = not any(config.windows) and config.attention_cap is None

@@ -1,14 +1,14 @@
-"""One GPT, by hand: GPT-2, Pythia, Llama, Qwen, Gemma and others are settings (config.py).
+"""One GPT in plain PyTorch: GPT-2, Pythia, Llama, Qwen, Gemma and others are configs (config.py).
 
-Two models are built on the trunk: `GPT` with a head over the vocabulary, `ScalarModel` with one
-number per token (reward and value model).
+Two models share the trunk: `GPT` has a head over the vocabulary, `ScalarModel` outputs one number
+per token (reward model and value model).
 
-There is no dropout: the policy that samples and the policy that is trained would differ, the ratio
-in PPO's first epoch would not be 1, and the KL would be noise. [N+ 7]
+There is no dropout: with it, the policy that samples would differ from the policy that is trained,
+the ratio in PPO's first epoch would not be 1, and the KL would be noisy. [N+ 7]
 
 Letters in shapes: B batch, L tokens, S tokens of this call (1 in a decode step, else all L), C
-width, H heads of the queries, K heads of the keys and values (H, or fewer, each shared by a group
-of H / K queries), D width of a head, V vocabulary.
+model width, H query heads, K key and value heads (H, or fewer, each shared by H / K query heads), D
+head width, V vocabulary.
 """
 
 import math
@@ -31,7 +31,7 @@ from nanorlhf.masks import positions_and_biases
 
 # ----------------------------------------------------------------------------------------- a block
 class Linear(nn.Linear):
-    """`nn.Linear` through `kernels.linear`, followed by an activation."""
+    """`nn.Linear` computed by `kernels.linear`, with an optional activation."""
 
     activation: str | None = None
 
@@ -40,12 +40,12 @@ class Linear(nn.Linear):
 
 
 def param_like(weight: Tensor, values: Tensor) -> nn.Parameter:
-    """A new parameter with the dtype of `weight` and, unless that is not read yet, its device."""
+    """Make a parameter with the dtype of `weight` and, unless that is meta, its device."""
     return nn.Parameter(values.to(weight.dtype) if weight.is_meta else values.to(weight))
 
 
 class AdaptedLinear(Linear):
-    """A layer, then a bottleneck, added to its output: y + up(gelu(down(y))). [STR adapter]
+    """A linear layer, then a residual bottleneck: y + up(gelu(down(y))). [STR adapter]
 
     Takes over the weights of the `layer` it replaces. `up` starts at 0, so the adapter starts as
     the identity.
@@ -68,14 +68,14 @@ class AdaptedLinear(Linear):
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / sqrt(mean(x^2) + eps) * weight: in float32 under autocast too, then cast back."""
+    """x / sqrt(mean(x^2) + eps) * weight, in float32 even under autocast, then cast back."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.float()).to(x.dtype)
 
 
 class OffsetRMSNorm(RMSNorm):
-    """An RMS norm with 1 + weight in place of weight: weight decay draws the factor to 1."""
+    """An RMS norm with 1 + weight instead of weight: weight decay pulls the factor towards 1."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
@@ -86,7 +86,7 @@ class OffsetRMSNorm(RMSNorm):
 
 
 def norm(config: GPTConfig, width: int | None = None) -> nn.LayerNorm | RMSNorm:
-    """A norm over `width` channels; None: over the d_model of the residual stream."""
+    """Make a norm over `width` channels; None: over d_model, the residual stream."""
     kind = {"layer": nn.LayerNorm, "rms": RMSNorm, "rms_offset": OffsetRMSNorm}[config.norm]
     return kind(width or config.d_model, eps=config.norm_eps)
 
@@ -111,7 +111,7 @@ class Attention(nn.Module):
         rotary: tuple[Tensor, Tensor] | None,
         cache: KVCache | None,
         layer: int,
-        last: int,  # how many of the S tokens are computed, from the end
+        last: int,  # compute only the last `last` of the S tokens
     ) -> Tensor:
         B, S, _ = x.shape
         H, K, D = self.config.n_head, self.config.kv_heads, self.config.head_width
@@ -208,7 +208,7 @@ def init_std(config: GPTConfig) -> float:
 
 
 class Transformer(nn.Module):
-    """Embedding, blocks, final norm: what the language model and the scalar model share."""
+    """Embedding, blocks and final norm: the trunk of the language model and the scalar model."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -218,17 +218,17 @@ class Transformer(nn.Module):
         self.positions = nn.Embedding(config.n_ctx, C) if config.positions == "learned" else None
         self.blocks = Blocks(Block(config) for _ in range(config.n_layer))
         self.norm = norm(config)
-        # save only a block's input and compute the block again in the backward pass
+        # save only a block's input and recompute the block in the backward pass
         self.checkpoint_activations = False
         self.initialise()
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """As GPT-2: weights N(0, std), biases 0.
+        """Initialise like GPT-2: weights N(0, std), biases 0.
 
         Layers that write to the residual stream get std / sqrt(2 * n_layer). std is GPT-2's 0.02 at
-        width 768 and scales with 1 / sqrt(width): at width 128 a fixed 0.02 took a model up to ten
-        times as long to learn to copy a word from its query.
+        width 768 and scales with 1 / sqrt(width): at width 128, with a fixed 0.02, a model took up
+        to ten times as long to learn to copy a word from its query.
         """
         std = init_std(self.config)
         for module in self.modules():
@@ -241,7 +241,7 @@ class Transformer(nn.Module):
                 nn.init.normal_(layer.weight, std=std / math.sqrt(2 * self.config.n_layer))
 
     def cache(self, query_mask: Tensor, num_new: int, dtype: torch.dtype) -> KVCache:
-        """A new cache for queries (B, Q) and num_new tokens after each of them."""
+        """Allocate a cache for queries (B, Q) and num_new tokens after each of them."""
         return KVCache(self.config, query_mask, num_new, dtype)
 
     def forward(
@@ -256,11 +256,11 @@ class Transformer(nn.Module):
         """ids (B, L) -> hidden (B, L, C) after the final norm.
 
         mask          (B, L), True = real token; None: all are real
-        cache         first the query, then ids (B, 1), the next token of each row, without a mask
-        last          hidden states of the last `last` tokens only, (B, last, C): the last block
-                      computes no others
+        cache         first pass the query, then ids (B, 1), the next token of each row, and no mask
+        last          return the hidden states of the last `last` tokens only, (B, last, C); the
+                      last block computes no others
         query_length  where the responses begin, for an encoder-decoder (t5.py); ignored here
-        branch        (B, L), the response that a token belongs to, if a row has several
+        branch        (B, L), the response that each token belongs to, if rows have several
         """
         S = ids.size(1)
         last = S if last is None else last
@@ -268,11 +268,11 @@ class Transformer(nn.Module):
         if cache is not None and cache.length:
             positions, rotary, biases = cache.next_token()
         else:
-            dtype = matmul_dtype(self.embedding.weight)  # of queries and keys
+            dtype = matmul_dtype(self.embedding.weight)  # dtype of queries and keys
             positions, biases = positions_and_biases(self.config, ids, mask, branch, last, dtype)
             rotary = self.config.rotary_tables(positions)
             if mask is not None:
-                ids = ids.masked_fill(~mask, 0)  # [PAD] may lie outside the embedding
+                ids = ids.masked_fill(~mask, 0)  # [PAD] may be outside the embedding
         x = self.embedding(ids)  # (B, S, C)
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
@@ -288,7 +288,7 @@ class Transformer(nn.Module):
         return self.norm(x)
 
     def run(self, block: Block, *arguments: Any) -> Tensor:
-        """A block's output; with checkpoint_activations the backward pass computes it again."""
+        """Run a block; with checkpoint_activations, the backward pass recomputes it."""
         if self.checkpoint_activations and torch.is_grad_enabled():
             return checkpoint(block, *arguments, use_reentrant=False)
         return block(*arguments)
@@ -296,7 +296,7 @@ class Transformer(nn.Module):
 
 @singledispatch
 def trunk(config: GPTConfig) -> Transformer:
-    """All below the head, with new random weights; T5's is an encoder and a decoder (t5.py)."""
+    """Build the model below the head, with random weights; T5's has two stacks (t5.py)."""
     return Transformer(config)
 
 
@@ -304,7 +304,7 @@ def trunk(config: GPTConfig) -> Transformer:
 class GPT(nn.Module):
     """The language model. Returns hidden states: logits are computed only where they are needed."""
 
-    # distributed.py: where the weights are, if they aren't all here
+    # where the weights are (distributed.py), if they aren't all here
     elsewhere: Any = None
 
     def __init__(self, config: GPTConfig):
@@ -317,7 +317,7 @@ class GPT(nn.Module):
             nn.init.zeros_(self.lm_head.bias)
         if config.tied_head:
             self.lm_head.weight = self.transformer.embedding.weight
-        # (V,) bool, or None: every id may be emitted
+        # (V,) bool; None: every id may be sampled
         self.register_buffer("forbidden", None, persistent=False)
 
     def forbid(self, pad_id: int, num_ids: int) -> "GPT":
@@ -326,7 +326,7 @@ class GPT(nn.Module):
         Pythia's head has 50,304 rows and [PAD] is row 50,277: sampling it would cut the response.
         Returns the model.
         """
-        weight = self.lm_head.weight  # on the meta device until it is read from its file
+        weight = self.lm_head.weight  # on the meta device until it is read from the file
         device = "cpu" if weight.is_meta else weight.device
         ids = torch.arange(self.config.vocab_size, device=device)
         forbidden = (ids >= num_ids) | (ids == pad_id)
@@ -335,7 +335,7 @@ class GPT(nn.Module):
 
     @property
     def head_bias(self) -> Tensor | None:
-        """(V,) added to hidden @ lm_head.weight.T, -inf at forbidden ids; None: nothing to add."""
+        """Bias (V,) on hidden @ lm_head.weight.T, -inf at forbidden ids; None: no bias."""
         bias = self.lm_head.bias
         if self.forbidden is None:
             return bias
@@ -351,9 +351,10 @@ class GPT(nn.Module):
     def logits(self, hidden: Tensor, head: Tensor | Packed | None = None) -> Tensor:
         """hidden (..., C) -> logits (..., V), -inf at forbidden ids.
 
-        head: `cast_head(lm_head.weight)`, made once for many calls. Autocast casts the factors, as
-        in `linear_logprobs`, but not the logits: for SmolLM2-135M on a post that moved up to 2% of
-        the probability to other tokens, and at temperature 0.01 up to half of it.
+        head: `cast_head(lm_head.weight)`, computed once for many calls. Autocast casts the inputs
+        of the matmul, as in `linear_logprobs`, but not the logits: with SmolLM2-135M on a post,
+        casting them moved up to 2% of the probability to other tokens, and up to half of it at
+        temperature 0.01.
         """
         head = cast_head(self.lm_head.weight) if head is None else head
         (hidden,) = cast(hidden)
@@ -362,7 +363,7 @@ class GPT(nn.Module):
 
 
 class ScalarModel(nn.Module):
-    """The trunk with one number per token: reward model, or value model, its copy. [N+ 22]"""
+    """The trunk with one output per token: reward model, or value model copied from it. [N+ 22]"""
 
     elsewhere: Any = None
 
@@ -375,17 +376,17 @@ class ScalarModel(nn.Module):
         # are normalised
         nn.init.normal_(self.score.weight, std=1 / math.sqrt(config.d_model + 1))
         nn.init.zeros_(self.score.bias)
-        # [N+ 15] subtracted from every score, so that the demonstrations have mean 0; saved with
-        # the weights
+        # [N+ 15] subtracted from every score, so that the demonstrations' mean score is 0; saved
+        # with the weights
         self.register_buffer("reward_bias", torch.zeros(()))
-        # an id that the score skips at the end of a text: where transformers trained a reward model
-        # with [PAD] = EOS, it was the score before EOS
+        # an id to skip at the end of a text: a reward model that transformers trained with
+        # [PAD] = EOS has its score before EOS
         self.skipped_id: int | None = None
 
     def forward(self, ids: Tensor, mask: Tensor | None = None, **others: Any) -> Tensor:
         """ids, mask (B, L) -> scores (B, L), or (B, last), in float32, one per token.
 
-        The caller picks those that count; takes the arguments of `Transformer.forward`.
+        The caller picks the scores that count. Takes the arguments of `Transformer.forward`.
         """
         hidden = self.transformer(ids, mask, **others)
         # in bf16, scores within 0.4% of each other would tie
@@ -394,7 +395,7 @@ class ScalarModel(nn.Module):
         if not self.config.mean_pooled:
             return scores
         branch = others.get("branch")
-        if branch is None:  # one response, from the end of the query on
+        if branch is None:  # one response, which begins after the query
             begin = torch.as_tensor(others.get("query_length", 0), device=ids.device).view(-1, 1)
             branch = (torch.arange(ids.size(1), device=ids.device) >= begin).long()  # (B or 1, L)
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
@@ -403,9 +404,9 @@ class ScalarModel(nn.Module):
 
 
 def mean_so_far(scores: Tensor, branch: Tensor) -> Tensor:
-    """Each token's score becomes the mean from the start of its response up to it.
+    """Replace each token's score with the mean over its response up to this token.
 
-    scores (B, S), branch (B, S) -> (B, S): 1 or 2 in a response, 0 where scores stay.
+    scores (B, S), branch (B, S) -> (B, S). branch is 1 or 2 in a response, 0 where scores are kept.
 
         scores 5 1 3 2    branch 0 1 1 2    ->    5 1 2 2
     """

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def left_pad(rows: list[list[int]], pad_id: int) -> Tensor:
-    """Rows of ids -> (B, length of the longest), padded on the left.
+    """Pad rows of ids on the left -> (B, length of the longest).
 
     >>> left_pad([[5, 6], [7]], pad_id=0)
     tensor([[5, 6],
@@ -18,13 +18,13 @@ def left_pad(rows: list[list[int]], pad_id: int) -> Tensor:
 
 
 def right_pad(rows: list[list[int]], pad_id: int) -> Tensor:
-    """Rows of ids -> (B, length of the longest), padded on the right."""
+    """Pad rows of ids on the right -> (B, length of the longest)."""
     length = max(map(len, rows))
     return torch.tensor([row + [pad_id] * (length - len(row)) for row in rows], dtype=torch.long)
 
 
 def first_true_index(mask: Tensor) -> Tensor:
-    """(B, T) bool -> (B,): index of the first True per row, T if there is none. T may be 0."""
+    """Return the index of the first True in each row, T if none: (B, T) -> (B,). T may be 0."""
     T = mask.size(1)
     index = torch.arange(T, device=mask.device).expand_as(mask)
     return (

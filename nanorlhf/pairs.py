@@ -1,4 +1,4 @@
-"""Comparisons as rows that hold both responses, so that each query is read once."""
+"""Comparisons as rows with both responses, so that each query is read once."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,18 +22,18 @@ class JoinedPairs(NamedTuple):
     before: Tensor
     """(2B, T): the column whose hidden state predicts each response token"""
     end: Tensor
-    """(2B,): the column of each response's last token; of its query's where it is empty"""
+    """(2B,): the column of each response's last token, or of its query's if it is empty"""
     first: int
-    """what stands before this column is needed as keys and values alone"""
+    """earlier columns are only needed as keys and values"""
 
 
 def join_pairs(rows: Sequence[Comparison], pad_id: int, device: torch.device) -> JoinedPairs:
-    """B comparisons -> one row each, and where the two responses are in it.
+    """Put each of B comparisons into one row, and index the two responses.
 
     Both texts begin with the query. With a post of 300 tokens and two summaries of 40, a second
     copy of the query would be nearly half of the computation. Neither response attends to the
-    other, and each has the positions it would have alone (`nanorlhf.masks.branch_mask`), so results
-    differ by rounding only.
+    other, and each has the positions it would have in a separate row
+    (`nanorlhf.masks.branch_mask`), so results differ only by rounding.
     """
     ids = right_pad([row.query + row.chosen + row.rejected for row in rows], pad_id)  # (B, L)
     query = torch.tensor([len(row.query) for row in rows])  # (B,)
@@ -46,7 +46,7 @@ def join_pairs(rows: Sequence[Comparison], pad_id: int, device: torch.device) ->
     last_of_query = query.repeat(2) - 1  # (2B,)
     t = torch.arange(max(1, int(lengths.max())))  # (T,)
     before = torch.where(t == 0, last_of_query[:, None], start[:, None] + t - 1)  # (2B, T)
-    before = before.clamp(max=ids.size(1) - 1)  # at padding any column will do
+    before = before.clamp(max=ids.size(1) - 1)  # at padding, any column will do
     end = torch.where(lengths > 0, start + lengths - 1, last_of_query)
     row = torch.arange(len(rows)).repeat(2)
     first = int(query.min()) - 1

@@ -6,9 +6,9 @@
     lora      adds low-rank updates to linear layers, by default to attention's q and v
 
 Everything else is frozen, including embeddings and LM head; a scalar model's head is always
-trained. Before training, the model computes the same as before. Call `merge` before saving. LoRA
-and BitFit save an ordinary checkpoint; one with adapters can be read only by this project. With
-LoRA the frozen weights serve twice: `reference` is the policy without its updates.
+trained. Tuning doesn't change the model's outputs until it is trained. Call `merge` before saving.
+LoRA and BitFit save an ordinary checkpoint; only this project can read one with adapters. With
+LoRA, the frozen weights are also the reference's: `reference` is the policy without its updates.
 """
 
 import copy
@@ -24,29 +24,29 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, AdaptedLinear, Linear, ScalarModel, param_like
 
 M = TypeVar("M", bound=GPT | ScalarModel)
-ADAPTER_SHARE = 0.025  # of the model's parameters; the paper: 2 to 3%
-LORA_RANK = 8  # not in the paper, nor is the scale
+ADAPTER_SHARE = 0.025  # fraction of the model's parameters; the paper: 2 to 3%
+LORA_RANK = 8  # the paper gives neither rank nor scale
 LORA_SCALE = 2.0
-"""factor of the updates, alpha / rank: the usual one"""
+"""factor of the updates, alpha / rank; the usual value"""
 Target = Literal["q", "k", "v", "out", "gate", "up", "down"]
 QUERY_AND_VALUE: tuple[Target, ...] = ("q", "v")
-TARGETS = {  # of a layer; q and kv are cross-attention's
+TARGETS = {  # of each layer; q and kv are in cross-attention
     **{"qkv": ("q", "k", "v"), "q": ("q",), "kv": ("k", "v"), "out": ("out",)},
     **{"gate": ("gate",), "up": ("up",), "down": ("down",)},
 }
 
 
-# ------------------------------------------------------------------------------ 1. what is trained
+# ------------------------------------------------------------------------- 1. trainable parameters
 def tune(
     model: GPT | ScalarModel,
     how: str,
     rank: int = LORA_RANK,
     targets: tuple[Target, ...] = QUERY_AND_VALUE,
 ) -> None:
-    """Add what `how` (full, adapter, bitfit or lora) trains and freeze the rest.
+    """Add the parameters that `how` (full, adapter, bitfit or lora) trains, and freeze the rest.
 
-    rank and targets (q, k, v, out, gate, up, down) are LoRA's. Raises InputError for any
-    other `how`, and for a model that has nothing of the kind.
+    rank and targets (q, k, v, out, gate, up, down) are for LoRA. Raises InputError for any other
+    `how`, and for a model without biases or without the targets.
     """
     if how not in ("full", "adapter", "bitfit", "lora"):
         raise InputError(f"--tune {how}: must be full, adapter, bitfit or lora.")
@@ -81,12 +81,12 @@ def add_adapters(model: GPT | ScalarModel) -> None:
 
 # ----------------------------------------------------------------------------------------- 2. LoRA
 class LoRALinear(Linear):
-    """A linear layer with low-rank updates (Hu et al. 2021), each of some of its rows. [STR lora]
+    """A linear layer with low-rank updates to some of its rows (Hu et al. 2021). [STR lora]
 
         y = W x,  then  y[rows] += LORA_SCALE * up down x
 
-    rows: those of q and of v, say, of q, k and v. Takes over the weights of the `layer` it
-    replaces. `up` starts at 0, `down` like any linear layer.
+    rows: one slice per update, for example q's and v's rows of a qkv layer. Takes over the weights
+    of the `layer` it replaces. `up` starts at 0, `down` like any linear layer.
     """
 
     def __init__(self, layer: Linear, rows: list[slice], rank: int):
@@ -103,7 +103,7 @@ class LoRALinear(Linear):
             self.ups.append(param_like(layer.weight, up))
 
     def updates(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """rows, down (rank, K) and up (rows, rank), LORA_SCALE within it."""
+        """Yield rows, down (rank, K) and up (rows, rank); up includes LORA_SCALE."""
         for some, down, up in zip(self.rows, self.downs, self.ups, strict=True):
             yield some, down, up * LORA_SCALE
 
@@ -116,7 +116,7 @@ class LoRALinear(Linear):
 
     @torch.no_grad()
     def merged(self) -> Linear:
-        """An ordinary layer that computes the same."""
+        """Return an ordinary layer that computes the same."""
         layer = self.without_updates()
         layer.weight = nn.Parameter(self.weight.clone())
         for some, down, up in self.updates():
@@ -124,7 +124,7 @@ class LoRALinear(Linear):
         return layer
 
     def without_updates(self) -> Linear:
-        """The layer that was replaced, with the same weights."""
+        """Return the layer that was replaced, with the same weights."""
         has_bias = self.bias is not None
         layer = Linear(self.in_features, self.out_features, has_bias, device="meta")
         layer.weight, layer.bias = self.weight, self.bias
@@ -156,9 +156,9 @@ def add_updates(model: GPT | ScalarModel, rank: int, targets: tuple[Target, ...]
 
 
 def linear_layers(model: GPT | ScalarModel) -> Iterator[tuple[nn.Module, str]]:
-    """The linear layers of all blocks: the module that holds each, and its name there."""
+    """Yield the linear layers of all blocks: the parent module and the layer's name in it."""
     for block in model.transformer.blocks:
-        for part in ("attention", "mlp", "cross"):  # cross: of T5's decoder
+        for part in ("attention", "mlp", "cross"):  # cross: in T5's decoder
             parent: Any = getattr(block, part, None)
             for name in TARGETS:
                 if getattr(parent, name, None) is not None:
@@ -170,7 +170,7 @@ def has_updates(model: GPT | ScalarModel) -> bool:
 
 
 def replace_updated(model: M, new: Callable[[LoRALinear], Linear]) -> M:
-    """New modules on the same tensors, `new(layer)` in place of each layer with updates."""
+    """Copy the modules, sharing all tensors, with `new(layer)` for each layer with updates."""
     tensors = (*model.parameters(), *model.buffers())
     other = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     for parent, name in linear_layers(other):
@@ -180,7 +180,7 @@ def replace_updated(model: M, new: Callable[[LoRALinear], Linear]) -> M:
 
 
 def merge(model: M) -> M:
-    """The model to save: LoRA's updates are merged into the weights, all other tensors are shared.
+    """Return the model to save: LoRA's updates are merged, all other tensors are shared.
 
     `model` itself is unchanged and can be trained further.
     """
@@ -188,10 +188,10 @@ def merge(model: M) -> M:
 
 
 def reference(policy: GPT) -> GPT:
-    """The frozen policy that the KL is taken to: a copy, or with LoRA the policy's own weights
+    """Return the frozen reference policy for the KL: a copy, or with LoRA the policy's own weights
     without the updates.
 
-    Call it before training and, as sharding replaces a model's weights, before sharding.
+    Call it before training, and before sharding, which replaces a model's weights.
     """
     if has_updates(policy):
         return replace_updated(policy, LoRALinear.without_updates)

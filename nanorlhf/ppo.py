@@ -1,8 +1,7 @@
-"""The arithmetic of PPO for language models: masks, whitening, the two clipped losses, the KL
-coefficient.
+"""PPO's formulas for language models: masks, whitening, the clipped losses, the KL coefficient.
 
-Everything is a pure function of tensors; (B, T) tensors hold one number per response token. Masks
-are True where a position counts. Elsewhere values are replaced by `torch.where`, never multiplied
+Everything is a pure function of tensors. A (B, T) tensor has one number per response token. Masks
+are True where a position counts. Other positions are replaced with `torch.where`, never multiplied
 by 0: NaN * 0 is NaN.
 """
 
@@ -15,18 +14,18 @@ from nanorlhf.padding import first_true_index
 
 LARGEST_LOG_RATIO = 80.0  # exp(88.8) is infinite in float32
 ClipRange = float | tuple[float, float]
-"""how far a ratio may leave 1 before it is clipped: in both directions, or below and above"""
+"""PPO's clip range eps: one number, or a pair for below and above 1"""
 
 
 def eos_masks(response: Tensor, eos_id: int, pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where each response ends, and the two masks that follow from it (True = counts).
+    """Find the end of each response and return it with the two masks (True = counts).
 
         response   a  b  E  x  y  z      E = EOS, eos_index e = 2; tokens after it do not count
         actions    #  #  #  .  .  .      t <= e      a token was chosen here: KL, policy loss
         states     #  #  #  #  .  .      t <= e + 1  the finished response is a state: value loss
 
-    The value at e + 1 is read at the EOS token itself: the state in which the response is complete.
-    A response without EOS ends at its last token that is not [PAD] (T - 1 if it is full).
+    The value at e + 1 is computed at the EOS token: it is the value of the finished response. A
+    response without EOS ends at its last token that is not [PAD] (T - 1 if it is full).
 
     response (B, T) -> eos_index (B,), actions (B, T), states (B, T)
     """
@@ -39,16 +38,16 @@ def eos_masks(response: Tensor, eos_id: int, pad_id: int) -> tuple[Tensor, Tenso
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """The mean over positions that count (mask True)."""
+    """Return the mean of x over the positions that count (mask True)."""
     return torch.where(mask, x, 0.0).sum() / mask.sum()
 
 
 def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """(x - mean) / sqrt(var + 1e-8) over positions that count; the others become 0. [N+ 24, 25]
+    """Return (x - mean) / sqrt(var + 1e-8) where mask is True, 0 elsewhere. [N+ 24, 25]
 
-    shift_mean False adds the mean back: rewards keep their level, advantages do not. The variance
-    is the population's. x (B, T) is the whole rollout, gathered from all ranks, so the statistics
-    are global.
+    shift_mean=False adds the mean back: rewards keep their mean, advantages do not. The variance is
+    the population variance. x (B, T) is the whole rollout, gathered from all ranks, so the
+    statistics are global.
     """
     counted = x[mask]  # (N,)
     mean = counted.mean()
@@ -58,7 +57,7 @@ def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
 
 
 def ratio_bounds(clip_range: ClipRange) -> tuple[float, float]:
-    """The least and the most a ratio counts as: 1 - eps and 1 + eps; eps may be two numbers."""
+    """Return the bounds that the ratio is clipped to, 1 - eps and 1 + eps; eps may be a pair."""
     lower, upper = clip_range if isinstance(clip_range, tuple | list) else (clip_range, clip_range)
     return 1 - lower, 1 + upper
 
@@ -70,17 +69,18 @@ def policy_loss(
     actions: Tensor,
     clip_range: ClipRange,
 ) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate of each token: max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps)).
+    """Compute PPO's clipped loss of each token.
 
-    ratio = exp(new_logprobs - logprobs), `ratio_bounds` of clip_range; all (B, T). Returns the
-    losses, and which tokens are clipped, whose clipped loss is the larger; 0 and False where there
-    is no action. What they are divided by is the algorithm's choice, and a count over all ranks and
-    micro-batches.
+        max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps)), ratio = exp(new_logprobs - logprobs)
+
+    All tensors are (B, T); the bounds are `ratio_bounds(clip_range)`. Returns the losses, and which
+    tokens are clipped (their clipped loss is larger); 0 and False outside `actions`. The caller
+    averages the losses, because the denominator counts all ranks and micro-batches.
     """
     least, most = ratio_bounds(clip_range)
     advantages = torch.where(actions, advantages, 0.0)
     log_ratio = torch.where(actions, new_logprobs - logprobs, 0.0)
-    # a ratio that overflows counts as `most` unless A < 0, but its gradient would be 0 * inf
+    # an overflowing ratio is clipped to `most` unless A < 0, but its gradient would be 0 * inf
     ratio = torch.where(advantages < 0, log_ratio, log_ratio.clamp(max=LARGEST_LOG_RATIO)).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(least, most)
@@ -88,7 +88,7 @@ def policy_loss(
 
 
 def response_mean(x: Tensor, actions: Tensor) -> Tensor:
-    """The mean of x (..., T) over the actions of each response, at each of its tokens (..., T)."""
+    """Average x (..., T) over each response's actions; all of its tokens get the mean, (..., T)."""
     lengths = actions.sum(-1, keepdim=True).clamp(min=1)
     means = torch.where(actions, x, 0.0).sum(-1, keepdim=True) / lengths
     return torch.where(actions, means, 0.0)
@@ -101,9 +101,9 @@ def gspo_loss(
     actions: Tensor,
     clip_range: ClipRange,
 ) -> tuple[Tensor, Tensor]:
-    """`policy_loss` with one ratio per response, s = exp(mean over its tokens of new - old).
+    """Compute `policy_loss` with one ratio per response, exp(mean over its tokens of new - old).
 
-    The same at each of its tokens, so that the mean over them is the response's loss. Zheng et al.
+    All tokens of a response get the same loss, so their mean is the response's loss. Zheng et al.
     2025, Group Sequence Policy Optimization, equations 5 and 7.
     """
     new, old = response_mean(new_logprobs, actions), response_mean(logprobs, actions)
@@ -117,10 +117,10 @@ def cispo_loss(
     actions: Tensor,
     clip_range: ClipRange,
 ) -> tuple[Tensor, Tensor]:
-    """-A * w * new_logprobs, w = clip(ratio, 1 - eps, 1 + eps) without a gradient, of each token.
+    """Compute -A * w * new_logprobs of each token, w = clip(ratio, 1 - eps, 1 + eps) detached.
 
-    A clipped weight is a smaller step, never none. Arguments and results as in `policy_loss`.
-    MiniMax 2025, MiniMax-M1, equations 4 and 5.
+    Clipping reduces a token's gradient but never removes it. Arguments and results are as in
+    `policy_loss`. MiniMax 2025, MiniMax-M1, equations 4 and 5.
     """
     least, most = ratio_bounds(clip_range)
     new_logprobs = torch.where(actions, new_logprobs, 0.0)
@@ -133,10 +133,10 @@ def cispo_loss(
 def value_loss(
     new_values: Tensor, values: Tensor, returns: Tensor, states: Tensor, clip_range: float | None
 ) -> tuple[Tensor, Tensor]:
-    """0.5 * max((V - R)^2, (clip(V, V_old - eps, V_old + eps) - R)^2) of each token.
+    """Compute 0.5 * max((V - R)^2, (clip(V, V_old - eps, V_old + eps) - R)^2) of each token.
 
-    eps = clip_range; None does not clip. All (B, T). Returns the losses, and which values are
-    clipped, whose clipped error is the larger; 0 and False where there is no state.
+    eps = clip_range; None turns clipping off. All tensors are (B, T). Returns the losses, and which
+    values are clipped (their clipped error is larger); 0 and False outside `states`.
     """
     new_values = torch.where(states, new_values, 0.0)
     values = torch.where(states, values, 0.0)
@@ -152,15 +152,15 @@ def value_loss(
 def importance_weights(
     logprobs: Tensor, sampled_logprobs: Tensor, actions: Tensor, clip: float
 ) -> tuple[Tensor, Tensor]:
-    """Truncated importance sampling (TIS): Yao et al. 2025, Your efficient RL framework secretly
-    brings you off-policy.
+    """Compute the weights of truncated importance sampling, TIS (Yao et al. 2025, Your efficient RL
+    framework secretly brings you off-policy).
 
         w = min(old probability / sampler's probability, clip)      per token, without a gradient
 
-    Multiplied into the advantages it multiplies the clipped loss, which is homogeneous in them.
-    Without truncation the expectation over the sampler's tokens equals the one over the policy's,
-    if the sampler can emit every token that the policy can. (B, T) each. Returns w, 0 where there
-    is no action, and the share of truncated tokens.
+    To weight the clipped loss, multiply the advantages by w: the loss is homogeneous in them.
+    Without truncation, the weighted expectation over the sampler's tokens equals the expectation
+    over the policy's, provided that the sampler can emit every token that the policy can. All
+    tensors are (B, T). Returns w, 0 outside `actions`, and the fraction of truncated tokens.
     """
     weights = torch.where(actions, logprobs - sampled_logprobs, -torch.inf).exp()
     return weights.clamp(max=clip), masked_mean((weights > clip).float(), actions)
@@ -168,9 +168,9 @@ def importance_weights(
 
 @dataclass
 class KLCoefficient:
-    """beta, which tracks a target KL where there is one: Ziegler et al. 2019, section 2.2.
+    """The KL coefficient beta, adapted to a target KL if one is set: Ziegler et al. 2019, 2.2.
 
-    After an update over num_episodes (of all ranks) with kl nats per response:
+    After an update on num_episodes (summed over ranks) with a KL of kl nats per response:
     value *= 1 + clip(kl / target - 1, -0.2, 0.2) * num_episodes / horizon.
     """
 

@@ -1,4 +1,4 @@
-"""A progress bar that keeps a log short."""
+"""A progress bar that keeps logs short."""
 
 from time import monotonic
 from typing import Any
@@ -9,9 +9,9 @@ INTERVAL = 10.0  # seconds
 
 
 class Progress(tqdm):
-    """tqdm on a terminal; elsewhere a line every ten seconds at most, for all bars together."""
+    """tqdm on a terminal; elsewhere, at most one line every ten seconds for all bars together."""
 
-    last_line = monotonic()  # when one was written; at first, when the program began
+    last_line = monotonic()  # time of the last line; initially, the start of the program
 
     def is_terminal(self) -> bool:
         return not self.fp.closed and self.fp.isatty()
@@ -29,7 +29,7 @@ class Progress(tqdm):
             super().clear(*args, **kwargs)
 
     def close(self) -> None:
-        # without a file: disabled, or not quite made; a bar that is collected late finds it closed
+        # no fp: disabled, or __init__ failed; a bar that is collected late finds a closed file
         if hasattr(self, "fp") and not self.is_terminal():
-            self.leave = False  # what tqdm leaves is one more line
+            self.leave = False  # tqdm would leave one more line
         super().close()

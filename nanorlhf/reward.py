@@ -1,4 +1,4 @@
-"""One score per response: what reward models say at the end of a text, alone or as an ensemble."""
+"""One score per response: the output of a reward model, or an ensemble, at the end of a text."""
 
 from functools import partial
 from pathlib import Path
@@ -18,25 +18,25 @@ from nanorlhf.tokenizer import Tokenizer
 
 
 def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -> Tensor:
-    """(B, L) -> (B,): each response's last token, the one before the first [PAD] after the query.
+    """Find each response's last token, before the first [PAD] after the query: (B, L) -> (B,).
 
     query_length is where responses begin: Q for left-padded queries, one number per row for
-    right-padded texts. [PAD] is searched from there on, as a left-padded query begins with one. A
-    row without any ends at L - 1.
+    right-padded texts. The search for [PAD] starts there, because a left-padded query begins with
+    [PAD]. A row without [PAD] ends at L - 1.
 
         query_response   # # q q a b E #      Q = 4: the first [PAD] from 4 on is at 7, the end is 6
     """
     index = torch.arange(query_response.size(1), device=query_response.device)  # (L,)
     if isinstance(query_length, Tensor):
         query_length = query_length[:, None]
-    # [N+ 12] the first [PAD] minus one; where there is none, first_true_index gives L
+    # [N+ 12] the first [PAD] minus one; first_true_index returns L if there is none
     return first_true_index((query_response == pad_id) & (index >= query_length)) - 1
 
 
 def end_scores(
     model: ScalarModel, query_response: Tensor, query_length: Tensor | int, pad_id: int
 ) -> Tensor:
-    """The model's score at the end of each response, (B, L) -> (B,)."""
+    """Return the model's score at the end of each response, (B, L) -> (B,)."""
     first = int(torch.as_tensor(query_length).min()) - 1  # an empty response ends with its query
     if model.skipped_id is not None:  # a response of skipped tokens ends somewhere in its query
         first = 0
@@ -46,12 +46,12 @@ def end_scores(
     end = end_index(query_response, query_length, pad_id) - first
     if model.skipped_id is not None:
         end = before_skipped(query_response, end, model.skipped_id)
-    # [N+ 13] the scores before the end are mostly negative, and unused
+    # [N+ 13] scores before the end are mostly negative, and not used
     return scores.gather(1, end[:, None]).squeeze(1)
 
 
 def before_skipped(ids: Tensor, end: Tensor, skipped_id: int) -> Tensor:
-    """(B, L), (B,) -> (B,): the last index up to `end` whose id isn't `skipped_id`.
+    """Find the last index up to `end` whose id isn't `skipped_id`: (B, L), (B,) -> (B,).
 
     ids a b S S #, end 3 -> 1
     """
@@ -60,7 +60,7 @@ def before_skipped(ids: Tensor, end: Tensor, skipped_id: int) -> Tensor:
 
 
 def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Scores of chosen and rejected, (B,) each, in one pass; a GPT reads their query once."""
+    """Score chosen and rejected responses, (B,) each, in one pass; a GPT reads each query once."""
     if model.config.num_decoder_blocks or model.skipped_id is not None:
         texts = [Demonstration(row.query, row.chosen, row.record) for row in rows]
         texts += [Demonstration(row.query, row.rejected, row.record) for row in rows]
@@ -77,7 +77,7 @@ def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tupl
 def response_scores(
     model: ScalarModel, rows: list[Demonstration], pad_id: int, side: Literal["left", "right"]
 ) -> Tensor:
-    """Scores (B,), padded on the left of the query as in PPO or on the right of the text."""
+    """Score responses (B,), padded on the left of the query, as in PPO, or right of the text."""
     device = model.score.weight.device
     if side == "left":
         query = left_pad([row.query for row in rows], pad_id).to(device)  # (B, Q)
@@ -94,7 +94,7 @@ UNCERTAINTY_COEF = 0.1
 
 
 def ensemble_scores(scores: Tensor, ensemble: Ensemble) -> Tensor:
-    """The members' scores (M, B) -> (B,). Source: Coste et al. 2023, section 3.
+    """Combine the members' scores, (M, B) -> (B,). Source: Coste et al. 2023, section 3.
 
     mean          mean_m r_m
     min           min_m r_m                        the paper's worst case
@@ -108,23 +108,23 @@ def ensemble_scores(scores: Tensor, ensemble: Ensemble) -> Tensor:
 
 
 class Scores(NamedTuple):
-    """What a reward says of B responses."""
+    """The output of a reward for B responses."""
 
     scores: Tensor  # (B,) of whole responses
     token_rewards: Tensor  # (B, T) 0 where no token was chosen
-    applies: Tensor  # (B,) bool; False: the reward says nothing of this response, and both are 0
+    applies: Tensor  # (B,) bool; False: the reward doesn't apply to this response, and both are 0
 
     @classmethod
     def of_responses(cls, scores: Tensor, batch: Batch) -> "Scores":
-        """Without rewards per token."""
+        """Make the output of a reward that has no rewards per token."""
         zeros = torch.zeros_like(batch.actions, dtype=scores.dtype)
         return cls(scores, zeros, torch.ones_like(batch.has_eos))
 
 
 class RewardModel:
-    """[N+ 12] The scalar models of stage 2 read each response up to its end; several: an ensemble.
+    """The scalar models of stage 2, which score a response at its end; several are an ensemble.
 
-    They read `size` responses at once.
+    [N+ 12] They score `size` responses at once.
     """
 
     def __init__(

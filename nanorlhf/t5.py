@@ -1,8 +1,8 @@
-"""T5 by hand: an encoder reads the query, a decoder writes the response. CodeT5 is one.
+"""T5 in plain PyTorch: an encoder reads the query, a decoder writes the response. CodeT5 is one.
 
-What is not here is the GPT's with other settings: RMS norms, no biases, and attention logits that
-are not divided by sqrt(D). `GPT` and `ScalarModel` put their heads on this trunk too. (Raffel et
-al. 2020)
+The rest is the GPT's code with other settings: RMS norms, no biases, and attention logits that are
+not divided by sqrt(D). `GPT` and `ScalarModel` put their heads on this trunk too. (Raffel et al.
+2020)
 
     query    q q q  -> encoder, each token sees all others   -> memory (B, Q, C)
     decoder  S a b  -> causal, and cross-attention to memory -> hidden states that predict a, b, ...
@@ -29,19 +29,19 @@ from nanorlhf.model import AdaptedLinear, Block, Linear, Transformer, norm, trun
 @dataclass(frozen=True, kw_only=True)
 class T5Config(GPTConfig):
     n_ctx: int = 2**28
-    """there is no longest sequence: positions are relative"""
+    """sequences have no maximum length: positions are relative"""
     n_decoder_layer: int | None = None
     """blocks of the decoder; None: as many as the encoder's n_layer"""
     num_buckets: int = 32
-    """number of ranges of distances that have a bias of their own"""
+    """number of distance ranges, each with its own bias"""
     max_distance: int = 128
     """tokens that are farther apart share the last bucket"""
     start_id: int = 0
     """the decoder's first input"""
     query_start_id: int | None = None
-    """comes before the query in the encoder (CodeT5's <s>); None: nothing"""
+    """added before the query in the encoder (CodeT5's <s>); None: nothing"""
     query_end_id: int | None = None
-    """comes after it (</s>), as in pre-training: only positions would tell where the query ends"""
+    """added after it (</s>), as in pre-training; without it, only positions mark the query's end"""
     activation: str = "relu"
     norm: str = "rms"
     norm_eps: float = 1e-6
@@ -60,11 +60,11 @@ class T5Config(GPTConfig):
 
 # ------------------------------------------------------------------------------- relative positions
 def relative_buckets(distance: Tensor, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """The bucket of each distance, key minus query in tokens, any shape; int64 in [0, num_buckets).
+    """Return the bucket of each distance, key minus query in tokens, any shape.
 
-    Half of the buckets hold one distance each, the other half ranges that grow geometrically up to
-    max_distance. Where keys may lie on both sides, those after the query have the upper half of all
-    buckets. (Raffel et al. 2020, 2.1)
+    int64 in [0, num_buckets). Half of the buckets have one distance each, the other half have
+    ranges that grow geometrically up to max_distance. If attention isn't causal, keys after the
+    query use the upper half of all buckets. (Raffel et al. 2020, 2.1)
 
         8 buckets, max_distance 16, causal    distance  0  -1  -2  -3  -4  -5  -6  -8  -16  -99
                                               bucket    0   1   2   3   4   4   5   6    7    7
@@ -73,17 +73,17 @@ def relative_buckets(distance: Tensor, num_buckets: int, max_distance: int, caus
     after = torch.where(distance > 0, 0 if causal else num, 0)
     far = -distance.clamp(max=0) if causal else distance.abs()
     exact = num // 2
-    # as transformers rounds it, in float32: at the edge of a range the last bit decides
+    # rounded as in transformers, in float32: at the edge of a range the last bit matters
     ranges = torch.log(far.clamp(min=1).float() / exact)
     ranges = ranges / math.log(max_distance / exact) * (num - exact)
     return after + torch.where(far < exact, far, (exact + ranges.long()).clamp(max=num - 1))
 
 
 def relative_bias(table: nn.Embedding, length: int, config: T5Config, causal: bool) -> Tensor:
-    """What the distance of two tokens adds to their attention logit, (1, H, length, length).
+    """Return the bias of each query (rows) and key on the attention logits, (1, H, length, length).
 
-    table (num_buckets, H); row i is of query i; the result has the dtype of queries and keys. A row
-    is a window on one line of biases, by distance from -(length - 1) to length - 1.
+    table (num_buckets, H); the result has the dtype of queries and keys. Each row is a window of
+    one vector of biases, for distances from -(length - 1) to length - 1.
     """
     distance = torch.arange(1 - length, length, device=table.weight.device)  # (2 length - 1,)
     buckets = relative_buckets(distance, config.num_buckets, config.max_distance, causal)
@@ -93,11 +93,11 @@ def relative_bias(table: nn.Embedding, length: int, config: T5Config, causal: bo
 
 @torch.no_grad()
 def look_back(table: nn.Embedding, config: T5Config, causal: bool) -> None:
-    """Let each head h but the last prefer the token h + 1 back: it weighs e^3 times more.
+    """Make each head h but the last prefer the token h + 1 back, which weighs e^3 times more.
 
-    table (num_buckets, H) is new. AdamW moves a bias by no more than the learning rate per step.
-    From near zero, as in transformers, no head of a small model would look at a single token after
-    its few hundred steps (docs/rlcf.md).
+    table (num_buckets, H) is new. AdamW moves a bias by at most the learning rate per step.
+    Initialised near zero, as in transformers, no head of a small model would attend to a single
+    token after its few hundred steps (docs/rlcf.md).
     """
     heads = torch.arange(config.n_head - 1)
     buckets = relative_buckets(-1 - heads, config.num_buckets, config.max_distance, causal)
@@ -171,7 +171,7 @@ class DecoderBlock(Block):
 
 
 class DecoderCache(KVCache):
-    """The decoder's keys and values, as in a GPT, and the query's, made in the first call."""
+    """The decoder's keys and values, as in a GPT, and the query's, computed in the first call."""
 
     def __init__(self, config: T5Config, query_mask: Tensor, num_new: int, dtype: torch.dtype):
         decoder = replace(config, n_layer=config.num_decoder_blocks)
@@ -183,7 +183,7 @@ class DecoderCache(KVCache):
         self.memory_bias = torch.empty(0)  # (B, H, 1, Q)
 
     def next_bias(self) -> Tensor:
-        """(B, H, 1, N), added to the next token's attention logits; -inf where nothing is yet."""
+        """Return the next token's bias (B, H, 1, N) on the logits; -inf at tokens to come."""
         _, _, biases = self.next_token()
         return biases[0] + self.relative.index_select(2, self.at)[..., : self.end]
 
@@ -197,7 +197,7 @@ class DecoderCache(KVCache):
 class EncoderDecoder(Transformer):
     """Embedding, the encoder's blocks, the decoder's blocks, final norm.
 
-    `blocks` holds the encoder's blocks, then the decoder's.
+    `blocks` contains the encoder's blocks, then the decoder's.
     """
 
     config: T5Config
@@ -214,11 +214,11 @@ class EncoderDecoder(Transformer):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """As a GPT's, but for the queries' weights and the embeddings.
+        """Initialise like a GPT, except for the query projections and the embeddings.
 
-        The former are multiplied by 1 / sqrt(D), which attention does not divide by. The latter
-        have a standard deviation of 1/2: smaller ones drown in what the first blocks add to them
-        (docs/rlcf.md).
+        Query projections are multiplied by 1 / sqrt(D), because attention does not divide by it.
+        Embeddings have a standard deviation of 1/2: smaller ones would drown in the first blocks'
+        outputs (docs/rlcf.md).
         """
         super().initialise()
         nn.init.normal_(self.embedding.weight, std=0.5)
@@ -233,7 +233,7 @@ class EncoderDecoder(Transformer):
         return DecoderCache(self.config, query_mask, num_new, dtype)
 
     def enclosed(self, query: Tensor, query_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """query and query_mask (B, Q), padded on either side -> the same with start and end ids.
+        """Add the start and end ids to query and query_mask (B, Q), padded on either side.
 
         . . q q q .      . s q q q e .
         """
@@ -267,19 +267,19 @@ class EncoderDecoder(Transformer):
         query_length: Tensor | int | None = None,
         branch: Tensor | None = None,
     ) -> Tensor:
-        """Query and response in one row, as a GPT reads them: ids, mask (B, L) -> hidden (B, L, C).
+        """Run query and response in one row, like a GPT: ids, mask (B, L) -> hidden (B, L, C).
 
-        The hidden state at a token is the decoder's once it has read up to there. At the query's
-        last token it has read its start, and predicts the response's first one. The hidden states
-        before that mean nothing.
+        The hidden state at a response token is the decoder's after it has read this token. At the
+        query's last token, the decoder has read the start id and predicts the first response token.
+        Earlier hidden states are meaningless.
 
             ids       . q q q | a b E      Q = 4, L = 7
-            decoder         S   a b E      hidden at columns 3 to 6; last = 4 asks for these only
+            decoder         S   a b E      hidden at columns 3 to 6; last = 4 returns only these
 
         query_length is where the responses begin: a number for left-padded queries, (B,) for
-        right-padded texts; None: all but the first of the `last` tokens are response. With a cache:
-        first the query with last = 1, then ids (B, 1), the next token of each row. A row holds one
-        response: there is no branch.
+        right-padded texts; None: all but the first of the `last` tokens are response. With a cache,
+        first pass the query with last = 1, then ids (B, 1), the next token of each row. A row has
+        one response, so branch must be None.
         """
         assert branch is None
         if cache is not None and cache.length:
@@ -287,7 +287,7 @@ class EncoderDecoder(Transformer):
             return self.decode(ids, cache.next_bias(), None, cache.memory_bias, cache)
         L = ids.size(1)
         if query_length is None:
-            assert last is not None, "an encoder-decoder has to know where the response begins"
+            assert last is not None, "an encoder-decoder needs query_length or last"
             query_length = L - last + 1
         if isinstance(query_length, Tensor):
             first, width = int(query_length.min()) - 1, int(query_length.max())
@@ -302,7 +302,7 @@ class EncoderDecoder(Transformer):
         memory = self.encode(query, query_mask)
         # a row of only padding attends to all of it: a softmax over nothing is NaN
         readable = query_mask | ~query_mask.any(1, keepdim=True)
-        dtype = matmul_dtype(self.embedding.weight)  # of queries and keys
+        dtype = matmul_dtype(self.embedding.weight)  # dtype of queries and keys
         memory_bias = attention_bias(readable[:, None, None], dtype)  # (B, 1, 1, Q)
 
         is_start, is_response = column == begin - 1, mask & (column >= begin)  # (B, L)

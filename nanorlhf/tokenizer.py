@@ -1,8 +1,8 @@
-"""Text to token ids and back: a thin wrapper of `tokenizers` that knows the ids of EOS and [PAD].
+"""Encode and decode text: a thin wrapper around `tokenizers` that knows the ids of EOS and [PAD].
 
-[PAD] is a token of its own, never EOS: masks are `ids != pad_id`, and with PAD = EOS they would
-hide the EOS that the model has to learn. Its id may lie outside the embedding (50257 for GPT-2):
-the model masks it before the embedding, and no text is encoded to it.
+[PAD] is a separate token, never EOS: masks are `ids != pad_id`, and with PAD = EOS they would hide
+the EOS that the model has to learn. Its id may be outside the embedding (50257 for GPT-2): the
+model masks it before the embedding, and no text encodes to it.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later for
 PAD = "[PAD]"
 END_OF_TEXT = "<|endoftext|>"
 PROBE = "The cat sat on 3 mats."  # any tokenizer can encode it
-# vocabulary and merges, as OpenAI's GPT-2 and as transformers name the files
+# file names of vocabulary and merges, in OpenAI's GPT-2 and in transformers
 VOCABULARIES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
-ADDED = "added_tokens.json"  # tokens that no merge makes, as CodeT5 has them
+ADDED = "added_tokens.json"  # tokens that aren't made by merges, as in CodeT5
 TEMPLATE = "chat_template.jinja"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")  # the first that names a token wins
 GENERATION = "generation_config.json"
@@ -37,9 +37,9 @@ FILES = (
     *("tokenizer.json", ADDED, *SETTINGS, TEMPLATE, GENERATION, "config.json", ADAPTER_CONFIG),
 )
 """the files that a tokenizer may be read from"""
-# left in a directory by another tokenizer, they would change what is read with a new one
+# if another tokenizer left these files in a directory, they would change how a new one is read
 REPLACED = frozenset({"special_tokens_map.json", TEMPLATE, GENERATION})
-MAX_IDS = 2**24  # of a vocabulary; Gemma's has 262,144
+MAX_IDS = 2**24  # bound on a vocabulary; Gemma's has 262,144 ids
 
 
 @dataclass(frozen=True)
@@ -47,48 +47,48 @@ class Tokenizer:
     backend: tokenizers.Tokenizer
     eos_id: int
     pad_id: int
-    bos: str | None = None  # used by chat templates alone
+    bos: str | None = None  # only used by chat templates
     chat_template: str | None = None  # in Jinja, for data.chat
     # generation_config.json, kept for transformers and vLLM; its eos_token_id is a list
     generation: dict | None = field(default=None, hash=False)
 
     @property
     def eos(self) -> str:
-        """The text of EOS. `id_to_token` would return it as the normaliser changes it."""
+        """The text of EOS; `id_to_token` would return it normalised."""
         return self.backend.get_added_tokens_decoder()[self.eos_id].content
 
     @property
     def stop_ids(self) -> list[int]:
-        """EOS first, then the other ids at which the model's own settings end a response."""
+        """EOS, then the other ids that end a response in the model's generation config."""
         others = self.generation["eos_token_id"] if self.generation else []
         return list(dict.fromkeys([self.eos_id, *others]))
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
-        """The ids of a text; no special token is added.
+        """Return the ids of a text; no special token is added.
 
-        parse_special: for a text that a chat template wrote: the name of a special token becomes
-        that token. Otherwise it stays text: `[PAD]` is five characters.
+        parse_special: for text written by a chat template: the name of a special token becomes that
+        token. Otherwise it stays text: `[PAD]` is five characters.
         """
         backend = self._parsing_special if parse_special else self.backend
         with panics_refused():
             return backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: list[str], parse_special: bool = False) -> list[list[int]]:
-        """The ids of each text, as by `encode`, on all cores."""
+        """Encode each text like `encode`, on all cores."""
         backend = self._parsing_special if parse_special else self.backend
         with panics_refused():
             encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode_responses(self, texts: list[str], chats: list[str] | None = None) -> list[list[int]]:
-        """The ids of each text as the continuation of another one.
+        """Encode each text as the continuation of another text.
 
-        SentencePiece's tokenizers (Llama 2, Mistral) put a space before every text. For those, the
-        ids are the ones that follow a newline, which is never part of another token.
+        SentencePiece tokenizers (Llama 2, Mistral) put a space before every text. For these, return
+        the ids that follow a newline, which is never part of another token.
 
-        chats: texts of a chat template, each continued by its text. The ids are then those of the
-        whole, as a special token may put a space before the text or drop one (Phi-3); unless a
-        token spans both, or the text names a special token.
+        chats: chat-template texts, each followed by one of the texts. The ids then come from
+        encoding both together, because a special token may add or drop a space before the text
+        (Phi-3), unless a token spans both or the text contains the name of a special token.
         """
         if chats is not None:
             before = self.encode_batch(chats, parse_special=True)
@@ -119,28 +119,28 @@ class Tokenizer:
 
     @cached_property
     def _parsing_special(self) -> tokenizers.Tokenizer:
-        """A copy that reads special tokens: `encode_special_tokens` is lost in tokenizer.json."""
+        """A copy that parses special tokens; `encode_special_tokens` isn't in tokenizer.json."""
         return tokenizers.Tokenizer.from_str(self.backend.to_str())
 
     @cached_property
     def special_tokens(self) -> frozenset[str]:
-        """The names that `encode` reads as special tokens with `parse_special`."""
+        """The names that `encode` parses as special tokens with `parse_special`."""
         tokens = self.backend.get_added_tokens_decoder().values()
         return frozenset(token.content for token in tokens if token.special)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that decides the ids of a text."""
+        """Hash of everything that determines the ids of a text."""
         return hashlib.sha256(f"{self.eos_id} {self.backend.to_str()}".encode()).hexdigest()
 
     def decode(self, ids: list[int]) -> str:
-        """The text without [PAD], EOS and other stop tokens."""
+        """Return the text of the ids, without [PAD], EOS and other stop tokens."""
         kept = [i for i in ids if i not in (*self.stop_ids, self.pad_id)]
         return self.backend.decode(kept, skip_special_tokens=False)
 
     @property
     def vocab_size(self) -> int:
-        """The number of rows that an embedding needs: the highest id except [PAD]'s, plus one."""
+        """Number of rows that an embedding needs: the highest id except [PAD]'s, plus one."""
         ids = self.backend.get_vocab(with_added_tokens=True).values()
         return 1 + max(i for i in ids if i != self.pad_id)
 
@@ -175,10 +175,10 @@ class Tokenizer:
 
 @contextmanager
 def panics_refused() -> Iterator[None]:
-    """Raise InputError where the library panics, as for a regular expression without end.
+    """Raise InputError if the library panics, as when a regular expression takes too many steps.
 
-    A panic is no Exception, and its class can't be imported. The library's regular expressions give
-    up after 10 million steps at one place of a text, which takes about half a second.
+    A panic isn't an Exception, and its class can't be imported. The library's regular expressions
+    give up after 10 million steps at one position of a text, which takes about half a second.
     """
     try:
         yield
@@ -186,7 +186,7 @@ def panics_refused() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         reason = f"{error!s:.200}"
-        raise InputError(f"the tokenizer's own settings fail on a text ({reason}).") from error
+        raise InputError(f"the tokenizer's settings fail on a text ({reason}).") from error
 
 
 def load_tokenizer(where: str | Path) -> Tokenizer:
@@ -194,9 +194,9 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
 
     EOS is the `eos_token` of tokenizer_config.json or special_tokens_map.json, else the one id in
     `eos_token_id` of generation_config.json or config.json, else `<|endoftext|>`. The chat template
-    is chat_template.jinja, else the `chat_template` of tokenizer_config.json. Texts get the ids
-    that the file gives them. Raises InputError if there is no tokenizer, it is broken, [PAD] is
-    EOS, or several ids are the EOS.
+    is chat_template.jinja, else the `chat_template` of tokenizer_config.json. Texts get the same
+    ids as from the file. Raises InputError if there is no tokenizer, it is broken, [PAD] is EOS, or
+    there are several EOS ids.
     """
     path = Path(where)
     refuse_gguf(path)
@@ -216,7 +216,7 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
                 break
         else:
             base, adapter = split_adapter(path)
-            if adapter is not None:  # peft saves none, and the base model has one
+            if adapter is not None:  # peft saves no tokenizer, but the base model has one
                 return load_tokenizer(base)
             if layout := other_layout(path):
                 raise InputError(f"{where} has no tokenizer: {layout}.")
@@ -258,7 +258,7 @@ def files_of_tokenizer(where: str | Path) -> list[Path]:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE with `vocab_size` ids, the first `<|endoftext|>`; then comes [PAD]."""
+    """Train a byte-level BPE with `vocab_size` ids, `<|endoftext|>` first, and add [PAD] last."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -276,20 +276,20 @@ def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, where: str | Pat
     """Raise InputError if some ids have no row in the embedding, before a forward pass fails."""
     if tokenizer.vocab_size > num_embeddings:
         raise InputError(
-            f"the tokenizer has {tokenizer.vocab_size} ids but the embedding of {where} only "
-            f"{num_embeddings} rows: use the checkpoint's own tokenizer."
+            f"the tokenizer has {tokenizer.vocab_size} ids, but the embedding of {where} has only "
+            f"{num_embeddings} rows: use the checkpoint's tokenizer."
         )
 
 
 def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
-    """Return the bytes of each id in a decoded text: none for [PAD] and the stop tokens.
+    """Return the bytes of each id in decoded text: none for [PAD] and the stop tokens.
 
     Raises InputError if the tokenizer isn't byte-level BPE.
     """
     if not isinstance(tokenizer.backend.decoder, decoders.ByteLevel):
         raise InputError(
-            "the tokenizer isn't byte-level BPE (GPT-2, NeoX, CodeGen): the bytes of a single "
-            "token aren't known."
+            "the tokenizer isn't byte-level BPE (GPT-2, NeoX, CodeGen), so the bytes of a single "
+            "token are unknown."
         )
     alphabet = byte_of_symbol()
     pieces = {}
@@ -302,7 +302,7 @@ def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
 
 
 def byte_of_symbol() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for its own byte, U+0100 and on for the others."""
+    """Return GPT-2's alphabet: printable Latin-1 is its own byte, U+0100 and up the other bytes."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     printable = [byte for byte in range(256) if chr(byte) in alphabet]
     others = [byte for byte in range(256) if byte not in printable]
@@ -321,21 +321,21 @@ def _finish(
     """Add [PAD] if it is missing, switch off truncation and padding, and look up both ids."""
     if eos is None:
         eos = END_OF_TEXT
-    backend.no_truncation()  # a tokenizer.json may have both on
+    backend.no_truncation()  # tokenizer.json may turn both on
     backend.no_padding()
     vocabulary = backend.get_vocab(with_added_tokens=True)
     highest = max(vocabulary.values(), default=0)
     if highest >= MAX_IDS:  # the library writes a line for each id, used or not
-        raise InputError(f"{where}: the tokenizer has a token of id {highest}, above {MAX_IDS:,}.")
+        raise InputError(f"{where}: the tokenizer has token id {highest}, above {MAX_IDS:,}.")
     if backend.token_to_id(eos) is None:
-        raise InputError(f"{where}: the tokenizer has no token {eos!r}, its eos_token.")
+        raise InputError(f"{where}: the tokenizer has no token for its eos_token {eos!r}.")
     if eos == PAD:
         raise InputError(f"{where}: {PAD} is the tokenizer's EOS, so a mask would hide both.")
     if bos is not None and backend.token_to_id(bos) is None:
-        bos = None  # templates then write nothing
-    # Mark them as special, even if the file doesn't: only special tokens can be kept out of texts.
-    # Their other flags stay, as they decide the ids of a text. Ids in the vocabulary stay;
-    # otherwise [PAD] gets the next free one, 50257 for GPT-2.
+        bos = None  # chat templates then write nothing for it
+    # Mark them as special even if the file doesn't: only special tokens can be kept out of texts.
+    # Keep their other flags, which affect the ids of a text, and ids that are in the vocabulary. A
+    # new [PAD] gets the next free id, 50257 for GPT-2.
     added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     names = [eos, PAD] if bos is None else [eos, PAD, bos]
     for name in names:
@@ -356,20 +356,20 @@ def _finish(
         # a special token's name in a text stays text; tokenizer.json can't store this
         backend.encode_special_tokens = True
         if tokenizer.decode(tokenizer.encode(PROBE)).split() == []:
-            raise ValueError("it has no token for it")
+            raise ValueError("it has no tokens for it")
     except Exception as error:  # the library raises no narrower class
         reason = f"{error!s:.200}"
         raise InputError(f"{where}: the tokenizer can't encode {PROBE!r} ({reason}).") from error
-    # the next stage loads what this one saves; one that already has [PAD] has been saved before
+    # the next stage loads what this one saves; a tokenizer with [PAD] has been saved before
     if PAD not in added and tokenizer.encode(marked, parse_special=True) != marked_ids:
         raise InputError(
-            f"{where}: the tokenizer, saved and loaded again, gives {marked!r} other ids."
+            f"{where}: the tokenizer encodes {marked!r} to other ids after saving and loading it."
         )
     return tokenizer
 
 
 def _byte_level(vocabulary_file: Path, merges_file: Path) -> tokenizers.Tokenizer:
-    """GPT-2's tokenizer: bytes as printable symbols, a space belongs to the word after it."""
+    """Build GPT-2's tokenizer: bytes are printable symbols, a space belongs to the next word."""
     vocabulary = read_object(vocabulary_file)
     merges = _read_merges(merges_file)
     for symbol, i in vocabulary.items():
@@ -382,7 +382,7 @@ def _byte_level(vocabulary_file: Path, merges_file: Path) -> tokenizers.Tokenize
         backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     except Exception as error:  # the library raises no narrower class
         reason = f"{error!s:.200}"
-        raise InputError(f"{merges_file} doesn't fit {vocabulary_file} ({reason}).") from error
+        raise InputError(f"{merges_file} doesn't match {vocabulary_file} ({reason}).") from error
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
@@ -391,7 +391,7 @@ def _byte_level(vocabulary_file: Path, merges_file: Path) -> tokenizers.Tokenize
 def _add_tokens(backend: tokenizers.Tokenizer, path: Path) -> None:
     """Add the tokens of added_tokens.json with their ids; T5's sentinels as special tokens.
 
-    Raises InputError unless the ids follow the vocabulary's.
+    Raises InputError unless the ids continue the vocabulary's.
     """
     tokens = read_object(path)
     if not all(type(i) is int for i in tokens.values()):
@@ -409,9 +409,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, path: Path) -> None:
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
     if "model" not in read_object(path):
-        raise InputError(
-            f"{path} isn't in the format of tokenizer.json: the field 'model' is missing."
-        )
+        raise InputError(f"{path} isn't a tokenizer.json: the field 'model' is missing.")
     try:
         return tokenizers.Tokenizer.from_buffer(read_bytes(path))
     except Exception as error:  # the library raises no narrower class
@@ -426,14 +424,14 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
         symbols = tuple(line.split(" "))
         if len(symbols) != 2:
             raise InputError(
-                f"{path}:{number}: a merge is two symbols separated by a space, not {line!r:.80}."
+                f"{path}:{number}: expected two symbols separated by a space, got {line!r:.80}."
             )
         merges.append(symbols)
     return merges
 
 
 def _settings(settings: dict, where: Path) -> tuple[str | None, str | None, str | None]:
-    """EOS, BOS and chat template in tokenizer_config.json; of several templates, the default."""
+    """Return EOS, BOS and (default) chat template of tokenizer_config.json."""
     template = settings.get("chat_template")
     if isinstance(template, list):
         named = (item for item in template if isinstance(item, dict))
@@ -446,7 +444,7 @@ def _settings(settings: dict, where: Path) -> tuple[str | None, str | None, str 
 
 
 def _stop_ids(settings: dict, where: Path) -> list[int]:
-    """The `eos_token_id` of generation_config.json or config.json, one id or several."""
+    """Return the ids in `eos_token_id` of generation_config.json or config.json."""
     value = settings.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int and 0 <= i < MAX_IDS for i in ids):
@@ -457,7 +455,7 @@ def _stop_ids(settings: dict, where: Path) -> list[int]:
 
 
 def _only_eos(backend: tokenizers.Tokenizer, ids: list[int], where: Path) -> str:
-    """The token whose id is EOS. Raises InputError if there are several, or no such token."""
+    """Return the EOS token. Raises InputError if there are several ids, or no such token."""
     tokens = {i: token for token, i in backend.get_vocab(with_added_tokens=True).items()}
     names = [tokens.get(i) for i in dict.fromkeys(ids)]
     if len(names) > 1:
@@ -466,12 +464,12 @@ def _only_eos(backend: tokenizers.Tokenizer, ids: list[int], where: Path) -> str
             "in one token: set it as eos_token in tokenizer_config.json."
         )
     if names[0] is None:
-        raise InputError(f"{where}: eos_token_id is {ids[0]}, which is not the id of a token.")
+        raise InputError(f"{where}: eos_token_id is {ids[0]}, but no token has this id.")
     return names[0]
 
 
 def _token_text(settings: dict, key: str, where: Path) -> str | None:
-    """A token of tokenizer_config.json, a string or an object with the string in `content`."""
+    """Return a token of tokenizer_config.json: a string, or an object with it in `content`."""
     token = settings.get(key)
     text = token.get("content") if isinstance(token, dict) else token
     if text is not None and not (isinstance(text, str) and text.isprintable()):

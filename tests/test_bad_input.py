@@ -171,9 +171,9 @@ def test_a_reward_model_that_is_not_there_says_what_to_do(miniature, tmp_path):
 def test_a_reward_model_is_no_policy_and_a_policy_no_reward_model(miniature, tmp_path):
     sft, rm = str(miniature.root / "sft"), str(miniature.root / "rm")
     args = replace(miniature.ppo, out=tmp_path / "out")
-    refused(replace(args, sft=rm), "ppo", f"{rm} holds a reward or value model")
+    refused(replace(args, sft=rm), "ppo", f"{rm} is a reward or value model")
     shutil.rmtree(args.out)
-    refused(replace(args, reward_model=sft), "ppo", f"{sft} holds a language model, not a reward model")
+    refused(replace(args, reward_model=sft), "ppo", f"{sft} is a language model, not a reward model")
 
 
 def test_a_head_bias_or_normalisation_that_is_missing_is_not_dropped_silently(miniature, tmp_path):
@@ -316,7 +316,7 @@ def test_a_checkpoint_that_can_give_nothing_but_nan_is_refused_while_it_is_read(
 def test_a_reward_model_with_a_weight_of_nan_names_its_file(miniature, tmp_path):
     rm = changed_checkpoint(miniature.root / "rm", tmp_path / "rm", tensors=set_value("score.bias", float("nan")))
     args = replace(miniature.ppo, reward_model=str(rm), out=tmp_path / "out")
-    refused(args, "ppo", f"^{rm}/model.safetensors: score.bias has a value of nan: a weight must be finite")
+    refused(args, "ppo", f"^{rm}/model.safetensors: score.bias has a value of nan; weights must be finite")
 
 
 # ------------------------------------------------------------------------------------------------------------ the disk
@@ -453,11 +453,11 @@ def test_only_regular_files_are_read(tmp_path, kind, reason, read):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (f'{{"a": {DEEP}}}', "JSON that can't be read .*recursion"),
-        (f'{{"a": {LONG}}}', "JSON that can't be read .*4300 digits"),
+        (f'{{"a": {DEEP}}}', "the JSON can't be parsed .*recursion"),
+        (f'{{"a": {LONG}}}', "the JSON can't be parsed .*4300 digits"),
         ('{"a": "\xff"}', "not UTF-8"),
         ('{"a": 1', ":1: malformed JSON"),
-        ("[1]", "no JSON object but list"),
+        ("[1]", "expected a JSON object, got list"),
     ],
     ids=["deep", "digits", "bytes", "cut", "list"],
 )
@@ -478,10 +478,10 @@ def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
 @pytest.mark.parametrize(
     ("value", "kind", "reason"),
     [
-        (10**400, float, "an integer of more than 64 bits"),
-        (2**63, int, "an integer of more than 64 bits"),
+        (10**400, float, "an integer with more than 64 bits"),
+        (2**63, int, "an integer with more than 64 bits"),
         (float("nan"), float, "must be a finite number"),
-        ("\ud800", str, "isn't Unicode"),
+        ("\ud800", str, "isn't valid Unicode"),
         ("a" * (2**20 + 1), str, "more than 1,048,576 characters"),
     ],
 )
@@ -546,8 +546,8 @@ def test_a_compressed_pickle_is_refused_unread(tmp_path):
 @pytest.mark.parametrize(
     ("index", "reason"),
     [
-        ({"a": "1.bin", "b": "1.bin"}, "1.bin has no tensor b, which .*index.json says: download it again"),
-        ({"a": "1.bin", "c": "2.bin"}, "2.bin: a is in another file of .*index.json too: download it again"),
+        ({"a": "1.bin", "b": "1.bin"}, "1.bin has no tensor b, listed in .*index.json: download it again"),
+        ({"a": "1.bin", "c": "2.bin"}, "2.bin: a is also in another file of .*index.json: download it again"),
     ],
 )
 def test_an_index_that_lies_is_refused(miniature, tmp_path, index, reason):
@@ -654,7 +654,7 @@ def test_a_last_line_that_was_cut_is_left_out_of_metrics_and_said_once(tmp_path,
         ('{"loss": 1}\n', "metrics.jsonl:1: the field 'step' is missing"),
         ('{"step": 0, "loss": "1"}\n', "metrics.jsonl:1: the field 'loss' must be a number"),
         (f'{{"step": 0, "loss": {"9" * 400}}}\n', "metrics.jsonl:1: the field 'loss' must be a number"),
-        ("3\n", "metrics.jsonl:1: not a JSON object"),
+        ("3\n", "metrics.jsonl:1: expected a JSON object"),
         ("", "metrics.jsonl has no row: delete it to go on without the run's curves"),
         ('{"step": 0', "metrics.jsonl has no row"),
         ("\0" * 999, "metrics.jsonl:1: malformed JSON"),
@@ -707,7 +707,7 @@ def test_runs_with_a_cut_line_and_mathematics_in_their_names_are_compared(tmp_pa
     ("change", "reason"),
     [
         ({"names": ("\ud800", "b")}, "--runs '.ud800': a name must be printable"),
-        ({"eval": "[]"}, "eval.json holds no JSON object"),
+        ({"eval": "[]"}, "eval.json: expected a JSON object"),
         ({"eval": '{"args": 3, "policies": {}}'}, "eval.json: the field 'args' must be dict"),
         (
             {"eval": '{"args": {"policies": 3}, "policies": {}}'},

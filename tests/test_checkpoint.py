@@ -282,7 +282,7 @@ def test_a_reward_model_has_its_own_copy_of_the_trunk(tmp_path) -> None:
 def test_policies_and_reward_models_are_not_confused(tmp_path) -> None:
     theirs_of("gpt_neox", {}).save_pretrained(tmp_path / "policy")
     save(scalar_from_gpt(load_gpt(tmp_path / "policy")), tmp_path / "rm")
-    with pytest.raises(InputError, match="holds a reward or value model"):
+    with pytest.raises(InputError, match="is a reward or value model"):
         load_gpt(tmp_path / "rm")
     with pytest.raises(InputError, match="train_rm.py"):
         load_scalar(tmp_path / "policy")
@@ -316,7 +316,7 @@ BIAS = "gpt_neox.layers.1.attention.dense.bias"
         (lambda d: change_tensors(d, lambda t: t.update(surprise=torch.zeros(1))), "surprise"),
         (
             lambda d: change_tensors(d, lambda t: t.update({BIAS: torch.zeros(7)})),
-            r"shape \(7,\) instead of the \(36,\)",
+            r"shape \(7,\), but .* requires \(36,\)",
         ),
         (lambda d: change_tensors(d, lambda t: t.update({BIAS: torch.zeros(36).long()})), "int64"),
         (lambda d: change_config(d, model_type="mixtral"), "model_type 'mixtral' isn't one of gpt2, gpt_neo"),
@@ -328,7 +328,7 @@ BIAS = "gpt_neox.layers.1.attention.dense.bias"
         (lambda d: change_config(d, quantization_config={"bits": 4}), "quantization_config"),
         (lambda d: (d / "config.json").unlink(), "no config.json"),
         (lambda d: (d / "config.json").write_text("{"), "malformed JSON"),
-        (lambda d: (d / "config.json").write_text("[]"), "no JSON object"),
+        (lambda d: (d / "config.json").write_text("[]"), "expected a JSON object"),
         (lambda d: (d / "model.safetensors").unlink(), "holds no weights"),
         (lambda d: os.truncate(d / "model.safetensors", 5000), "can't be read"),
     ],

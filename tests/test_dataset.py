@@ -45,8 +45,8 @@ def write(path, *rows):
         ('{"query": "a", ', "malformed JSON"),
         ('{"query": "a"} {}', "malformed JSON .Extra data"),
         ("", "the line is blank"),
-        ("[1]", "not a JSON object but list"),
-        ('"text"', "not a JSON object but str"),
+        ("[1]", "expected a JSON object, got list"),
+        ('"text"', "expected a JSON object, got str"),
         (b'{"query": "\xff"}', "not UTF-8"),
         ({"response": "b"}, "the field 'query' is missing"),
         ({"query": "a"}, "the field 'response' is missing"),
@@ -56,7 +56,7 @@ def write(path, *rows):
         ({"query": " \n", "response": "b"}, "the field 'query' is empty"),
         ({"query": "a", "response": ""}, "the field 'response' is empty"),
         ({"query": "a", "response": "\t "}, "the field 'response' is empty"),
-        ('{"query": "a", "response": "\\ud83d"}', "the field 'response' isn't Unicode"),
+        ('{"query": "a", "response": "\\ud83d"}', "the field 'response' isn't valid Unicode"),
     ],
 )
 def test_a_broken_line_names_file_line_and_reason(tmp_path, line, reason):
@@ -88,7 +88,7 @@ def test_a_broken_comparison_names_file_line_and_reason(tmp_path, row, reason):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (PROGRAM | {"language": "rust"}, "the field 'language' is 'rust': it must be java or python"),
+        (PROGRAM | {"language": "rust"}, "the field 'language' is 'rust', must be java or python"),
         (PROGRAM | {"language": "java"}, "the field 'language' is 'java', unlike line 1"),
         (PROGRAM | {"prefix": None}, "the field 'prefix' must be str, not NoneType"),
         (PROGRAM | {"tests": ["assert True"]}, "the field 'tests' must be str, not list"),
@@ -364,7 +364,7 @@ def test_a_directory_that_cant_be_written_costs_the_cache_and_nothing_else(tmp_p
     (tmp_path / ".tokens").write_text("a file in its place")
     [row] = load_demonstrations(path, TOKENIZER, None, None)
     assert row.query == TOKENIZER.encode("TL;DR:") and row.record == DEMONSTRATION
-    assert "sft is tokenised at every start" in capsys.readouterr().err
+    assert "sft again: " in capsys.readouterr().err
     (tmp_path / ".tokens").unlink()
 
     def full(*_):

@@ -355,5 +355,5 @@ def test_shards_within_a_node_and_copies_across(tmp_path):
 def test_nodes_of_unequal_size_are_refused(monkeypatch):
     monkeypatch.setattr(distributed, "all_gather_objects", lambda sizes: [*sizes, 4])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    with pytest.raises(InputError, match=r"--shard hsdp: nodes run \[4, 8\] processes: pass each the same"):
+    with pytest.raises(InputError, match=r"--shard hsdp: nodes run \[4, 8\] processes: pass the same"):
         distributed.node_size()

@@ -446,8 +446,8 @@ def test_a_checkpoint_keeps_its_adapters_and_transformers_refuses_it(family, tmp
     ("change", "sentence"),
     [
         ({"adapter_size": None}, "adapter_size must be an integer"),
-        ({"adapter_size": 7}, r"adapter_down has shape \(\d+, 24\) instead of the \(7, 24\)"),
-        ({"model_type": "gpt2"}, "holds transformer.h.0.attn.c_proj.adapter_down and 15 more"),
+        ({"adapter_size": 7}, r"adapter_down has shape \(\d+, 24\), but .* requires \(7, 24\)"),
+        ({"model_type": "gpt2"}, "has unexpected tensors .*: transformer.h.0.attn.c_proj.adapter_down and 15 more"),
         ({"model_type": "mixtral_adapter"}, "model_type 'mixtral_adapter' isn't one of"),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_bug_of_any_process_is_one_traceback(outcomes, case):
 def test_a_process_that_dies_without_a_word_is_one_sentence(outcomes, case):
     """Also before all have joined, for which the others would wait."""
     code, err = outcomes[case]
-    assert code == 1 and err.endswith("in another process: rank 1 died of SIGKILL, maybe because memory ran out\n")
+    assert code == 1 and err.endswith("in another process: rank 1 died of SIGKILL, maybe out of memory\n")
     assert "Traceback" not in err
 
 

@@ -47,7 +47,7 @@ def test_with_several_runs_each_finding_names_its_run(tmp_path):
         ("metrics.jsonl", "", "metrics.jsonl has no row"),
         ("metrics.jsonl", '{"step": 0, "lr": "high"}\n', "metrics.jsonl:1: the field 'lr' must be a number"),
         ("metrics.jsonl", '{"step"\n{"step": 1}\n', "metrics.jsonl:1: malformed JSON"),
-        ("args.json", "[]", "args.json holds no JSON object"),
+        ("args.json", "[]", "args.json: expected a JSON object"),
         ("args.json", '{"batch_size": "many"}', "args.json: the field 'batch_size' must be a number, not 'many'"),
         ("summary.json", "{", "summary.json:1: malformed JSON"),
         ("tokenizer.json", "{}", "tokenizer.json"),

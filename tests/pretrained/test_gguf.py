@@ -317,7 +317,7 @@ def test_texts_are_split_as_the_kind_says(tmp_path, pre, number) -> None:
         ({"rope_theta": 0.0}, r"rope_theta must be one number of at least 1, not \[0.0\]"),
         ({"rope_theta": 1e-30}, "must be one number of at least 1"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number"),
-        ({"weight": float("nan")}, "mlp.down_proj.weight has a value of nan: a weight must be finite"),
+        ({"weight": float("nan")}, "mlp.down_proj.weight has a value of nan; weights must be finite"),
         ({"weight": -3e38}, r"mlp.down_proj.weight has a value of -3e\+38"),
     ],
 )

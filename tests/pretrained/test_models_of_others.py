@@ -98,19 +98,19 @@ def test_a_token_classifier_of_one_label_has_its_value_at_each_token(family, tmp
 @pytest.mark.parametrize(("labels", "kind"), [(2, "Sequence"), (3, "Sequence"), (5, "Token")])
 def test_several_labels_are_refused_by_their_number(labels, kind, tmp_path) -> None:
     classifier("llama", kind, num_labels=labels).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=f"Llama.*Classification with {labels} labels: a reward model has 1"):
+    with pytest.raises(InputError, match=f"Llama.*Classification with {labels} labels; a reward model must have 1"):
         load_scalar(tmp_path)
 
 
 def test_classifiers_and_policies_are_not_confused(tmp_path) -> None:
     classifier("gpt2").save_pretrained(tmp_path / "rm")
     theirs_of("llama", {}).save_pretrained(tmp_path / "policy")
-    with pytest.raises(InputError, match="holds a reward or value model, not a language model"):
+    with pytest.raises(InputError, match="is a reward or value model, not a language model"):
         load_gpt(tmp_path / "rm")
-    with pytest.raises(InputError, match="holds a language model, not a reward model"):
+    with pytest.raises(InputError, match="is a language model, not a reward model"):
         load_scalar(tmp_path / "policy")
     change_config(tmp_path / "policy", architectures=["LlamaForRewardModelWithGating"])
-    with pytest.raises(InputError, match="head of a LlamaForRewardModelWithGating isn't implemented, only score"):
+    with pytest.raises(InputError, match="unsupported head for LlamaForRewardModelWithGating; supported heads: score"):
         load_scalar(tmp_path / "policy")
 
 
@@ -138,7 +138,7 @@ def test_trls_value_head_is_a_value_model_and_its_policy_a_policy(tmp_path, caps
     for value_model in (load_scalar(tmp_path), new_value_model(str(tmp_path), plain, CPU)):
         assert (value_model(ids) - expected).abs().max() < 1e-5
     assert torch.equal(load_gpt(tmp_path)(ids), plain(ids))
-    assert "a policy is read without its value head v_head.summary" in capsys.readouterr().err
+    assert "ignoring the policy's value head v_head.summary" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "base_model.model.", "inner"])
@@ -211,7 +211,7 @@ def test_an_adapter_is_merged_as_peft_does(family, settings, tmp_path, capsys) -
     ids = torch.arange(9)[None]
     ours = load_gpt(tmp_path / "adapter")
     assert (ours.logits(ours(ids)) - theirs(input_ids=ids).logits).abs().max() < 1e-4
-    assert f"is a PEFT adapter: it is merged into its base model {tmp_path / 'base'}" in capsys.readouterr().err
+    assert f"is a PEFT adapter: merging it into its base model {tmp_path / 'base'}" in capsys.readouterr().err
     assert read_config(tmp_path / "adapter") == read_config(tmp_path / "base")
 
 
@@ -223,7 +223,7 @@ def test_an_adapter_of_a_classifier_on_a_policy_is_a_reward_model(tmp_path) -> N
     theirs = adapter("llama", tmp_path, scorer, task_type="SEQ_CLS", modules_to_save=["score"])
     policy.save_pretrained(tmp_path / "base")
     assert holds_reward_model(tmp_path / "adapter")
-    with pytest.raises(InputError, match="holds a reward or value model"):
+    with pytest.raises(InputError, match="is a reward or value model"):
         load_gpt(tmp_path / "adapter")
     ours = response_scores(load_scalar(tmp_path / "adapter"), TEXTS, PAD, "right")
     assert (ours - their_scores(theirs, TEXTS, 0)).abs().max() < 1e-4
@@ -234,7 +234,7 @@ def test_updates_beside_the_weights_are_refused(tmp_path) -> None:
     theirs = adapter("llama", tmp_path)
     tensors = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
     save_file(tensors, tmp_path / "base/model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match="holds updates that are not merged, .*lora_A.* and 17 more: merge it with"):
+    with pytest.raises(InputError, match="has updates that are not merged, .*lora_A.* and 17 more: merge it with"):
         load_gpt(tmp_path / "base")
 
 

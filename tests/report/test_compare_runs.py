@@ -226,13 +226,13 @@ def test_all_can_read_the_page(tmp_path, seeds, unreadable) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda root, run: {"runs": ("ppo",)}, "write pairs of a name and a directory"),
-        (lambda root, run: {"runs": ()}, "write pairs of a name and a directory"),
+        (lambda root, run: {"runs": ("ppo",)}, "expected pairs of name and directory"),
+        (lambda root, run: {"runs": ()}, "expected pairs of name and directory"),
         (lambda root, run: {"runs": ("a", str(run), "b", f"{run}/.")}, "a directory comes twice"),
         (lambda root, run: {"runs": ("a", str(root / "no"))}, "no metrics.jsonl there"),
         (lambda root, run: {"evals": (root / "no",)}, "no/eval.json does not exist"),
         (lambda root, run: (run / "args.json").write_text("{") and {}, "args.json:1: malformed JSON"),
-        (lambda root, run: (run / "summary.json").write_text("[]") and {}, "summary.json holds no JSON object"),
+        (lambda root, run: (run / "summary.json").write_text("[]") and {}, "summary.json: expected a JSON object"),
         (lambda root, run: (run / "metrics.jsonl").write_text("{}\n") and {}, "metrics.jsonl:1: the field 'step'"),
         (lambda root, run: (run / "model.safetensors").write_text("x") and {}, "model.safetensors: damaged"),
         (lambda root, run: (root / "out").write_text("x") and {}, "out is a file"),

@@ -149,7 +149,7 @@ def test_the_key_is_sent_and_stands_in_no_file(serve, judge_file, monkeypatch, t
         ({"workers": 501}, r"sets workers = 501: it must be above 0 \(workers: 500 at most\)"),
         ({"temperature": -1.0}, "sets temperature = -1.0: it must be at least 0"),
         ({"url": "localhost:8000"}, "url localhost:8000: write a URL"),
-        ({"url": "http://me:secret@host/v1"}, "write the URL without password"),
+        ({"url": "http://me:secret@host/v1"}, "the URL is logged, so it can.t contain a password"),
         ({"cache": "/proc/x/answers"}, "judge.toml: cache /proc/x: /proc is not a writable directory"),
         ({"cache": "."}, ". is a directory, not a file"),
         ({"key_variable": "NO_SUCH_VARIABLE"}, "key_variable NO_SUCH_VARIABLE: this environment variable is not set"),

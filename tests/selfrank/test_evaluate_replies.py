@@ -407,7 +407,7 @@ def test_all_can_read_the_report(world, scripted, tmp_path, unreadable):
 def test_a_run_whose_metrics_are_damaged_is_refused_and_nothing_is_written(world, scripted, tmp_path):
     shutil.copytree(world.root / "str", tmp_path / "str")
     (tmp_path / "str/metrics.jsonl").write_text("3\n")
-    with pytest.raises(InputError, match="metrics.jsonl:1: not a JSON object"):
+    with pytest.raises(InputError, match="metrics.jsonl:1: expected a JSON object"):
         evaluate(world, tmp_path / "new/out", policies=("str", str(tmp_path / "str")))
     assert not (tmp_path / "new").exists()
 

@@ -225,7 +225,7 @@ def test_a_growing_cache_gives_the_results_of_the_static_one(tiny_gpt, monkeypat
     ("change", "words"),
     [
         ({"rounds": 0}, "--rounds must be at least 1, got 0"),
-        ({"device": "cuda"}, "--device cuda:0: PyTorch sees 0 CUDA devices"),
+        ({"device": "cuda"}, "--device cuda:0: PyTorch found 0 CUDA devices"),
         ({"json": "missing/dir/speed.json"}, "does not exist"),
         ({"peers": True, "shape": "124m", "parts": ("ppo",)}, "--peers"),
     ],

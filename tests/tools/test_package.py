@@ -198,7 +198,7 @@ def test_an_unknown_program_is_reported(name, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["nanorlhf", name])
     with pytest.raises(SystemExit, match="2"):
         main()
-    assert capsys.readouterr().err == f"error: nanorlhf {name}: no such program: `nanorlhf` lists them.\n"
+    assert capsys.readouterr().err == f"error: nanorlhf {name}: unknown program; list them: `nanorlhf`.\n"
 
 
 def test_a_program_that_has_moved_keeps_its_name_in_a_clone(monkeypatch, capsys) -> None:
@@ -208,7 +208,7 @@ def test_a_program_that_has_moved_keeps_its_name_in_a_clone(monkeypatch, capsys)
     monkeypatch.setattr("nanorlhf.__main__.TREE", nanorlhf.__main__.PACKAGE)  # like in an installed copy
     with pytest.raises(SystemExit, match="2"):
         main()
-    assert capsys.readouterr().err.endswith("experiments.lab.report now, which needs a clone of the repository.\n")
+    assert capsys.readouterr().err.endswith("moved to experiments.lab.report, which needs a clone of the repository.\n")
 
 
 def test_the_version_matches_the_citation_and_the_changelog(monkeypatch, capsys) -> None:

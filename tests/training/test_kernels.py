@@ -63,7 +63,7 @@ def test_a_resumed_run_that_was_started_otherwise_is_refused(monkeypatch, tmp_pa
     with pytest.raises(InputError, match=r"NANORLHF_KERNELS=plain: the run was started with tuned \(.*kernels.json\)"):
         launch.setup("cpu", tmp_path / "kernels.json")
     (tmp_path / "kernels.json").write_text("{}")
-    with pytest.raises(InputError, match="kernels.json holds no choice of kernels .*: delete it"):
+    with pytest.raises(InputError, match="kernels.json has no choice of kernels .*: delete it"):
         launch.setup("cpu", tmp_path / "kernels.json")
     launch.setup("cpu", tmp_path / "nothing.json")  # of a run that is older
     assert processor.chosen == PLAIN

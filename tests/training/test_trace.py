@@ -330,7 +330,7 @@ def test_a_damaged_trace_is_named(ppo, traced, tmp_path):
         ({"texts": [["a"] * 13] * 4}, "texts must hold the texts of 12 tokens at most"),
         ({"answers": ["a"]}, "answers must have 4 items"),
         ({"kl_coef": "x"}, "the field 'kl_coef' must be float, not str"),
-        ({"kl_coef": 10**30}, "the field 'kl_coef' is an integer of more than 64 bits"),
+        ({"kl_coef": 10**30}, "the field 'kl_coef' is an integer with more than 64 bits"),
     ):
         save_trace(tmp_path / "a" / "x.safetensors", tensors, about | wrong)
         with pytest.raises(InputError, match=sentence):
