@@ -1,4 +1,4 @@
-"""Chat templates of our own that behave as those of seven families do, and a small tokenizer with their marks."""
+"""Chat templates that behave like seven families' templates, and a small tokenizer with their special tokens."""
 
 from tokenizers import AddedToken
 
@@ -21,7 +21,7 @@ MARKS = (
 )
 # family: template, the end of a turn, the tokenizer's EOS before data.chat
 TEMPLATES = {
-    # every message between marks; a system message of its own where none is given
+    # marks around every message; a default system message if there is none
     "chatml": (
         "{%- if messages[0].role != 'system' %}{{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{%- endif %}"
         "{%- for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{%- endfor %}"
@@ -29,7 +29,7 @@ TEMPLATES = {
         "<|im_end|>",
         "<|endoftext|>",
     ),
-    # the system message within the first user's; a BOS and an EOS around each turn; no generation prompt
+    # the system message inside the first user message; BOS and EOS around each turn; no generation prompt
     "llama2": (
         "{%- set ns = namespace(system='') -%}\n"
         "{%- for m in messages -%}\n"
@@ -57,7 +57,7 @@ TEMPLATES = {
         "<|eot|>",
         "<|endoftext|>",
     ),
-    # strict about turns; the system message is refused
+    # strict about turns; rejects a system message
     "mistral": (
         "{{ bos_token }}{% for m in messages %}"
         "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
@@ -67,7 +67,7 @@ TEMPLATES = {
         "</s>",
         "</s>",
     ),
-    # headers that are plain text, but for the user's; generation blocks, a loop control, tojson and a macro
+    # headers are plain text, except the user's; generation blocks, loop controls, tojson and a macro
     "zephyr": (
         "{% macro head(role) %}{{ '<|user|>' if role == 'user' else '=' ~ role ~ '=' }}\n{% endmacro %}"
         "{% for m in messages %}{% if not m.content and m.role == 'system' %}{% continue %}{% endif %}"
@@ -78,14 +78,14 @@ TEMPLATES = {
         "<|end|>",
         "<|endoftext|>",
     ),
-    # the model's EOS ends a conversation, unless it asks for a reply; turns end in another token
+    # EOS ends a conversation, unless it asks for a reply; turns end in another token
     "phi3": (
         "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
         "<|end|>",
         "<|endoftext|>",
     ),
-    # one BOS, no EOS at all; a role of another name; the system message within the first user's
+    # one BOS, no EOS; a differently named role; the system message inside the first user message
     "gemma": (
         "{{ bos_token }}{% set first = '' %}{% set rest = messages %}"
         "{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\n\n' %}"
@@ -100,7 +100,7 @@ TEMPLATES = {
 
 
 def chat_tokenizer(family: str, directory=None) -> Tokenizer:
-    """A tokenizer with the template of a family, through its files if there is a directory for them."""
+    """Make a tokenizer with a family's template; with a directory, save and load it there."""
     plain = train_tokenizer(["say yes or no, my cat sat on the mat", "what is it? it is a cat."] * 3, 300)
     plain.backend.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
     template, _, eos = TEMPLATES[family]

@@ -1,6 +1,6 @@
-"""Programs one after the other in one process, or in each process of a job: `torchrun -m tests.in_turn FILE`.
+"""Run several programs in one process, or in each process of a job: `torchrun -m tests.in_turn FILE`.
 
-FILE holds the list of their words as JSON. PyTorch is imported once for all of them.
+FILE is a JSON list of their command lines. PyTorch is imported once for all of them.
 """
 
 import json

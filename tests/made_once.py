@@ -1,4 +1,4 @@
-"""Directories that several tests read and no test changes: made once, though each worker has its own copy."""
+"""Directories that several tests read but don't change: made once, then copied for each worker."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def made_once(tmp_path_factory, name: str, make: Callable[[Path], object]) -> Path:
-    """This worker's own directory with what `make` writes: the first worker to ask makes it, the others copy it."""
+    """Return a directory with the output of `make`: the first worker makes it, the others copy it."""
     shared = tmp_path_factory.getbasetemp().parent / f"{name}.shared"
     if "PYTEST_XDIST_WORKER" not in os.environ:
         shared = tmp_path_factory.mktemp(name)

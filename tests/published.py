@@ -1,4 +1,4 @@
-"""Miniatures of published tokenizers: their kind, special tokens, flags and settings, with a vocabulary of our own."""
+"""Miniatures of published tokenizers: their kind, special tokens, flags and settings, with a small vocabulary."""
 
 import json
 from functools import cache
@@ -31,14 +31,14 @@ class Shape(NamedTuple):
     settings: dict  # tokenizer_config.json
     eos: str  # what load_tokenizer finds
     bos: str | None = None
-    stops: tuple[str, ...] = ()  # at which the model stops besides EOS
+    stops: tuple[str, ...] = ()  # tokens besides EOS at which the model stops
     generation: dict | None = None  # generation_config.json, ids as names
     config: dict | None = None  # config.json, ids as names
     tokens_map: dict | None = None  # special_tokens_map.json
 
 
 def named(content: str, **flags: bool) -> dict:
-    """A token as tokenizer_config.json writes it."""
+    """Return a token in the format of tokenizer_config.json."""
     defaults = dict.fromkeys(("lstrip", "rstrip", "single_word"), False) | {"normalized": True}
     return {"__type": "AddedToken", "content": content} | defaults | flags
 
@@ -116,7 +116,7 @@ SHAPES = {
     "granite": Shape("bytes", plain("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
                      dict.fromkeys(("bos_token", "eos_token", "pad_token"), "<|end_of_text|>"), "<|end_of_text|>",
                      "<|end_of_text|>"),
-    # of no published model: what its special tokens are called in a text isn't what they are called
+    # made-up models whose normalisers change the names of special tokens in a text
     "lowercase": Shape("lower", {"[EOS]": N, "[BOS]": N}, {"bos_token": "[BOS]"}, "[EOS]", "[BOS]",
                        config={"eos_token_id": "[EOS]"}),
     "nfkc": Shape("nfkc", {"<｜end｜>": N | STRIPPED, "<｜begin｜>": N}, {}, "<｜end｜>", "<｜begin｜>",
@@ -129,7 +129,7 @@ SHAPES = {
 
 @cache
 def vocabulary(kind: str) -> str:
-    """tokenizer.json of a kind, without added tokens."""
+    """Return the tokenizer.json of a kind, without added tokens."""
     if kind in ("bytes", "lower", "nfkc"):
         backend = Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -168,7 +168,7 @@ def vocabulary(kind: str) -> str:
 
 
 def publish(directory: Path, shape: Shape) -> Tokenizer:
-    """Write a tokenizer's files as they are published. Returns what the library makes of them."""
+    """Write a tokenizer's files as they are published, and load them."""
     backend = Tokenizer.from_str(vocabulary(shape.kind))
     for name, flags in shape.tokens.items():
         backend.add_tokens([AddedToken(name, **{"normalized": False, "special": True} | flags)])

@@ -1,7 +1,7 @@
-"""Unusable input to the scripts: one sentence that says where and what to do, and nothing written.
+"""Bad input to the scripts: one sentence with the place and the fix, and nothing is written.
 
-The flags are in test_cli.py, a run's directory in training/test_run.py, files in test_dataset.py, test_tokenizer.py and
-test_checkpoint.py; here each `main` is called as a whole.
+Flags are tested in test_cli.py, run directories in training/test_run.py, files in test_dataset.py, test_tokenizer.py
+and test_checkpoint.py; here each test calls a whole `main`.
 """
 
 import errno
@@ -58,7 +58,7 @@ def contents(directory):
 
 
 def refused(args, stage, sentence):
-    """`main` raises the sentence and touches nothing of --out, be it absent or somebody's run."""
+    """Check that `main` raises the sentence and doesn't touch --out, whether it is missing or has a run."""
     with pytest.raises(InputError, match=sentence) as caught:
         MAIN[stage](args)
     assert not args.out.exists() and "\n" not in str(caught.value)
@@ -90,7 +90,7 @@ def broken_line(path, change):
      ("rm", "sft.train"), ("ppo", "sft.train")],
 )  # fmt: skip
 def test_a_broken_row_names_its_file_and_line(miniature, data, tmp_path, stage, file):
-    """What may be wrong with a row is in test_dataset.py."""
+    """All kinds of broken rows are tested in test_dataset.py."""
     broken_line(data / f"{file}.jsonl", lambda row: {**row, "query": "so sad " * 500})
     sentence = rf"{file}\.jsonl:3: the field 'query' has .* tokens.*--max-query-length is"
     refused(replace(getattr(miniature, stage), data=data, out=tmp_path / "out"), stage, sentence)
@@ -139,7 +139,7 @@ def test_a_converter_refuses_a_directory_that_cannot_be_made(convert):
 
 # --------------------------------------------------------------------------------------------- tokenizers, checkpoints
 def changed_checkpoint(source, target, config=None, tensors=None):
-    """A copy of a checkpoint with another config.json (a dict of changes) or other tensors (a function of them)."""
+    """Copy a checkpoint with changes to config.json (a dict) or to the tensors (a function)."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("state", "*.jsonl", "events*", "summary.json"))
     if config:
         settings = json.loads((target / "config.json").read_text())
@@ -157,7 +157,7 @@ def start_from(stage, args, checkpoint):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_checkpoint_of_another_shape_is_named(miniature, tmp_path, stage):
-    """What else may be wrong with one is in test_checkpoint.py."""
+    """Other broken checkpoints are tested in test_checkpoint.py."""
     checkpoint = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint", {"num_hidden_layers": 2})
     args = replace(getattr(miniature, stage), out=tmp_path / "out")
     refused(start_from(stage, args, checkpoint), stage, f"{checkpoint}.*has no tensor")
@@ -251,14 +251,14 @@ def test_a_reward_model_that_gives_nan_is_named(miniature, tmp_path, monkeypatch
 # ----------------------------------------------------------------------------------- losses and weights that run away
 @pytest.mark.parametrize("stage", STAGES)
 def test_weights_that_a_step_makes_nan_never_replace_the_last_good_checkpoint(miniature, tmp_path, monkeypatch, stage):
-    """The loss is finite, the gradient isn't: the next loss would tell, but a checkpoint may come first."""
+    """The loss is finite, the gradient isn't: the next loss would show it, but a checkpoint may come first."""
     args = replace(getattr(miniature, stage), out=tmp_path / "out", save_every=1)
     plain, calls = torch.optim.AdamW.step, []
 
     def step(self, *arguments):
         calls.append(1)
         plain(self, *arguments)
-        if len(calls) == (4 if stage == "ppo" else 3):  # the last of its update: nothing else would notice
+        if len(calls) == (4 if stage == "ppo" else 3):  # the last step of its update: no later check would notice
             self.param_groups[0]["params"][0].data[0] = float("nan")
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
@@ -273,7 +273,7 @@ def test_weights_that_a_step_makes_nan_never_replace_the_last_good_checkpoint(mi
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_learning_rate_that_is_far_too_high_ends_in_one_sentence(miniature, tmp_path, stage):
-    """Whatever breaks first, logits, losses or weights: never a traceback, never a finished run."""
+    """Logits, losses or weights may break first; none may cause a traceback or finish the run."""
     args = replace(getattr(miniature, stage), out=tmp_path / "out", lr=1e36, schedule="constant")
     with pytest.raises(InputError, match="not finite|is (nan|inf) (at|after) (step|update)"):
         MAIN[stage](args)
@@ -287,7 +287,7 @@ def set_value(name, value):
     return change
 
 
-WEIGHTS = {  # another config.json, other weights, the reason
+WEIGHTS = {  # changes to config.json, changes to the weights, the reason
     "nan": (None, set_value("embed_out.weight", float("nan")), "embed_out.weight has a value of nan"),
     "infinite": (None, set_value("gpt_neox.embed_in.weight", float("-inf")), "embed_in.weight has a value of -inf"),
     "a norm of 1e30": (None, set_value("gpt_neox.final_layer_norm.weight", 1e30), "norm.weight has a value of 1e[+]30"),
@@ -342,7 +342,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_can_resume(mini
 
 @contextmanager
 def small_files(limit):
-    """No file may have more bytes, as on a disk that is full."""
+    """Limit the size of files, as if the disk were full."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -379,7 +379,7 @@ def test_a_full_disk_leaves_what_was_there_and_no_half_of_a_file(tmp_path, write
     assert error.value.errno == errno.EFBIG
     left = contents(out)
     assert old.items() <= left.items()
-    for path in left.keys() - old.keys():  # whatever else is there is whole
+    for path in left.keys() - old.keys():  # any other file is complete
         assert path.suffix == ".jsonl" and len([*iter_jsonl(path)]) == 9 or json.loads(left[path])
 
 
@@ -414,7 +414,7 @@ LONG = "9" * 5000
 
 
 def strange(directory, kind):
-    """Something in the place of a file that no one should read."""
+    """Put something at a file's path that must not be read."""
     path = directory / "file.jsonl"
     if kind == "pipe":
         os.mkfifo(path)
@@ -470,7 +470,7 @@ def test_json_that_python_cannot_read_is_one_sentence(tmp_path, text, reason):
 def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
     with (tmp_path / "rows.jsonl").open("wb") as file:
         file.write(b'{"a": 1}\n')
-        file.truncate(2**34)  # 16 GiB that take no room on the disk
+        file.truncate(2**34)  # 16 GiB that take no disk space
     with pytest.raises(InputError, match=r"rows\.jsonl:2: the line has more than 16,777,216 bytes"):
         list(iter_jsonl(tmp_path / "rows.jsonl"))
 
@@ -493,7 +493,7 @@ def test_a_value_out_of_range_names_its_field(value, kind, reason):
 # ------------------------------------------------------------------------------------------------ weights and sizes
 @pytest.mark.parametrize("seed", range(40))
 def test_a_damaged_pickle_is_one_sentence_or_still_tensors(tmp_path, seed):
-    """Flips in the pickle of a zip: the unpickler then raises anything from KeyError to struct.error."""
+    """After bit flips in the pickle of a zip, the unpickler raises anything from KeyError to struct.error."""
     torch.save({"a": torch.ones(3), "b": torch.zeros(2, 2)}, tmp_path / "x.bin")
     rng = random.Random(seed)
     with zipfile.ZipFile(tmp_path / "x.bin") as old, zipfile.ZipFile(tmp_path / "y.bin", "w") as new:
@@ -511,18 +511,18 @@ def test_a_damaged_pickle_is_one_sentence_or_still_tensors(tmp_path, seed):
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.slow
 def test_ctrl_c_while_weights_are_read_is_no_damaged_file(tmp_path, name):
-    """Two in five came as a ValueError of PyTorch's, within the 4 ms that 300 tensors take."""
+    """Two in five raised a ValueError in PyTorch, within the 4 ms that 300 tensors take."""
     path, tensors = tmp_path / name, {f"t{i}": torch.ones(8, 8) for i in range(300)}
     save_file(tensors, path) if path.suffix == ".safetensors" else torch.save(tensors, path)
     number_of, interrupted = 40, 0
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # which background processes of a shell ignore
     try:
         for i in range(number_of):
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-4 * (1 + i))
                 read_tensors(path)
-                time.sleep(1)  # until it comes
+                time.sleep(1)  # until the signal arrives
             except KeyboardInterrupt:
                 interrupted += 1
     finally:
@@ -739,7 +739,7 @@ def test_a_path_that_is_no_text_is_written_into_a_page(tmp_path):
     assert "a\\udcff" in (tmp_path / "page.html").read_text() and not list(tmp_path.glob("*.tmp"))
 
 
-# --------------------------------------------------------------------------- after a refusal, nothing half-written
+# ------------------------------------------------------------------------------ no partial output after an error
 @pytest.mark.parametrize("rule", ["['good'] * len(r)", "[float('nan')] * len(r)"])
 def test_a_run_that_is_refused_in_its_first_step_leaves_nothing(miniature, tmp_path, rule):
     (tmp_path / "rule.py").write_text(f"def score(q, r): return {rule}\n")
@@ -783,7 +783,7 @@ def test_a_timestamp_that_python_cannot_hold_is_one_sentence(tmp_path):
 
 
 def test_a_million_blanks_take_no_time():
-    """A search that begins anew at each blank would take 10^12 steps."""
+    """A search that restarts at each space would take 10^12 steps."""
     assert stackoverflow.to_text("a" + " " * 10**6 + "b \n \n\n c") == "a" + " " * 10**6 + "b\n\n c"
 
 
@@ -796,7 +796,7 @@ def test_the_list_of_a_conversation_is_no_python(tmp_path, listed):
 
 
 def test_turns_are_dropped_as_one_by_one_in_few_encodings():
-    """The first start that fits, found by bisection: with 10,000 turns, 15 encodings instead of 10,000."""
+    """Bisection finds the first start that fits: with 10,000 turns, 15 encodings instead of 10,000."""
     calls = []
 
     def fits(start):
@@ -820,7 +820,7 @@ def test_a_program_of_megabytes_is_left_out_unparsed(tmp_path):
 # --------------------------------------------------------------------------------- the fuzzer: python -m tools.fuzz
 @dataclass(frozen=True)
 class Nothing:
-    """The settings of a toy command."""
+    """Settings of a toy command."""
 
 
 def raises(args):
@@ -846,7 +846,7 @@ def never_ends(args):
 
 
 def hoards(args):
-    # pages of its own: the heap may hold as much that earlier tests have freed
+    # new pages: the heap may still have as much memory that earlier tests have freed
     kept = mmap.mmap(-1, 2**27, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     kept.write(b"x" * 2**27)
     while kept:
@@ -864,7 +864,7 @@ def test_the_fuzzer_tells_a_refusal_from_all_else(tmp_path, monkeypatch, main, k
     (tmp_path / "world").mkdir()
     (tmp_path / "world/rows.jsonl").write_text('{"a": [1, "b"]}\n')
     monkeypatch.setattr(fuzz, "CPU_SECONDS", 1)
-    monkeypatch.setattr(fuzz, "attack_flag", lambda entry, rng: ("nothing", entry))  # the toys have none
+    monkeypatch.setattr(fuzz, "attack_flag", lambda entry, rng: ("nothing", entry))  # toy commands have no flags
     monkeypatch.setattr(fuzz, "ENTRIES", {"toy": fuzz.Entry(main, Nothing, "", "rows.jsonl")})
     monkeypatch.chdir(tmp_path)
     for case in range(1 if kind == "hang" else 3):

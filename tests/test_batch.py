@@ -1,4 +1,4 @@
-"""A batch row by row: which rows share a micro-batch changes nothing but the work."""
+"""Batches: splitting the rows into micro-batches changes the work but not the results."""
 
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ PER_TOKEN = ("sampled_logprobs", "logprobs", "ref_logprobs", "exact_kl", "values
 
 @pytest.fixture(scope="module")
 def models() -> tuple[GPT, GPT, ScalarModel]:
-    """Policy, reference and value model, far from uniform; the policy ends a response after about two tokens."""
+    """Return policy, reference and value model, far from uniform; the policy's responses have about two tokens."""
     torch.manual_seed(0)
     made = GPT(TINY), GPT(TINY), ScalarModel(replace(TINY, n_layer=1))
     with torch.no_grad():
@@ -42,12 +42,12 @@ def rows_and_uniforms() -> tuple[list[Demonstration], torch.Tensor]:
 
 
 def sampled(models, size: int, score_at: str = "after_eos", dtype: torch.dtype = torch.float32) -> Batch:
-    """A batch that all models have read; `scores` and `exact_kl` are attributes of it here."""
+    """Sample a batch and read it with all models; also sets `scores` and `exact_kl`."""
     policy, ref_policy, value_model = models
     rows, uniforms = rows_and_uniforms()
 
     def score(mb):
-        assert [int(record["query"]) for record in mb.records] == (mb.query != PAD).sum(1).tolist()  # its own rows
+        assert [int(record["query"]) for record in mb.records] == (mb.query != PAD).sum(1).tolist()  # the right rows
         return end_scores(value_model, mb.query_response, mb.query.size(1), PAD)
 
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -61,7 +61,7 @@ def sampled(models, size: int, score_at: str = "after_eos", dtype: torch.dtype =
 
 @pytest.mark.parametrize("score_at", ["after_eos", "last_token"])
 def test_rows_that_share_a_micro_batch_do_not_change_each_other(models, score_at):
-    """Alone, a row has no padding at all."""
+    """A row in a micro-batch of one has no padding."""
     alone = sampled(models, 1, score_at)
     has_eos = (alone.response == EOS).any(1)
     assert has_eos.any() and alone.eos_index.unique().numel() > 2
@@ -92,7 +92,7 @@ def test_a_micro_batch_is_as_wide_as_its_longest_row(models, monkeypatch):
 
 
 def by_hand() -> Batch:
-    """Queries of 2 and 1 tokens, responses of 1 and 2, EOS included; the second is followed by nothing."""
+    """Queries of 2 and 1 tokens, responses of 1 and 2 with EOS; the second response has no padding."""
     query, response = (
         torch.tensor([[PAD, PAD, 5, 6], [PAD, PAD, PAD, 7]]),
         torch.tensor([[8, EOS, PAD, PAD], [8, 9, 8, 9]]),
@@ -121,7 +121,7 @@ def test_rows_of_a_batch_keep_only_the_columns_that_they_need():
     assert first.advantages.tolist() == [0.5] and first.records == [{"n": 0}] and first.index.tolist() == [0]
     turned = by_hand()[torch.tensor([1, 0])]
     assert turned.query.tolist() == [[PAD, 7], [5, 6]] and turned.index.tolist() == [1, 0]
-    assert not hasattr(turned, "values")  # what was not computed yet is not there
+    assert not hasattr(turned, "values")  # not computed yet
 
 
 def test_shuffled_parts_and_micro_batches_hold_each_row_once():
@@ -170,7 +170,7 @@ def test_the_exact_kl_is_the_sum_over_the_vocabulary_in_float64(models):
 
 @torch.no_grad()
 def test_responses_are_drawn_from_the_whole_distribution(models):
-    """Each token is where its random number falls in the policy's softmax: temperature, and no other filter."""
+    """Each token is drawn by its random number from the policy's softmax, with temperature as the only filter."""
     batch, (_, uniforms) = sampled(models, 8), rows_and_uniforms()
     for b, n in enumerate(LENGTHS):
         ids = batch.query_response[b][batch.real[b]]
@@ -190,7 +190,7 @@ def test_policy_and_reference_are_read_at_the_same_temperature(models):
 
 
 def test_bf16_recomputes_what_another_micro_batch_computes(models):
-    """Autocast rounds the factors of the last product; with rounded logits the ratio was off by up to 6%."""
+    """Autocast rounds the inputs of the last matmul; with rounded logits, the ratio was off by up to 6%."""
     batch, other = (sampled(models, size, dtype=torch.bfloat16) for size in (8, 1))
     same = (batch.response == other.response).all(1)
     ratio = (batch.logprobs - other.logprobs)[same].exp()
@@ -199,7 +199,7 @@ def test_bf16_recomputes_what_another_micro_batch_computes(models):
 
 @torch.no_grad()
 def test_a_value_is_that_of_the_state_before_its_token(models):
-    """Query of 3, response of 2 with its EOS, and the state after it; the last column has no state."""
+    """A query of 3, a response of 2 with its EOS, and the state after it; the last column has no state."""
     ids, mask = torch.tensor([[PAD, 5, 6, 7, 8, EOS, PAD, PAD]]), torch.arange(8)[None] < 6
     mask[:, 0] = False
     states = torch.tensor([[True, True, True, False]])
@@ -210,7 +210,7 @@ def test_a_value_is_that_of_the_state_before_its_token(models):
 
 @torch.no_grad()
 def test_a_value_of_a_pooled_model_is_the_mean_over_the_response_so_far(models):
-    """The value before the first token is the query's, which no later one averages."""
+    """The value before the first token is the query's; later values don't average it."""
     pooled = ScalarModel(replace(models[2].config, mean_pooled=True))
     pooled.load_state_dict(models[2].state_dict())
     ids, mask = torch.tensor([[PAD, 5, 6, 7, 8, EOS, PAD]]), torch.arange(7)[None] < 6

@@ -1,4 +1,4 @@
-"""All families but T5 against `transformers` on random weights, in both directions; errors of broken checkpoints."""
+"""All families but T5 against `transformers` on random weights, both ways; errors for broken checkpoints."""
 
 import json
 import os
@@ -112,17 +112,17 @@ CASES = [
     ("qwen3", {"attention_bias": True, "head_dim": 6, "rope_parameters": YARN} | WINDOWS),
     ("gptj", {}),
     ("gptj", {"rotary_dim": 12, "tie_word_embeddings": True, "n_inner": 17}),
-    ("olmo2", {}),  # norms after attention and MLP, and over all of q and of k
+    ("olmo2", {}),  # norms after attention and MLP, and over all heads of q and of k
     ("olmo2", {"num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": True}),
     ("olmo2", {"rope_parameters": YARN}),
     ("phi3", {}),  # q, k, v in one tensor, gate and up in another
     ("phi3", {"sliding_window": 5, "tie_word_embeddings": True, "num_key_value_heads": 1}),
     ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 90.0, "partial_rotary_factor": 0.7}}),
-    ("gemma2", {}),  # logits that the caps bend, windows shorter than the sequence
+    ("gemma2", {}),  # logits large enough for the caps, windows shorter than the sequence
     ("gemma2", {"attn_logit_softcapping": None, "sliding_window": 64, "attention_bias": True}),
     ("gemma2", {"final_logit_softcapping": None, "tie_word_embeddings": False, "num_key_value_heads": 4}),
     ("gemma2", {"layer_types": ["full_attention"] * 3, "hidden_activation": "silu"}),
-    ("gemma3_text", {}),  # layers with a window have a rotary base of their own
+    ("gemma3_text", {}),  # layers with a window have a different rotary base
     ("gemma3_text", {"rope_parameters": BY_KIND, "final_logit_softcapping": 3.0, "tie_word_embeddings": False}),
     ("gemma3_text", {"layer_types": ["sliding_attention"] * 3, "rope_parameters": BY_KIND}),
     ("gemma3_text", {"sliding_window_pattern": 1, "attention_bias": True}),
@@ -130,7 +130,7 @@ CASES = [
 
 
 def theirs_of(family: str, changes: dict, seed: int = 0) -> transformers.PreTrainedModel:
-    """A random model of transformers, away from its initialisation, so that a wrong mask, order or position shows."""
+    """Make a random transformers model, perturbed so that a wrong mask, order or position changes the output."""
     torch.manual_seed(seed)
     config = FAMILIES[family](**changes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -141,14 +141,14 @@ def theirs_of(family: str, changes: dict, seed: int = 0) -> transformers.PreTrai
 
 
 def ids_and_mask(batch: int = 3, length: int = 23) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random ids, the rows left-padded by 0, 3, 6, ... positions."""
+    """Return random ids and their mask; rows are left-padded by 0, 3, 6, ... positions."""
     ids = torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(1))
     return ids, torch.arange(length) >= 3 * torch.arange(batch)[:, None]
 
 
 @torch.no_grad()
 def largest_differences(ours: GPT, theirs: transformers.PreTrainedModel) -> tuple[float, float]:
-    """Largest differences of final hidden states and of logits, at real tokens of left-padded rows."""
+    """Return the largest differences of hidden states and logits at real tokens of left-padded rows."""
     ids, mask = ids_and_mask()
     arguments = {"attention_mask": mask.long(), "output_hidden_states": True}
     arguments["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)
@@ -189,7 +189,7 @@ def test_transformers_loads_what_we_write(family, changes, tmp_path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_of_left_padded_rows_is_that_of_transformers(family, tmp_path) -> None:
-    """With either library's cache; longer than the windows."""
+    """Uses each library's cache; texts are longer than the windows."""
     theirs = theirs_of(family, {})
     theirs.save_pretrained(tmp_path)
     ids, mask = ids_and_mask(length=13)
@@ -242,7 +242,7 @@ def test_half_precision_weights_become_float32(tmp_path) -> None:
 
 
 def test_a_file_with_only_the_trunk_and_old_buffers_loads(tmp_path) -> None:
-    """As OpenAI's GPT-2 on the Hub: no `transformer.` prefix, and causal masks among the weights."""
+    """OpenAI's GPT-2 on the Hub has no `transformer.` prefix, and causal masks among the weights."""
     theirs = theirs_of("gpt2", {})
     theirs.save_pretrained(tmp_path)
     tensors = {name.removeprefix("transformer."): t for name, t in load_file(tmp_path / "model.safetensors").items()}
@@ -456,7 +456,7 @@ def test_an_interrupted_save_leaves_the_previous_checkpoint(written, monkeypatch
 
 
 def test_a_scalar_model_is_not_saved_as_a_language_model(tmp_path) -> None:
-    """Its config says ScalarModel, so that transformers does not generate text with a random head."""
+    """Its config names ScalarModel, so that transformers does not generate text with a random head."""
     config = GPTConfig(vocab_size=9, n_ctx=8, d_model=8, n_layer=1, n_head=2, d_mlp=8, rotary_dim=2)
     save(ScalarModel(config), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["ScalarModel"]
@@ -465,7 +465,7 @@ def test_a_scalar_model_is_not_saved_as_a_language_model(tmp_path) -> None:
 
 
 def test_loading_a_checkpoint_does_not_import_the_compiler(tmp_path) -> None:
-    """A second or more at the start of each evaluation; drawing on the meta device, or an index there, would do it."""
+    """The import takes a second or more; drawing or indexing on the meta device would trigger it."""
     config = GPTConfig(vocab_size=41, n_ctx=48, d_model=24, n_layer=2, n_head=3, d_mlp=40, rotary_dim=4)
     save(GPT(config), tmp_path / "policy")
     save(ScalarModel(config), tmp_path / "reward")

@@ -1,4 +1,4 @@
-"""Flags: what makes no sense is one sentence on stderr and exit code 2, in every script."""
+"""Flags: an invalid one gives one sentence on stderr and exit code 2, in every script."""
 
 import errno
 import math
@@ -40,7 +40,7 @@ SCRIPTS = {
 
 
 def call(monkeypatch, capsys, script, *arguments, main=None):
-    """Exit code, stdout, stderr and the settings that `main` would have been given."""
+    """Return exit code, stdout, stderr and the settings that `main` would get."""
     given = []
     monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments])
     try:
@@ -65,7 +65,7 @@ def test_the_faster_dtype_is_chosen_on_request_and_said(monkeypatch, capsys, scr
         monkeypatch.setattr(processor, "faster_dtype", lambda device, dtype=dtype: (dtype, f"it is on {device}"))
         code, out, _, (args,) = call(monkeypatch, capsys, script, recipe, "--dtype", "auto", "--device", "cpu")
         assert code == 0 and args.dtype == dtype and out == f"--dtype auto: {dtype}, as it is on cpu\n"
-    monkeypatch.setenv("RANK", "1")  # of several processes one says so
+    monkeypatch.setenv("RANK", "1")  # only one of several processes prints it
     assert call(monkeypatch, capsys, script, recipe, "--dtype", "auto")[1] == ""
     with pytest.raises(InputError, match="--dtype auto only works on the command line"):
         check_ranges(replace(args, dtype="auto"))
@@ -92,7 +92,7 @@ def test_none_as_a_value_means_none(monkeypatch, capsys):
 
 
 def test_random_weights_are_trained_where_the_model_is_none(miniature, tmp_path):
-    """`train_sft.py tldr --model None`: the shape is that of the flags, the tokenizer that of the data."""
+    """`train_sft.py tldr --model None` takes the shape from the flags and the tokenizer from the data."""
     sizes = {name: getattr(miniature.sft, name) for name in ("n_layer", "n_head", "d_model", "batch_size")}
     lengths = {name: getattr(miniature.sft, name) for name in ("max_query_length", "max_response_length")}
     args = replace(train_sft.RECIPES["tldr"][1], model=None, data=miniature.root / "data", out=tmp_path / "sft")
@@ -166,7 +166,7 @@ def test_a_negative_number_is_a_value_and_no_flag(monkeypatch, capsys, arguments
 
 
 def test_no_recipe_of_ppo_samples_from_anything_but_the_policy():
-    """--sampler.top-p, --sampler.sync-every and --sampler.dtype show what that does (docs/mismatch.md)."""
+    """docs/mismatch.md shows the effects of --sampler.top-p, --sampler.sync-every and --sampler.dtype."""
     for _, args in train_ppo.RECIPES.values():
         assert args.sampler == SamplerSettings()
         assert (args.sampler.top_p, args.sampler.sync_every, args.sampler.dtype) == (1.0, 1, "same")
@@ -174,7 +174,7 @@ def test_no_recipe_of_ppo_samples_from_anything_but_the_policy():
 
 @pytest.mark.parametrize("flag", ["--top-k", "--no-repeat-ngram-size", "--min-length"])
 def test_ppo_has_no_flags_that_filter_the_sampler(monkeypatch, capsys, flag):
-    """A rollout from a filtered distribution against log-probabilities of the full one makes the KL negative."""
+    """Sampling from a filtered distribution, with log-probabilities of the full one, makes the KL negative."""
     code, _, err, given = call(monkeypatch, capsys, "train_ppo", "tiny", flag, "1")
     assert code == 2 and given == [] and f"unknown flag '{flag}'" in err
 
@@ -281,7 +281,7 @@ def test_a_number_that_makes_no_sense_names_its_flag_and_nothing_is_written(mini
 
 
 def test_a_script_as_the_shell_sees_it(miniature, tmp_path):
-    """One process for all: the same sentence, the same exit code, nothing on stdout, nothing written."""
+    """One process for all cases: the same sentence and exit code, nothing on stdout, nothing written."""
     command = [sys.executable, "train_ppo.py", "--data", str(miniature.root / "data"), "--sft", str(tmp_path / "no")]
     result = subprocess.run(
         [*command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, timeout=120

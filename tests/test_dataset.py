@@ -32,7 +32,7 @@ COMPARISON = {"query": "TL;DR:", "chosen": " my cat", "rejected": "the mat sat o
 
 
 def write(path, *rows):
-    """Write rows: bytes and text raw, dicts as JSON."""
+    """Write rows: bytes and strings unchanged, dicts as JSON."""
     lines = [json.dumps(row) if isinstance(row, dict) else row for row in rows]
     path.write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
     return path
@@ -73,7 +73,7 @@ def test_a_broken_line_names_file_line_and_reason(tmp_path, line, reason):
         (
             COMPARISON | {"rejected": "my cat"},
             "'chosen' and 'rejected' are the same",
-        ),  # but for detail 3
+        ),  # equal because of detail N+ 3
         (COMPARISON | {"rejected": " "}, "the field 'rejected' is empty"),
         (COMPARISON | {"chosen": ""}, "the field 'chosen' is empty"),
         ({"query": "a", "chosen": "b"}, "the field 'rejected' is missing"),
@@ -174,8 +174,8 @@ def test_types_of_fields_are_checked(tmp_path):
 @pytest.mark.parametrize(
     ("query", "response", "text"),
     [
-        ("TL;DR:", "my cat", " my cat"),  # summaries of the SFT set
-        ("TL;DR:", " my cat", " my cat"),  # summaries of comparisons
+        ("TL;DR:", "my cat", " my cat"),  # summaries in the SFT data
+        ("TL;DR:", " my cat", " my cat"),  # summaries in the comparisons
         ("TL;DR:\n", "my cat", "my cat"),  # CNN/DM's template
         ("TL;DR: ", "my cat", "my cat"),
         ("TL;DR:", "\nmy cat", "\nmy cat"),
@@ -288,7 +288,7 @@ def test_rows_slices_and_lengths_are_those_of_lists(tmp_path):
 
 
 def test_a_row_takes_at_most_two_kilobytes(real_data, tmp_path):
-    """Of the posts and summaries of TL;DR, with GPT-NeoX's tokenizer."""
+    """Measured on TL;DR's posts and summaries, with GPT-NeoX's tokenizer."""
     neox = real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json"
     tldr.main(tldr.Args(source=str(real_data / "tldr/reencoded/sft.jsonl"), out=tmp_path, tokenizer=str(neox)))
     rows = load_demonstrations(tmp_path / "sft.train.jsonl", load_tokenizer(neox), 512, 53)
@@ -299,7 +299,7 @@ def test_a_row_takes_at_most_two_kilobytes(real_data, tmp_path):
 # ----------------------------------------------------------------------------------------------------------- the cache
 @pytest.fixture
 def tokenised(monkeypatch) -> list[str]:
-    """The files that were tokenised, in order."""
+    """Record the files that are tokenised, in order."""
     calls, plain = [], dataset.tokenise
     monkeypatch.setattr(dataset, "tokenise", lambda path, *others: calls.append(path.name) or plain(path, *others))
     return calls
@@ -315,7 +315,7 @@ def test_a_second_start_maps_what_the_first_has_made(tmp_path, tokenised):
     assert tokenised == ["sft"] and list(first) == list(second)
     limit = len(second[1].query) - 1
     with pytest.raises(InputError, match=f"sft:2: the field 'query' has .* --max-query-length is {limit}"):
-        load_demonstrations(path, TOKENIZER, limit, None)  # limits are no part of the cache
+        load_demonstrations(path, TOKENIZER, limit, None)  # the cache doesn't depend on limits
     assert [file.suffix for file in (tmp_path / ".tokens").iterdir()] == [".safetensors"]
     with pytest.raises(InputError, match="sft:1: the field 'chosen' is missing"):  # another kind of row
         load_comparisons(path, TOKENIZER, None, None)
@@ -325,7 +325,7 @@ def test_a_cache_of_other_data_or_another_tokenizer_is_not_used(tmp_path, tokeni
     path = write(tmp_path / "sft", DEMONSTRATION)
     load_demonstrations(path, TOKENIZER, None, None)
     before = path.stat()
-    write(path, DEMONSTRATION | {"query": "TL;RD:"})  # as long and, it says, as old
+    write(path, DEMONSTRATION | {"query": "TL;RD:"})  # the same size and modification time
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_size == before.st_size
     [row] = load_demonstrations(path, TOKENIZER, None, None)
@@ -334,7 +334,7 @@ def test_a_cache_of_other_data_or_another_tokenizer_is_not_used(tmp_path, tokeni
     [row] = load_demonstrations(path, other, None, None)
     assert row.query == other.encode("TL;RD:") != TOKENIZER.encode("TL;RD:") and len(tokenised) == 3
     load_demonstrations(path, TOKENIZER, None, None)
-    assert len(tokenised) == 3  # both stay
+    assert len(tokenised) == 3  # both are kept
 
 
 def flipped(data: bytes, at: int) -> bytes:
@@ -416,7 +416,7 @@ def test_a_file_is_written_atomically(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         write_jsonl(path, rows())
     assert read_jsonl(path, {"text": str}) == [{"text": "ä\u2028🐈"}]
-    assert len(path.read_text().splitlines()) == 1  # also for readers that split lines at U+2028
+    assert len(path.read_text().splitlines()) == 1  # even for readers that split lines at U+2028
     assert list(tmp_path.iterdir()) == [path]
     write_jsonl(path, [])
     assert path.read_bytes() == b""

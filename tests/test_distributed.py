@@ -1,4 +1,4 @@
-"""Two gloo processes equal one: the same global batch gives the same weights, in all three stages."""
+"""Two gloo processes give the same weights as one from the same global batch, in all three stages."""
 
 import contextlib
 import json
@@ -58,10 +58,10 @@ ROLLOUTS = ("ppo", "lora", "grpo", "dapo")
 
 @pytest.fixture(scope="module")
 def runs(miniature, scored, tmp_path_factory):  # noqa: F811
-    """Each stage on one process and on two: the directory of each, by stage and --shard ("one": one process)."""
+    """Run each stage on one process and on two; return the directories by stage and --shard ("one": one process)."""
     root = tmp_path_factory.mktemp("two_processes")
     ppo = replace(miniature.ppo, sft=str(policy_that_stops(miniature.root)), total_episodes=16, num_minibatches=2)
-    rule = root / "rule.py"  # of two scores, so that the responses to some queries score the same
+    rule = root / "rule.py"  # has two values, so that all responses to some queries score the same
     rule.write_text("def score(queries, responses): return [float(len(r) > 30) for r in responses]\n")
     dapo = grpo_args(ppo, algorithm="dapo", samples_per_query=3, batch_size=12, total_episodes=24, num_epochs=2)
     dapo = replace(dapo, reward_model=None, reward=f"{rule}:score", missing_eos_score=None, kl_coef=0.0)
@@ -104,10 +104,10 @@ CLIPPED = {"policy/clip_fraction", "value/clip_fraction"}
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "shard"), [(stage, "none") for stage in STAGES] + SHARDED)
 def test_two_processes_equal_one(runs, stage, shard):
-    """Weights and metrics equal to rounding, PPO without clipping; samples to the last bit."""
+    """Weights and metrics are equal up to rounding (PPO without clipping), samples to the last bit."""
     load, one, two = STAGES[stage], runs[stage, "one"], runs[stage, shard]
     assert torch.allclose(weights(load(one)), weights(load(two)), atol=2e-5)
-    if stage not in ROLLOUTS:  # written by the same rule at the same step
+    if stage not in ROLLOUTS:  # both write at the same steps
         assert torch.allclose(weights(load(one / "best")), weights(load(two / "best")), atol=2e-5)
     state, sharded_state = (torch.load(next((out / "state").glob("step-*")) / "state.pt") for out in (one, two))
     shapes = [
@@ -115,25 +115,25 @@ def test_two_processes_equal_one(runs, stage, shard):
         for s in (state, sharded_state)
     ]
     kept = [{path: shape for path, shape in found.items() if "generators" not in str(path)} for found in shapes]
-    assert kept[0] == kept[1]  # a state is the same file, whoever wrote it
+    assert kept[0] == kept[1]  # one process and two write the same state files
     for rows in zip(read_metrics(one), read_metrics(two), strict=True):
         first, second = ({key: value for key, value in row.items() if key not in TIMED} for row in rows)
         assert first == pytest.approx(second, abs=2e-4)
-    if stage in ROLLOUTS:  # the same texts: a row's random numbers are its own, whoever samples it
+    if stage in ROLLOUTS:  # the same texts: each row has its own random numbers
         texts = [[json.loads(line)["response"] for line in (out / "samples.jsonl").open()] for out in (one, two)]
         assert texts[0] == texts[1] and len(texts[0]) == 8
 
 
 @pytest.mark.slow
 def test_two_processes_sample_again_and_drop_what_one_does(runs):
-    """Three responses to a query: where their number is odd, one is sampled twice, for equal shares."""
+    """With three responses per query, an odd number is padded with a second sample, for equal shares."""
     rows = read_metrics(runs["dapo", "none"])
     assert sum(row["groups/refilled"] for row in rows) > 0 and max(row["groups/dropped"] for row in rows) > 0
 
 
 @pytest.mark.slow
 def test_two_processes_log_what_one_logs_where_clipping_acts(runs):
-    """To rounding; shares of what is clipped up to clipping: what lies at a boundary may fall on either side."""
+    """Equal up to rounding. A value at a clipping boundary may fall on either side, which changes clipped fractions."""
     for rows in zip(*(read_metrics(runs["clipped", name]) for name in ("one", "none")), strict=True):
         first, second = ({key: value for key, value in row.items() if key not in TIMED | CLIPPED} for row in rows)
         assert first == pytest.approx(second, abs=2e-3)
@@ -153,7 +153,7 @@ def test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch(monkeypatch):
 
 
 def test_gradients_are_summed_over_the_ranks_parameter_by_parameter(monkeypatch):
-    """Two ranks, one after the other; a frozen parameter has no gradient."""
+    """Runs two ranks one after the other; a frozen parameter has no gradient."""
     shapes = [(2, 3), (4,), (5,)]
     ranks = [torch.nn.ParameterList(torch.zeros(shape) for shape in shapes) for _ in range(2)]
     for model in ranks:
@@ -169,7 +169,7 @@ def test_gradients_are_summed_over_the_ranks_parameter_by_parameter(monkeypatch)
 
 
 def test_only_gradients_that_differ_between_ranks_are_sent(monkeypatch) -> None:
-    """Not of a single process, of a sharded model, which has its sum already, or where all is frozen."""
+    """None for a single process, a sharded model (already summed), or frozen parameters."""
     sharded, plain, frozen = (torch.nn.Linear(2, 1) for _ in range(3))
     for model in (sharded, plain):
         model.weight.grad = torch.ones(1, 2)
@@ -213,13 +213,13 @@ def test_a_named_gpu_becomes_the_current_device(monkeypatch):
 
 # -------------------------------------------------------------------------------------------------- a process that dies
 def processes_of(path) -> list[int]:
-    """Processes with this path on their command line: torchrun and its workers."""
+    """Find processes with this path on their command line: torchrun and its workers."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (entry / "cmdline").read_bytes().split(b"\0")
             zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if str(path).encode() in arguments and not zombie:
             found.append(int(entry.name))
@@ -238,10 +238,10 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 @contextlib.contextmanager
 def program(path, started, *command):
-    """A program in Python, with the path on its command line, once `started` is there; killed at the end."""
+    """Start a Python program with the path on its command line; wait for `started`; kill it at the end."""
     process = subprocess.Popen(
         [sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        # a shell lets what it runs in the background ignore SIGINT, and so would this program
+        # background processes of a shell ignore SIGINT, and so would this program
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
@@ -259,7 +259,7 @@ def program(path, started, *command):
 
 @pytest.fixture
 def job(tmp_path):
-    """Two processes that exchange tensors until the file `break` exists."""
+    """Start two processes that exchange tensors until the file `break` exists."""
     file = tmp_path / "break"
     with program(file, tmp_path / "started", *TORCHRUN, "-m", "tests.exchange", str(file)) as process:
         yield process, file
@@ -320,7 +320,7 @@ def test_torchrun_killed_with_sigkill_leaves_no_orphan(job):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in vars(two_processes) if name.startswith("test_")])
 def test_two_processes_agree(name, tmp_path):
-    """What tests/two_processes.py asserts, on both ranks."""
+    """Runs the assertions of tests/two_processes.py on both ranks."""
     on_processes(run_tests, [name], tmp_path)
 
 
@@ -333,7 +333,7 @@ TWO_GPUS = pytest.param(2, "cuda", marks=[pytest.mark.gpu, needs_two_gpus])
     ("number", "device"), [(1, "cpu"), pytest.param(1, *GPU.values, marks=GPU.marks), TWO_GPUS], ids=str
 )
 def test_collectives_and_sharded_steps_on_any_device(number, device, tmp_path):
-    """Gloo's or NCCL's; FSDP2 also in a group of one."""
+    """Tests Gloo or NCCL; FSDP2 also in a group of one."""
     names = [
         "check_collectives", "test_sharded_steps_equal_unsharded_ones",
         "test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit",
@@ -343,7 +343,7 @@ def test_collectives_and_sharded_steps_on_any_device(number, device, tmp_path):
 
 @pytest.mark.slow
 def test_shards_within_a_node_and_copies_across(tmp_path):
-    """Four processes as two nodes: a mesh of two by two. Gradients, states and a bad gradient as with one copy."""
+    """Four processes as two nodes, a 2 x 2 mesh: gradients, states and a bad gradient are as with one copy."""
     names = [
         "check_that_each_node_has_all_rows", "check_gradients",
         "test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit",

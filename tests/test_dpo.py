@@ -1,4 +1,4 @@
-"""Implicit rewards: log-probabilities of whole responses in float64, without padding; the losses of KTO and ORPO."""
+"""Implicit rewards against log-probabilities of single responses in float64; the losses of KTO and ORPO."""
 
 import math
 
@@ -31,7 +31,7 @@ RESPONSES = "chosen", "rejected"
 
 
 def float64_sum(model, query: list[int], response: list[int]) -> torch.Tensor:
-    """One text without padding, from full logits: the sum of its response tokens' log-probabilities."""
+    """Sum the log-probabilities of the response's tokens, from full logits of one text without padding."""
     logits = model.logits(model(torch.tensor([query + response])))[0]  # (L, V)
     return sum(F.log_softmax(logits[len(query) - 1 + t], -1)[token] for t, token in enumerate(response))
 
@@ -87,7 +87,7 @@ def sigmoid(x: float) -> float:
 
 @given(st.floats(-20, 20), st.floats(-20, 20), st.floats(0, 10), st.floats(0, 3), st.floats(0, 3))
 def test_the_loss_of_kto_is_lambda_minus_the_value_of_its_paper(chosen, rejected, z, weight_d, weight_u):
-    """In Python floats, equation 8: values lambda_D sigmoid(r - z) and lambda_U sigmoid(z - r), and their slopes."""
+    """Equation 8 in Python floats: values lambda_D sigmoid(r - z) and lambda_U sigmoid(z - r), and their slopes."""
     labels = Labels(desirable_weight=weight_d, undesirable_weight=weight_u)
     rewards = torch.tensor([[chosen] * 3, [rejected] * 3], dtype=torch.float64, requires_grad=True)
     present = torch.tensor([[True, True, False], [True, False, True]])
@@ -113,7 +113,7 @@ def test_nan_in_place_of_a_missing_response_reaches_neither_loss_nor_gradient():
 
 @given(st.floats(1e-4, 1 - 1e-4))
 def test_log_odds_and_their_slope_are_those_of_the_formula(p):
-    """log(p / (1 - p)), with derivative 1 / (1 - p) by log p."""
+    """log(p / (1 - p)) has the derivative 1 / (1 - p) with respect to log p."""
     logprob = torch.tensor(math.log(p), dtype=torch.float64, requires_grad=True)
     odds = log_odds(logprob)
     assert odds.item() == pytest.approx(math.log(p / (1 - p)), abs=1e-9)

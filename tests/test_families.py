@@ -1,4 +1,4 @@
-"""Models with shared keys and values, RMS norms, windows and soft caps go through all stages, as Pythia does."""
+"""Models with shared keys and values, RMS norms, windows and soft caps train through all stages, like Pythia."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ QWEN3 = GPTConfig(
     norm="rms", gated_mlp=True, activation="silu", parallel_residual=False, qk_norm=True, qkv_bias=False,
     attention_out_bias=False, mlp_bias=False, attention_windows=(None, 40), architecture="qwen3",
 )  # fmt: skip
-GEMMA2 = replace(  # caps that bend the logits of a small model too
+GEMMA2 = replace(  # caps low enough to change a small model's logits
     QWEN3, qk_norm=False, norm="rms_offset", post_norm=True, activation="gelu_new", embedding_scale=4.0,
     attention_divisor=3, attention_cap=0.5, logit_cap=1.0, attention_windows=(40, None), tied_head=True,
     architecture="gemma2",

@@ -1,4 +1,4 @@
-"""Files that programs write: whole or not at all, and never through a link."""
+"""Programs write files completely or not at all, and never through a link."""
 
 import os
 

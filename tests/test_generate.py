@@ -36,7 +36,7 @@ def full_forward_logprobs(model, row, response, temperature):
 
 
 def test_a_stop_id_ends_a_response_and_changes_no_other(tiny_gpt):
-    """A row with a stop id has no EOS: its end is where [PAD] begins, as of a response that was cut."""
+    """A row with a stop id has no EOS: it ends where [PAD] begins, like a truncated response."""
     whole, whole_logprobs = sample(tiny_gpt, QUERIES * 20)
     response, logprobs = sample(tiny_gpt, QUERIES * 20, stop_ids=[3, 4])
     for ids, long, got, wanted in zip(response.tolist(), whole.tolist(), logprobs, whole_logprobs, strict=True):
@@ -63,7 +63,7 @@ def test_greedy_takes_the_argmax_of_a_full_forward_pass(tiny_gpt):
 
 
 def test_after_eos_there_is_only_pad_and_logprob_zero(tiny_gpt):
-    with torch.no_grad():  # EOS about one token in four
+    with torch.no_grad():  # EOS is about one token in four
         tiny_gpt.lm_head.weight[EOS] += 0.05
     response, logprobs = sample(tiny_gpt, QUERIES * 20)
     rows_with_eos = 0
@@ -88,7 +88,7 @@ def test_a_response_does_not_depend_on_the_other_rows_or_on_padding(tiny_gpt):
 
 
 def test_a_response_excludes_its_query_and_has_the_requested_length(tiny_gpt):
-    """The query's ids are forbidden, so any of them in the response would come from the query itself."""
+    """The query's ids are forbidden, so any of them in the response would be copied from the query."""
     query_ids = sorted({i for row in QUERIES for i in row})
     tiny_gpt.register_buffer("forbidden", torch.isin(torch.arange(37), torch.tensor(query_ids)), persistent=False)
     response, logprobs = sample(tiny_gpt, QUERIES * 5, T=9, eos_id=None)
@@ -105,7 +105,7 @@ def test_nonfinite_logits_are_one_sentence(tiny_gpt):
 
 @pytest.mark.parametrize("temperature", [0.7, 0.01])
 def test_under_autocast_the_last_product_is_not_rounded(tiny_gpt, monkeypatch, temperature):
-    """Total variation from the softmax of the exact product of the same bfloat16 factors."""
+    """Measures total variation from the softmax of the exact matmul of the same bfloat16 inputs."""
     drawn = []
     monkeypatch.setattr(nanorlhf.generate, "draw", lambda p, u: drawn.append(p / p.sum(1, keepdim=True)) or draw(p, u))
     query = left_pad(QUERIES * 8, PAD)
@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_responses_and_another_does_not(tiny_gpt):
 
 
 def test_dropping_ended_rows_changes_nothing(tiny_gpt):
-    """The same rows with EOS switched off, truncated afterwards, are the reference's fixed-length sampler. [N+ 23]"""
+    """Rows sampled without EOS and truncated afterwards are the reference's fixed-length sampler. [N+ 23]"""
     uniforms = torch.rand(60, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     stopped, _ = sample(tiny_gpt, QUERIES * 20, uniforms=uniforms)
     full, _ = sample(tiny_gpt, QUERIES * 20, uniforms=uniforms, eos_id=None)
@@ -135,7 +135,7 @@ def test_dropping_ended_rows_changes_nothing(tiny_gpt):
 
 @torch.inference_mode()
 def step_by_step(model, row, uniforms, temperature):
-    """Tokens and logprobs of one row by a full forward pass per token, up to EOS."""
+    """Sample one row with a full forward pass per token, up to EOS; return tokens and logprobs."""
     ids, logprobs = [], []
     for uniform in uniforms:
         logits = model.logits(model(torch.tensor([row + ids])))[0, -1].double() / temperature
@@ -148,7 +148,7 @@ def step_by_step(model, row, uniforms, temperature):
 
 
 def rows_that_end_early(model):
-    """EOS about one token in eight, so that a GPU drops rows; T = 40, so that it captures a step more than once."""
+    """EOS is about one token in eight, so that a GPU drops rows; T = 40, so that it captures a step more than once."""
     with torch.no_grad():
         direction = torch.ones(32) / math.sqrt(32)
         model.transformer.norm.bias += 4 * direction
@@ -158,7 +158,7 @@ def rows_that_end_early(model):
 
 
 def check_rows(model, device, rows, uniforms):
-    """`generate` on the device against full forward passes on the CPU, at temperature 0.8."""
+    """Compare `generate` on the device with full forward passes on the CPU, at temperature 0.8."""
     expected = [step_by_step(model, row, u.tolist(), 0.8) for row, u in zip(rows, uniforms, strict=True)]
     response, logprobs = sample(copy.deepcopy(model).to(device), rows, T=40, uniforms=uniforms, device=device)
     for (ids, wanted), found, got in zip(expected, response.tolist(), logprobs.tolist(), strict=True):
@@ -212,15 +212,15 @@ def test_samples_have_the_exact_distribution(settings):
             if expected == 0:
                 assert counts[a, b] == 0
             else:
-                assert expected > 5  # or the statistic would not be chi-squared
+                assert expected > 5  # otherwise the statistic isn't chi-squared
                 cells += 1
                 chi_squared += (counts[a, b].item() - expected) ** 2 / expected
     assert cells >= 4
-    assert chi_squared < cells - 1 + 5 * math.sqrt(2 * (cells - 1))  # five standard deviations, and the seed is fixed
+    assert chi_squared < cells - 1 + 5 * math.sqrt(2 * (cells - 1))  # five standard deviations; the seed is fixed
 
 
 def test_outputs_can_be_used_in_training(tiny_gpt):
-    """They are computed in inference mode, whose tensors can't be saved for a backward pass."""
+    """The outputs are computed in inference mode; autograd can't save such tensors."""
     query = torch.tensor([[3, 5, 7]])
     response, logprobs = generate(tiny_gpt, query, query > 0, 4)
     loss = (tiny_gpt(response) * logprobs[..., None]).sum()
@@ -250,7 +250,7 @@ def test_an_id_of_probability_zero_is_never_drawn():
 
 @pytest.mark.parametrize("tiny", [2.0**-149, 2.0**-1074], ids=["float32", "float64"])
 def test_an_id_of_probability_zero_is_never_drawn_where_a_product_rounds_up(tiny):
-    """The only probability is the least that its dtype has: three quarters of 2^-1074 round to the whole of it."""
+    """The only positive probability is the dtype's smallest: three quarters of 2^-1074 round to 2^-1074."""
     dtype = torch.float32 if tiny == 2.0**-149 else torch.float64
     probabilities = torch.tensor([[0.0, tiny, 0.0]], dtype=dtype).expand(4, 3)
     uniforms = torch.tensor([0.0, 0.5, 0.75, 1 - 2**-53], dtype=torch.float64)
@@ -259,7 +259,7 @@ def test_an_id_of_probability_zero_is_never_drawn_where_a_product_rounds_up(tiny
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_none_of_many_draws_is_of_probability_zero(device):
-    """A GPU adds up in another order; half of all ids have probability 0, the first and the last ones too."""
+    """A GPU sums in another order; half of all ids have probability 0, including the first and the last ones."""
     generator = torch.Generator().manual_seed(0)
     probabilities = torch.rand(3000, 100, generator=generator) ** 20
     probabilities[torch.rand(3000, 100, generator=generator) < 0.5] = 0
@@ -271,7 +271,7 @@ def test_none_of_many_draws_is_of_probability_zero(device):
 
 
 def test_draws_equal_a_walk_along_the_running_sum():
-    """Of probabilities that don't sum to 1; all numbers are multiples of 1/64, so every sum is exact."""
+    """The probabilities don't sum to 1; all numbers are multiples of 1/64, so every sum is exact."""
     probabilities = torch.tensor([[1, 0, 2, 1], [8, 0, 0, 0], [0, 1, 0, 1], [2, 2, 2, 2], [0, 0, 0, 3]]) / 8
     for uniform in torch.arange(8, dtype=torch.float64) / 8:
         ids = draw(probabilities, uniform.expand(5, 1))
@@ -281,7 +281,7 @@ def test_draws_equal_a_walk_along_the_running_sum():
 
 
 def test_draws_are_made_in_float64():
-    """After an id of probability 1, float32 loses one of 2^-30, and float64 does not."""
+    """After an id with probability 1, float32 loses an id with 2^-30, but float64 does not."""
     probabilities = torch.tensor([[1.0, 2**-30]])
     assert draw(probabilities, torch.tensor([[1 - 2**-40]], dtype=torch.float64)).item() == 1
 
@@ -292,7 +292,7 @@ def test_a_draw_from_nan_is_an_id_of_the_vocabulary():
 
 
 def test_top_k_and_top_p_equal_a_search_through_a_sorted_list():
-    """Rows in different orders; what is kept keeps its logit."""
+    """Rows have different orders; ids that are kept keep their logits."""
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     for b, (row, whole) in enumerate(zip(logits, logits.softmax(-1).tolist(), strict=True)):
         order = sorted(range(6), key=lambda i: -whole[i])
@@ -308,7 +308,7 @@ def test_top_k_and_top_p_equal_a_search_through_a_sorted_list():
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 def test_filtered_logits_are_those_of_transformers(temperature):
-    """Temperature, then top-k, then top-p, of 200 rows of 50 logits; the ban of repeated n-grams of texts of 12 ids."""
+    """Temperature, then top-k, then top-p, on 200 rows of 50 logits; the n-gram ban on texts of 12 ids."""
     logits = 3 * torch.randn(200, 50, generator=torch.Generator().manual_seed(0))
     ids = torch.randint(5, (200, 12), generator=torch.Generator().manual_seed(1))
     scaled = transformers.TemperatureLogitsWarper(temperature)(ids, logits)
@@ -345,7 +345,7 @@ def test_ngram_ban_equals_a_search_through_lists(tiny_gpt):
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_ngram_ban_bans_no_other_id_than_a_search_through_lists(n):
-    """Ids up to 6 of a vocabulary of 5, which doesn't hold 5 and 6; -1 is padding. A row whose ids would all be banned
+    """Ids are up to 6 in a vocabulary of 5, so 5 and 6 are outside; -1 is padding. A row whose ids would all be banned
     keeps them all."""
     context = torch.randint(-1, 7, (200, 9), generator=torch.Generator().manual_seed(n))
     context[:20] = torch.randint(0, 2, (20, 9), generator=torch.Generator().manual_seed(n))
@@ -359,7 +359,7 @@ def test_ngram_ban_bans_no_other_id_than_a_search_through_lists(n):
 
 
 def test_ngram_ban_needs_a_whole_ngram():
-    """Two ids hold one bigram and no trigram."""
+    """Two ids contain one bigram and no trigram."""
     logits, context = torch.zeros(1, 4), torch.tensor([[2, 2]])
     assert ban_repeated_ngrams(logits, context, 2).isfinite().tolist() == [[True, True, False, True]]
     assert ban_repeated_ngrams(logits, context, 3).isfinite().all()
@@ -367,7 +367,7 @@ def test_ngram_ban_needs_a_whole_ngram():
 
 
 def test_ngram_ban_ignores_rows_that_have_ended(tiny_gpt):
-    """After EOS comes [PAD], whose id lies outside the vocabulary here."""
+    """After EOS comes [PAD], whose id is outside the vocabulary here."""
     banned, free = (
         sample(tiny_gpt, QUERIES * 20, T=20, eos_id=3, temperature=2.0, no_repeat_ngram_size=n)[0] for n in (2, 0)
     )
@@ -382,13 +382,13 @@ def test_ngram_ban_ignores_rows_that_have_ended(tiny_gpt):
 @pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.9}, {"filtered_logprobs": True}], ids=str)
 @pytest.mark.parametrize("temperature", [0.7, 0.1, 0.01, 1e-6])
 def test_what_an_ngram_ban_leaves_is_drawn_by_its_own_probabilities(temperature, settings):
-    """Logits 4, 2, 1, 0, and the likeliest id is banned: the other three, however improbable beside it."""
+    """The likeliest of four ids is banned: the other three are drawn by logits 2, 1 and 0, however improbable."""
     model = GPT(GPTConfig(vocab_size=4, n_ctx=4, d_model=4, n_layer=0, n_head=1, d_mlp=1, rotary_dim=2))
     with torch.no_grad():
         model.transformer.embedding.weight.copy_(torch.tensor([3.0, -1.0, -1.0, -1.0]))
         model.lm_head.weight.zero_()
         model.lm_head.weight[:, 0] = torch.tensor([4.0, 2.0, 1.0, 0.0])
-        scale = model.logits(model(torch.tensor([[0, 0]])))[0, -1, 0] / 4  # of the layer norm
+        scale = model.logits(model(torch.tensor([[0, 0]])))[0, -1, 0] / 4  # scale of the layer norm
         model.lm_head.weight /= scale
     query = torch.zeros((200, 2), dtype=torch.long)
     uniforms = torch.arange(200, dtype=torch.float64)[:, None] / 200
@@ -418,7 +418,7 @@ needs_int8 = pytest.mark.skipif(not has_int8_products(), reason="this processor 
 
 
 def test_logprobs_after_the_filter_are_those_of_what_was_sampled(tiny_gpt):
-    """Over the tokens that top-p keeps, they are the logprobs before it less the log of the share that is kept."""
+    """For the tokens that top-p keeps, they are the unfiltered logprobs minus the log of the probability kept."""
     uniforms = torch.rand(30, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     settings = {"T": 6, "uniforms": uniforms, "eos_id": None, "top_p": 0.5}
     response, before = sample(tiny_gpt, QUERIES * 10, **settings)
@@ -457,7 +457,7 @@ SHAPES = {
 @needs_int8
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 def test_an_int8_sampler_is_the_model_with_rounded_products(changes):
-    """Its logprobs are close to the model's and not equal; embeddings are shared, and the model is as it was."""
+    """Its logprobs are close to the model's but not equal; embeddings are shared, and the model is unchanged."""
     model = random_gpt(**changes).forbid(3, 36)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     sampler = for_sampling(model, "int8")

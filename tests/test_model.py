@@ -51,7 +51,7 @@ CONFIGS = {
 def model_of(config: GPTConfig, kind: type = GPT) -> GPT | ScalarModel:
     torch.manual_seed(0)
     model = kind(config)
-    with torch.no_grad():  # away from the initialisation, where attention is nearly uniform
+    with torch.no_grad():  # at initialisation, attention is nearly uniform
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model
@@ -106,7 +106,7 @@ def test_a_row_of_only_padding_is_finite_and_does_not_affect_other_rows(gpt) -> 
     assert (hidden[0] - gpt(ids[:1])[0]).abs().max() < 1e-5
 
 
-# . padding, # real; whether causal attention alone keeps the padding out
+# . padding, # real; whether causal attention never reaches the padding
 PADDINGS = {
     "none": (["######", "######"], True),
     "right": (["######", "###...", "#....."], True),
@@ -120,7 +120,7 @@ PADDINGS = {
 @pytest.mark.parametrize("last", [None, 3])
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_the_causal_kernel_gives_what_the_bias_gives(gpt, monkeypatch, padding, last) -> None:
-    """Hidden states of real tokens and the gradients of all weights; where padding comes first, the bias stays."""
+    """Compares hidden states of real tokens and all gradients; if padding comes first, the bias is kept."""
     drawing, suffices = PADDINGS[padding]
     mask = torch.tensor([[sign == "#" for sign in row] for row in drawing])
     ids, wanted = torch.randint(41, mask.shape), mask[:, -(last or 6) :]
@@ -148,7 +148,7 @@ def test_the_causal_kernel_gives_what_the_bias_gives(gpt, monkeypatch, padding, 
 
 
 def test_a_cpu_keeps_the_bias(monkeypatch) -> None:
-    """Its sums would otherwise depend on the other rows' padding, and old runs would end in other digits."""
+    """Otherwise its sums would depend on the other rows' padding, and digits of old runs would change."""
     assert not causal_suffices(torch.ones(1, 3, dtype=torch.bool))
     monkeypatch.setattr(nanorlhf.masks, "has_causal_kernel", lambda device: True)
     assert causal_suffices(torch.ones(1, 3, dtype=torch.bool))
@@ -217,7 +217,7 @@ def test_computing_only_the_last_tokens_of_an_encoder_gives_the_same_values_and_
 @torch.no_grad()
 @pytest.mark.parametrize("whole", [False, True])  # True: as on a GPU, where one captured step is replayed
 def test_decoding_with_a_cache_equals_the_full_forward_pass(gpt, whole, monkeypatch) -> None:
-    """Prefill of 6, then one token per step; rows left-padded by 0 and 4; one row dropped midway."""
+    """A prefill of 6, then one token per step; rows left-padded by 0 and 4; one row is dropped midway."""
     ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(12) >= torch.tensor([[0], [4]])
     full = gpt(ids, mask)
@@ -397,7 +397,7 @@ def test_capped_logits_are_the_head_s_bent_and_a_forbidden_id_stays_impossible()
 
 @torch.no_grad()
 def test_a_group_of_queries_shares_its_keys_and_values() -> None:
-    """As a model with a copy of them for every query; and the cache holds them once."""
+    """The result equals a model with a copy for every query head, and the cache stores them once."""
     config = CONFIGS["llama"]
     gpt, copied = model_of(config), model_of(replace(config, n_kv_head=None))
     copied.load_state_dict(gpt.state_dict() | {name: repeated(weight) for name, weight in qkv_of(gpt)})
@@ -410,7 +410,7 @@ def test_a_group_of_queries_shares_its_keys_and_values() -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_on_a_cpu_the_keys_of_a_channel_lie_side_by_side(whole: bool, monkeypatch) -> None:
-    """Also when rows have ended: the other order costs a product with one query up to two thirds of its speed."""
+    """Also after rows have ended: in the other order, a matmul with one query loses up to two thirds of its speed."""
     monkeypatch.setattr("nanorlhf.cache.replays", lambda device: whole)
     cache = KVCache(CONFIGS["llama"], torch.ones((2, 13), dtype=torch.bool), 3, torch.float32)
     assert cache.keys.mT.is_contiguous() and cache.values.is_contiguous()
@@ -424,6 +424,6 @@ def qkv_of(gpt: GPT) -> list[tuple[str, torch.Tensor]]:
 
 
 def repeated(rows: torch.Tensor) -> torch.Tensor:
-    """4 heads of queries and 2 of keys and of values, 6 rows each -> 4 of each."""
+    """Repeat 2 key and 2 value heads to match 4 query heads, 6 rows each."""
     heads = rows.view(8, 6, *rows.shape[1:])
     return heads[[0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7]].flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Comparisons in rows that read their query once: all that is computed is that of each text alone."""
+"""Comparisons in rows with one copy of the query give the same results as separate texts."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_what_a_token_sees_equals_a_triple_loop() -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_hidden_states_equal_those_of_single_texts_in_float64(name) -> None:
-    """Learned and rotary positions, windows and shared keys: each response is where it would be alone."""
+    """With all kinds of positions, windows and shared keys, each response has the positions of a separate text."""
     model = model_of(CONFIGS[name]).double()
     ids, branch, row, before, end, first = join_pairs(PAIRS, PAD, torch.device("cpu"))
     joined = model(ids, ids != PAD, last=ids.size(1) - first, branch=branch)  # (B, L - first, C)

@@ -1,4 +1,4 @@
-"""Parameter-efficient fine-tuning: what is trained, that nothing else changes, and what is saved."""
+"""Parameter-efficient fine-tuning: it trains the right parameters, changes nothing else, and saves checkpoints."""
 
 import json
 import math
@@ -49,7 +49,7 @@ FAMILIES = {
         attention_cap=2.0, logit_cap=3.0, attention_windows=(5, None), tied_head=True, architecture="gemma2",
     ),
 }  # fmt: skip
-PHI3 = GPTConfig(  # q, k and v are one tensor in its files, gate and up another; no biases
+PHI3 = GPTConfig(  # q, k and v are one tensor in the files, gate and up another; no biases
     **SHAPE, n_kv_head=2, rotary_dim=6, parallel_residual=False, norm="rms", gated_mlp=True, activation="silu",
     qkv_bias=False, attention_out_bias=False, mlp_bias=False, architecture="phi3",
 )  # fmt: skip
@@ -74,7 +74,7 @@ every_way = pytest.mark.parametrize("how", WAYS)
 
 
 def perturb(model: GPT, only_trained: bool = False) -> GPT:
-    """Move away from the initialisation, so that a wrong order or a missing term shows."""
+    """Perturb the initial weights, so that a wrong order or a missing term changes the output."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad or not only_trained:
@@ -88,7 +88,7 @@ def random_gpt(config: GPTConfig) -> GPT:
 
 
 def tuned_gpt(config: GPTConfig, how: str) -> GPT:
-    """A tuned model whose added weights are no longer at their initialisation."""
+    """Make a tuned model with perturbed added weights."""
     model = random_gpt(config)
     tune(model, how)
     return perturb(model, only_trained=True)
@@ -106,7 +106,7 @@ def trained_names(model: GPT) -> set[str]:
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-# ------------------------------------------------------------------------------------------------------ what is trained
+# ------------------------------------------------------------------------------------------------ trainable parameters
 @pytest.mark.parametrize(
     ("how", "num_trained"),
     [
@@ -122,7 +122,7 @@ def test_gpt2_trains_as_many_parameters_as_counted_by_hand(how, num_trained):
     tune(model, how)
     assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == num_trained
     if how == "adapter":
-        assert 0.02 < num_trained / 124_439_808 < 0.03  # the paper's share
+        assert 0.02 < num_trained / 124_439_808 < 0.03  # the paper's fraction
 
 
 @every_family
@@ -196,20 +196,20 @@ def test_steps_change_no_bit_of_frozen_parameters(how):
     assert moved == trained_names(model) and losses[-1] < losses[0]
 
 
-# ----------------------------------------------------------------------------------------------------- what it computes
+# -------------------------------------------------------------------------------------------------------------- outputs
 @every_family
 @every_way
 def test_an_untrained_model_computes_what_it_did_before(family, how):
     base, model = random_gpt(FAMILIES[family]), random_gpt(FAMILIES[family])
     tune(model, how)
-    # with gradients enabled, a frozen layer may use a product that rounds differently
+    # with gradients enabled, a frozen layer may use a matmul that rounds differently
     assert (logits(base) - logits(model)).abs().max() < 1e-6
     with torch.no_grad():
         assert torch.equal(logits(base), logits(model))
 
 
 def test_no_random_number_is_drawn_for_full_and_bitfit():
-    """So --tune full gives the same digits as a script without the flag."""
+    """--tune full then gives the same digits as a script without the flag."""
     model = random_gpt(FAMILIES["gpt2"])
     state = torch.get_rng_state()
     for how in ("full", "bitfit"):
@@ -305,7 +305,7 @@ def test_policy_and_value_model_share_a_trunk_and_learn_apart():
         tune(model, "lora")
     values, before = value_model(IDS, MASK), logits(policy)
     perturb(policy, only_trained=True)
-    assert torch.equal(value_model(IDS, MASK), values)  # an update of the policy is not one of the value model
+    assert torch.equal(value_model(IDS, MASK), values)  # the policy's update doesn't change the value model
     now = logits(policy)
     perturb(value_model, only_trained=True)
     assert torch.equal(logits(policy), now) and not torch.equal(now, before)
@@ -315,8 +315,8 @@ def test_policy_and_value_model_share_a_trunk_and_learn_apart():
 
 
 def test_lora_multiplies_no_frozen_weight_in_the_backward_pass(monkeypatch):
-    """Of the three products of a layer, y = W x, dL/dx and dL/dW, the last is left out."""
-    monkeypatch.setattr("kernels.linear.onednn_matmul", lambda: None)  # the counter doesn't know oneDNN's
+    """A layer needs only two of its three matmuls, y = W x, dL/dx and dL/dW: the last is skipped."""
+    monkeypatch.setattr("kernels.linear.onednn_matmul", lambda: None)  # the counter doesn't see oneDNN's matmuls
     flops = {}
     for how in ("full", "lora"):
         model = random_gpt(replace(FAMILIES["qwen2"], d_model=96, d_mlp=256, rotary_dim=24))
@@ -339,7 +339,7 @@ def test_an_adapter_is_a_residual_bottleneck():
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "gpt_neox"])
 def test_adapters_come_after_each_branch_and_before_the_sum(family):
-    """An adapter that only adds a constant equals a bias of its branch, in sequential and in parallel blocks."""
+    """An adapter that only adds a constant equals a bias on its branch, in sequential and in parallel blocks."""
     base, model = random_gpt(FAMILIES[family]), random_gpt(FAMILIES[family])
     tune(model, "adapter")
     with torch.no_grad():
@@ -366,7 +366,7 @@ def test_cached_decoding_equals_the_full_forward_pass(family, how):
         mask = F.pad(mask, (0, 1), value=True)
 
 
-# -------------------------------------------------------------------------------------------------------- what is saved
+# ---------------------------------------------------------------------------------------------------- saved checkpoints
 @every_family
 @pytest.mark.parametrize("how", ["bitfit", "lora"])
 def test_transformers_reads_a_checkpoint_of_bitfit_and_lora(family, how, tmp_path):
@@ -405,7 +405,7 @@ def test_the_library_peft_reads_the_updates(family, targets, tmp_path):
 
 @pytest.mark.parametrize("family", ["gpt_neo", "qwen2", "gemma2"])
 def test_the_gradients_of_the_updates_are_the_library_pefts(family, tmp_path):
-    """Of families that store q and v as tensors of their own: there an update of ours is one of peft's."""
+    """Tested on families that store q and v separately, where each of our updates is one of peft's."""
     model = random_gpt(FAMILIES[family])
     save(model, tmp_path / "base")
     tune(model, "lora", rank=3)
@@ -465,7 +465,7 @@ def test_adapters_of_a_checkpoint_are_trained_further_without_adding_more(tmp_pa
     before = logits(model)
     tune(model, "adapter")
     assert torch.equal(logits(model), before) and len(trained_names(model)) == 2 * 2 * 4
-    tune(model, "lora")  # with another method they stay, frozen
+    tune(model, "lora")  # another method keeps them, frozen
     assert torch.equal(logits(model), before) and len(trained_names(model)) == 2 * 4
 
 
@@ -482,7 +482,7 @@ def test_the_loss_goes_down_and_the_checkpoint_loads(miniature, tmp_path, capsys
     )
     summary = train_sft.main(args)
     base, model = load_gpt(args.model), load_gpt(args.out)
-    assert loss_on(miniature, "train", model) < loss_on(miniature, "train", base) - 0.04  # embeddings stay random
+    assert loss_on(miniature, "train", model) < loss_on(miniature, "train", base) - 0.04  # embeddings aren't trained
     assert loss_on(miniature, "validation", model) == pytest.approx(summary["validation_loss"], abs=1e-4)
     changed = {
         name for name, parameter in base.named_parameters() if not torch.equal(parameter, model.get_parameter(name))
@@ -504,7 +504,7 @@ def test_the_loss_goes_down_and_the_checkpoint_loads(miniature, tmp_path, capsys
 
 
 def loss_on(miniature, split, model):
-    """Loss in nats per token."""
+    """Return the loss in nats per token."""
     tokenizer = train_sft.load_tokenizer(miniature.root / "data")
     rows = train_sft.load_demonstrations(miniature.root / "data" / f"sft.{split}.jsonl", tokenizer, None, None)
     model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
@@ -530,7 +530,7 @@ def test_resuming_equals_the_uninterrupted_run(miniature, tmp_path, monkeypatch,
     assert read_metrics(whole.out) == read_metrics(broken.out)
 
 
-# ------------------------------------------------------------------------------- LoRA of reward models, DPO and in PPO
+# ------------------------------------------------------------------------------ LoRA in reward models, DPO and PPO
 def test_a_reward_model_is_trained_by_updates_and_its_head(miniature, tmp_path):
     args = replace(miniature.rm, out=tmp_path / "rm", tune="lora", num_epochs=2, lr=1e-2)
     summary = train_rm.main(args)
@@ -559,7 +559,7 @@ def test_ppo_of_updates_starts_at_the_reference_and_moves_nothing_else(miniature
     train_ppo.main(args)
     rows = read_metrics(args.out)
     assert rows[0]["policy/first_ratio_error"] < 1e-5 and abs(rows[0]["objective/kl_exact"]) < 1e-6
-    assert rows[-1]["objective/kl_exact"] > 1e-3  # the reference has not moved along
+    assert rows[-1]["objective/kl_exact"] > 1e-3  # the reference didn't change with the policy
     base, policy, value_model = load_gpt(args.sft), load_gpt(args.out), load_scalar(args.out / "value_model")
     start = base if value_start else load_scalar(args.reward_model)
     for before, after in ((base, policy), (start, value_model)):

@@ -1,4 +1,4 @@
-"""The arithmetic of PPO against brute force, float64 and examples by hand; masked positions hold NaN."""
+"""PPO's formulas against brute force, float64 and worked examples; masked positions are NaN."""
 
 import math
 
@@ -85,7 +85,7 @@ def test_policy_loss_of_three_tokens_by_hand():
 
 
 def test_policy_loss_is_0_where_there_is_no_action():
-    """Ratios 2, 0.5 and 1 count; the fourth would be clipped, but is no action and holds NaN."""
+    """Ratios 2, 0.5 and 1 count; the fourth would be clipped, but isn't an action and is NaN."""
     old = torch.tensor([[-3.0, -1.0], [-2.0, NAN]])
     new = (old + torch.tensor([[math.log(2), math.log(0.5)], [0.0, NAN]])).requires_grad_()
     advantages, actions = torch.tensor([[1.0, 2.0], [-3.0, NAN]]), torch.tensor([[True, True], [True, False]])
@@ -98,7 +98,7 @@ def test_policy_loss_is_0_where_there_is_no_action():
 
 
 def test_a_ratio_far_from_one_is_clipped_and_never_dropped():
-    """Some trainers zero a whole batch whose mean ratio is above 10. Here it counts as the formula says."""
+    """Some trainers zero a whole batch whose mean ratio is above 10. Here it counts as in the formula."""
     new = torch.tensor([[5.0, 5.0]], requires_grad=True)
     losses, is_clipped = policy_loss(new, torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), torch.ones(1, 2).bool(), 0.2)
     losses.sum().backward()
@@ -130,7 +130,7 @@ def test_value_loss_by_hand_with_and_without_clipping():
 
 
 def test_values_are_clipped_to_both_sides_of_the_old_ones():
-    """Old 3 and 3, clipped to 2.8 and 3.2; the third is in its range, so its errors are equal; no state."""
+    """Old values 3 and 3 clip to 2.8 and 3.2; the third is in range, with equal errors; the last isn't a state."""
     new, old = torch.tensor([[1.0, 5.0, 2.1, NAN]]), torch.tensor([[3.0, 3.0, 2.0, NAN]])
     returns, states = torch.tensor([[1.5, 4.0, 1.0, NAN]]), torch.tensor([[True, True, True, False]])
     losses, is_clipped = value_loss(new, old, returns, states, 0.2)
@@ -189,7 +189,7 @@ def test_adaptive_kl_follows_the_formula_and_clips_the_error():
 
 
 def test_kl_estimators_have_the_right_expectation_over_a_vocabulary_of_five():
-    """k1 and k3 of samples from p, averaged exactly, are KL(p, q) and not KL(q, p)."""
+    """The exact averages of k1 and k3 over samples from p are KL(p, q), not KL(q, p)."""
     torch.manual_seed(0)
     p, q = torch.randn(5).double().log_softmax(0), torch.randn(5).double().log_softmax(0)
     exact = (p.exp() * (p - q)).sum()
@@ -212,7 +212,7 @@ def test_importance_weights_equal_float64_and_padding_counts_nowhere():
 
 
 def loss_of_samples(theta, logits, sampler, rewards, clip):
-    """The clipped loss of one token that the sampler drew, in expectation over its draws; clip None: uncorrected.
+    """Compute the expected clipped loss of one token drawn by the sampler; clip None: uncorrected.
 
     theta (V,) are added to the policy's logits; at 0 the ratio is 1.
     """
@@ -232,7 +232,7 @@ COUNTS = torch.ones(1, 1, dtype=torch.bool)
 
 @pytest.mark.parametrize("sampler_is", ["another", "cut"])
 def test_untruncated_weights_make_the_gradient_unbiased_unless_the_sampler_lacks_a_token(sampler_is):
-    """Over a vocabulary of five, in float64: minus the gradient of the expected reward under the policy itself."""
+    """Over a vocabulary of five, in float64, it is minus the gradient of the policy's expected reward."""
     torch.manual_seed(0)
     logits, rewards = torch.randn(5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
     sampler = (logits + torch.randn(5, dtype=torch.float64)).softmax(0)
@@ -251,7 +251,7 @@ def test_untruncated_weights_make_the_gradient_unbiased_unless_the_sampler_lacks
     if sampler_is == "another":
         assert torch.allclose(unbounded, wanted, atol=1e-12)
         assert not torch.allclose(truncated, wanted, atol=1e-3) and not torch.allclose(uncorrected, wanted, atol=1e-3)
-    else:  # what remains is the term of the token that is missing
+    else:  # the difference is the missing token's term
         missing = int(logits.argmin())
         term = gradient(lambda theta: -(logits + theta).softmax(0)[missing] * rewards[missing])
         assert torch.allclose(unbounded + term, wanted, atol=1e-12) and term.abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""How much a bar writes: with a clock that the test moves on."""
+"""Progress bars write few lines; the test controls the clock."""
 
 import io
 
@@ -14,7 +14,7 @@ class Terminal(io.StringIO):
 
 
 def train(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A run of 60 steps of four seconds, with a bar within each step; returns what it has written."""
+    """Run 60 steps of four seconds, with an inner bar in each step; return the output."""
     now = [0.0]
     monkeypatch.setattr(progress, "monotonic", lambda: now[0])
     monkeypatch.setattr(Progress, "last_line", 0.0)
@@ -50,7 +50,7 @@ def test_a_terminal_shows_every_step(monkeypatch):
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
 def test_a_bar_that_is_collected_after_its_file_was_closed_raises_nothing(kind):
-    """It would do so within whatever allocates then: unraisable, and in Python 3.11 fatal to `ast.parse`."""
+    """It would raise in the code that triggers the collection, and break `ast.parse` in Python 3.11."""
     out = kind()
     bar = Progress(range(60), file=out, mininterval=0)
     assert next(iter(bar)) == 0

@@ -1,4 +1,4 @@
-"""Tokenizers of models that people bring, in miniature: each ends a text as its model does, and loses nothing."""
+"""Miniatures of published tokenizers: each ends texts like its model, and no setting is lost."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ def shape(request):
 
 
 def marked(shape):
-    """A text with the names of all special tokens, with blanks and letters before and after."""
+    """Return a text with the names of all special tokens, between spaces and letters."""
     return "the cat" + "".join(f"{name}\n the  {name} mat {name}x" for name in shape.tokens)
 
 
@@ -41,7 +41,7 @@ def test_loading_a_tokenizer_changes_no_ids_of_a_text(tmp_path, shape):
     assert tokenizer.encode("the  cat\n sat") == raw.encode("the  cat\n sat", add_special_tokens=False).ids
     assert tokenizer.pad_id not in raw.get_vocab().values()
     special = {raw.token_to_id(name) for name, flags in shape.tokens.items() if flags.get("special", True)}
-    special -= {raw.token_to_id("<unk>")}  # which stands for characters outside the vocabulary
+    special -= {raw.token_to_id("<unk>")}  # for characters outside the vocabulary
     assert not (special | {tokenizer.eos_id, tokenizer.pad_id}) & set(tokenizer.encode(text + "[PAD]"))
 
 
@@ -68,7 +68,7 @@ def test_generation_config_keeps_its_settings_and_stops_at_the_new_eos_too(tmp_p
 
 
 def checkpoint(directory, tokenizer):
-    """A small model and a tokenizer, saved as training saves them."""
+    """Save a small model and a tokenizer as training does."""
     sizes = dict(n_ctx=16, d_model=8, n_layer=1, n_head=2, d_mlp=16, rotary_dim=2)
     save(GPT(GPTConfig(vocab_size=tokenizer.pad_id + 1, **sizes)), directory, tokenizer)
     return directory
@@ -82,7 +82,7 @@ def test_a_checkpoint_names_its_bos_and_eos_and_transformers_stops_at_all_stop_i
     config = json.loads((directory / "config.json").read_text())
     bos = tokenizer.bos and tokenizer.backend.token_to_id(tokenizer.bos)
     assert (config["bos_token_id"], config["eos_token_id"]) == (bos, tokenizer.eos_id)
-    if (directory / "generation_config.json").exists():  # otherwise it is made of config.json
+    if (directory / "generation_config.json").exists():  # otherwise transformers makes it from config.json
         generation = GenerationConfig.from_pretrained(directory)
         assert generation.eos_token_id == (tokenizer.stop_ids if SHAPES[name].stops else tokenizer.eos_id)
     assert load_tokenizer(directory).stop_ids == tokenizer.stop_ids
@@ -117,7 +117,7 @@ CHATS = [name for name in SHAPES if "chat_template" in SHAPES[name].settings]
 @pytest.mark.parametrize("name", CHATS)
 @pytest.mark.parametrize("contents", [("the cat", "sat on"), ("sat", " on", "the cat", "\n sat ")])
 def test_the_ids_of_a_chat_are_those_of_transformers_up_to_the_end_of_the_turn(tmp_path, name, contents):
-    """With the template of the data, whose EOS ends a turn; and with the model's own."""
+    """Tested with the data's template, where EOS ends a turn, and with the model's template."""
     publish(tmp_path / "tokenizer", SHAPES[name])
     messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}))
@@ -136,10 +136,10 @@ def test_the_ids_of_a_chat_are_those_of_transformers_up_to_the_end_of_the_turn(t
         assert row.query == query and row.query + row.response == whole[: len(row.query + row.response)]
         assert judge.convert_ids_to_tokens(row.response[-1]) == tokenizer.eos
     [ids] = tokenizer.encode_responses([f"x{tokenizer.eos}"], [row.record["query"]])
-    assert not set(ids) & set(judge.all_special_ids)  # a name in a response is text
+    assert not set(ids) & set(judge.all_special_ids)  # names of special tokens in a response are text
 
 
-# ------------------------------------------------------------------------------------------------------------- refused
+# -------------------------------------------------------------------------------------------------------------- errors
 def test_a_tokenizer_that_reads_back_as_another_is_refused_before_training(tmp_path, monkeypatch):
     publish(tmp_path / "a", SHAPES["granite"])
     reloaded = publish(tmp_path / "b", SHAPES["lowercase"])
@@ -154,7 +154,7 @@ def test_pad_never_gets_the_id_of_another_token(tmp_path):
     settings["added_tokens"] = []
     vocabulary = settings["model"]["vocab"]
     last = max(vocabulary, key=vocabulary.get)
-    vocabulary |= {last: len(vocabulary), "<|end_of_text|>": vocabulary[last]}  # ids up to and with the next free one
+    vocabulary |= {last: len(vocabulary), "<|end_of_text|>": vocabulary[last]}  # ids include the next free one
     vocabulary[last] = len(vocabulary)
     (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
     with pytest.raises(InputError, match=rf"ids have gaps, so the next free one, {len(vocabulary)}, isn't free for"):

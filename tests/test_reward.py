@@ -25,7 +25,7 @@ ids = st.lists(st.integers(0, 36), min_size=1, max_size=6)
 
 @given(st.lists(st.tuples(ids, ids), min_size=1, max_size=5), st.integers(0, 3))
 def test_reward_stands_at_the_last_token_whatever_the_padding(rows, extra):
-    """Left-padded queries begin with [PAD], full rows have none at all: neither may confuse the search. [N+ 12]"""
+    """Left-padded queries begin with [PAD], full rows have none; the search must handle both. [N+ 12]"""
     queries, responses = [q for q, _ in rows], [r for _, r in rows]
     left = torch.cat((left_pad(queries, PAD), right_pad(responses, PAD)), dim=1)
     Q = max(map(len, queries))
@@ -61,7 +61,7 @@ def test_a_score_depends_neither_on_padding_nor_on_the_batch():
 
 @torch.no_grad()
 def test_an_empty_response_has_the_score_of_its_query():
-    """Left-padded, and right-padded with responses that begin at different places."""
+    """Tested with left padding, and with right padding where responses begin at different positions."""
     model, queries, responses = reward_model(), [[5, 6, 7], [8, 9, 10, 11, 12], [7]], [[], [7, 3], [4, 4, 4]]
     alone = [
         model(torch.tensor([query + response]))[0, -1].item()
@@ -87,7 +87,7 @@ def test_the_gradient_of_a_score_is_zero_at_padding_and_the_loss_comes_from_one_
 
 # ----------------------------------------------------------------------------------------------------- the ensemble
 def test_an_ensembles_score_is_the_mean_the_worst_case_or_the_mean_less_the_variance():
-    """Coste et al. 2023, by hand: members score 1, 2, 6 and 0, 0, 0."""
+    """A worked example of Coste et al. 2023: members score 1, 2, 6 and 0, 0, 0."""
     scores = torch.tensor([[1.0, 0.0], [2.0, 0.0], [6.0, 0.0]])
     assert ensemble_scores(scores, "mean").tolist() == [3.0, 0.0]
     assert ensemble_scores(scores, "min").tolist() == [1.0, 0.0]
@@ -97,7 +97,7 @@ def test_an_ensembles_score_is_the_mean_the_worst_case_or_the_mean_less_the_vari
 
 @pytest.fixture
 def members(miniature, tmp_path) -> tuple[str, ...]:
-    """The reward model, and two that differ from it."""
+    """Return the reward model, and two others that differ from it."""
     tokenizer, paths = load_tokenizer(miniature.root / "rm"), [str(miniature.root / "rm")]
     for seed in (1, 2):
         model, generator = load_scalar(miniature.root / "rm"), torch.Generator().manual_seed(seed)

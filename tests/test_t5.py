@@ -1,4 +1,4 @@
-"""T5: parity with `transformers` on random weights, and what an encoder and a decoder must not see."""
+"""T5: parity with `transformers` on random weights; masks of the encoder and the decoder."""
 
 import json
 import shutil
@@ -28,8 +28,8 @@ VOCAB, PAD = 43, 999
 SHAPE = {"vocab_size": VOCAB, "d_model": 24, "n_layer": 2, "n_head": 3, "d_head": 10, "d_mlp": 40}
 FIRST = {"tied_head": True, "head_scale": 24**-0.5}
 CONFIGS = {
-    "first": T5Config(**SHAPE, **FIRST, start_id=2, query_start_id=1, query_end_id=2),  # as CodeT5
-    "1.1": T5Config(**SHAPE, activation="gelu_new", gated_mlp=True, query_end_id=1),  # a head of its own
+    "first": T5Config(**SHAPE, **FIRST, start_id=2, query_start_id=1, query_end_id=2),  # like CodeT5
+    "1.1": T5Config(**SHAPE, activation="gelu_new", gated_mlp=True, query_end_id=1),  # a separate head
     "deep decoder": T5Config(**SHAPE, **FIRST, n_decoder_layer=3, num_buckets=7, max_distance=9),
 }
 THEIRS = {
@@ -45,7 +45,7 @@ THEIRS = {
 
 
 def away_from_the_start(model: torch.nn.Module, seed: int = 0) -> None:
-    """Where attention is nearly uniform, a wrong mask or position would not show."""
+    """Perturb the weights: with nearly uniform attention, a wrong mask or position would not show."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -67,14 +67,14 @@ def theirs_of(name: str) -> transformers.T5ForConditionalGeneration:
         **{**shape, "decoder_start_token_id": 0, "attn_implementation": "eager", **THEIRS[name]}
     )
     model = transformers.T5ForConditionalGeneration(config).eval()
-    if name == "1.1":  # transformers 5 ties a new head, though not one that is read
+    if name == "1.1":  # transformers 5 ties the head of a new model, but not of a loaded one
         model.lm_head.weight = torch.nn.Parameter(0.1 * torch.randn(VOCAB, 24))
     away_from_the_start(model)
     return model
 
 
 def rows(T: int = 11) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """query (3, 14), left-padded by 0, 5 and 12, its mask, response (3, T), and its padding mask: 0, 2, 7 after EOS."""
+    """Return query (3, 14), left-padded by 0, 5 and 12, response (3, T), with 0, 2 and 7 after EOS, and their masks."""
     generator = torch.Generator().manual_seed(1)
     query, response = (torch.randint(3, VOCAB, (3, length), generator=generator) for length in (14, T))
     query_mask = torch.arange(14) >= torch.tensor([[0], [5], [12]])
@@ -83,7 +83,7 @@ def rows(T: int = 11) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def enclosed(query: Tensor, query_mask: Tensor, config: transformers.T5Config) -> dict[str, Tensor]:
-    """What transformers' encoder reads: each query between BOS and EOS, if there are such, as tokenizers put them."""
+    """Return the inputs of transformers' encoder: each query between BOS and EOS, if any, as tokenizers do."""
     ids = [getattr(config, name, None) for name in ("bos_token_id", "eos_token_id")]
     ends = [[] if i is None else [i] for i in ids]
     texts = [ends[0] + q[real].tolist() + ends[1] for q, real in zip(query, query_mask, strict=True)]
@@ -94,7 +94,7 @@ def enclosed(query: Tensor, query_mask: Tensor, config: transformers.T5Config) -
 
 @torch.no_grad()
 def largest_difference(ours: GPT, theirs: transformers.T5ForConditionalGeneration) -> float:
-    """Of the logits, at all tokens that count."""
+    """Return the largest difference of the logits at tokens that count."""
     query, query_mask, response, actions = rows()
     labels = response.masked_fill(~actions, 0)
     inputs = torch.cat((torch.full_like(labels[:, :1], theirs.config.decoder_start_token_id), labels[:, :-1]), dim=1)
@@ -132,13 +132,13 @@ def test_transformers_loads_what_we_write(name, tmp_path) -> None:
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_greedy_text_is_that_of_transformers(name, tmp_path) -> None:
-    """Longer than max_distance, with either library's cache."""
+    """Texts are longer than max_distance; each library uses its cache."""
     theirs = theirs_of(name)
     theirs.save_pretrained(tmp_path)
     query, query_mask, _, _ = rows()
     ours, _ = generate(load_gpt(tmp_path), query, query_mask, 17, temperature=0.0)
     settings = {"max_new_tokens": 17, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    settings["use_cache"] = name != "deep decoder"  # theirs is too short for one that is deeper than its encoder
+    settings["use_cache"] = name != "deep decoder"  # their cache is too short for a decoder deeper than its encoder
     inputs = enclosed(query, query_mask, theirs.config)
     assert torch.equal(ours, theirs.generate(**inputs, **settings)[:, 1:])
 
@@ -167,7 +167,7 @@ def test_a_scalar_model_survives_a_round_trip_and_has_a_trunk_of_the_policys(tmp
 
 
 def test_files_of_older_versions_are_read_alike(tmp_path) -> None:
-    """Pickles with a copy of the embedding for each stack and the head, and a bias that the model never used."""
+    """Old pickles have a copy of the embedding for each stack and the head, and an unused bias."""
     theirs = theirs_of("first")
     theirs.save_pretrained(tmp_path / "now")
     (tmp_path / "then").mkdir()
@@ -185,7 +185,7 @@ def test_files_of_older_versions_are_read_alike(tmp_path) -> None:
 
 
 def test_a_head_that_transformers_ties_without_saying_so_is_the_embedding(tmp_path) -> None:
-    """transformers 5 ties a new 1.1 model's head, leaves it out of the file, and reads it so."""
+    """transformers 5 ties a new 1.1 model's head, doesn't save it, and ties it again when it loads the file."""
     config = transformers.T5Config(
         vocab_size=VOCAB, d_model=24, d_kv=10, d_ff=40, num_layers=2, num_heads=3, tie_word_embeddings=False,
         feed_forward_proj="gated-gelu", decoder_start_token_id=0,
@@ -193,7 +193,7 @@ def test_a_head_that_transformers_ties_without_saying_so_is_the_embedding(tmp_pa
     theirs = transformers.T5ForConditionalGeneration(config).eval()
     away_from_the_start(theirs)
     with torch.no_grad():
-        theirs.shared.weight *= 0.2  # else logits of more than 10, and their rounding
+        theirs.shared.weight *= 0.2  # otherwise logits exceed 10, with larger rounding errors
     theirs.save_pretrained(tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
     assert largest_difference(load_gpt(tmp_path), theirs) < 1e-5
@@ -234,7 +234,7 @@ def test_a_missing_tensor_of_the_decoder_is_named(tmp_path) -> None:
 def test_buckets_equal_the_drawing() -> None:
     distance = torch.tensor([0, -1, -2, -3, -4, -5, -6, -8, -16, -99])
     assert relative_buckets(distance, 8, 16, causal=True).tolist() == [0, 1, 2, 3, 4, 4, 5, 6, 7, 7]
-    # to both sides: four buckets each, two of them exact
+    # bidirectional: four buckets per side, two of them exact
     both = torch.tensor([0, -1, -2, -5, -6, -40, 1, 2, 5, 6, 40])
     assert relative_buckets(both, 8, 16, causal=False).tolist() == [0, 1, 2, 2, 3, 3, 5, 6, 6, 7, 7]
 
@@ -275,7 +275,7 @@ def hidden_of(model: GPT, query: Tensor, query_mask: Tensor, response: Tensor, a
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_padding_and_the_rest_of_the_batch_change_nothing(name) -> None:
-    """Each row alone, its query without padding, its response cut at its end, is as in the batch."""
+    """Each row gives the same results as a single text without padding, cut at its end."""
     query, query_mask, response, actions = rows()
     together = hidden_of(t5(name), query, query_mask, response, actions)
     for b in range(3):
@@ -365,7 +365,7 @@ def test_the_query_is_encoded_once(monkeypatch) -> None:
 
 
 def test_the_samplers_logprobs_are_those_of_the_update() -> None:
-    """The ratio of the first epoch is 1: also where rows have ended and been dropped."""
+    """The ratio of the first epoch is 1, even after rows have ended and been dropped."""
     query, query_mask, _, _ = rows()
     query, query_mask = query.repeat(6, 1), query_mask.repeat(6, 1)
     model = t5()
@@ -396,7 +396,7 @@ def test_a_response_does_not_depend_on_the_other_rows() -> None:
 )
 @torch.no_grad()
 def test_a_rounded_sampler_is_the_model_with_rounded_products(dtype) -> None:
-    """Sampled with a cache, its logprobs are those that it has without one; close to the model's, and not equal."""
+    """Its logprobs are the same with and without a cache, and close to the model's but not equal."""
     query, query_mask, _, _ = rows()
     query, query_mask = query.repeat(6, 1), query_mask.repeat(6, 1)
     model, uniforms = t5(), torch.rand((18, 12), dtype=torch.float64, generator=torch.Generator().manual_seed(5))
@@ -410,7 +410,7 @@ def test_a_rounded_sampler_is_the_model_with_rounded_products(dtype) -> None:
     again = logits.log_softmax(-1).gather(2, response.masked_fill(ended, 0)[..., None]).squeeze(2)
     exact, _ = response_logprobs(model, ids, mask, ~ended, 1.0)
     gap, rounding = (sampled - exact).abs()[~ended], (sampled - again).abs()[~ended]
-    assert 5e-4 < gap.mean() < 0.1 and rounding.max() < 0.02  # sums in another order are rounded to a neighbour
+    assert 5e-4 < gap.mean() < 0.1 and rounding.max() < 0.02  # sums in another order round to a neighbouring value
     if dtype == "int8":
         rounded = (module for module in sampler.modules() if isinstance(module, torch.nn.Linear))
         assert {type(module.weight) for module in rounded} == {Int8Weight}

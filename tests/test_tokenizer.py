@@ -23,7 +23,7 @@ def published(request, real_data):
 
 
 def save_with(directory, **settings):
-    """A tokenizer directory whose tokenizer_config.json has `settings`."""
+    """Write a tokenizer directory whose tokenizer_config.json has `settings`."""
     TRAINED.save(directory)
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory
@@ -33,7 +33,7 @@ def save_with(directory, **settings):
 def test_pad_of_gpt2_lies_outside_its_embedding(real_data):
     tokenizer = load_tokenizer(real_data / "tokenizers" / "gpt2")
     assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (50256, 50257, 50257)
-    check_vocabulary(tokenizer, 50257, "gpt2")  # [PAD] needs no row
+    check_vocabulary(tokenizer, 50257, "gpt2")  # [PAD] needs no row of the embedding
 
 
 def test_pad_of_pythia_lies_inside_its_padded_head(real_data):
@@ -91,7 +91,7 @@ def test_eos_is_read_from_the_first_file_that_names_it(tmp_path):
         (tmp_path / name).write_text(json.dumps(tokens))
     for eos_id, name in zip((5, 6, 7, 8), named, strict=True):
         assert load_tokenizer(tmp_path).eos_id == eos_id
-        (tmp_path / name).write_text('{"eos_token": null, "eos_token_id": null}')  # names none
+        (tmp_path / name).write_text('{"eos_token": null, "eos_token_id": null}')  # names no EOS
     assert load_tokenizer(tmp_path).eos_id == TRAINED.eos_id
 
 
@@ -127,7 +127,7 @@ def test_vocabulary_larger_than_the_embedding_is_refused():
 
 @pytest.fixture
 def codet5(tmp_path):
-    """The files of CodeT5's tokenizer, with few merges."""
+    """Write the files of CodeT5's tokenizer, with few merges."""
     backend = train_tokenizer(TEXTS, 320).backend
     model = json.loads(backend.to_str())["model"]
     special = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
@@ -145,7 +145,7 @@ def codet5(tmp_path):
 
 
 def test_codet5s_ids_are_those_of_transformers(codet5):
-    """Byte-level BPE with T5's special tokens: names of them in a text are text."""
+    """It is byte-level BPE with T5's special tokens; their names in a text are text."""
     ours, theirs = load_tokenizer(codet5), RobertaTokenizer.from_pretrained(codet5)
     for text in ("the cat's hat: 3 ≠ 4\n\tx", " sold the mat", "int[] a = {1};"):
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
@@ -270,7 +270,7 @@ def test_special_tokens_are_read_in_the_text_of_a_template_only():
 
 
 def sentencepiece(kind):
-    """A tokenizer in the manner of SentencePiece's, which puts a blank before a text: of Llama 2, or of later ones."""
+    """Make a tokenizer like SentencePiece's, which puts a space before a text: Llama 2's or a later one."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
     special = ["<unk>", "<s>", "</s>", "[PAD]", *(f"<0x{i:02X}>" for i in range(256))]
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False)
@@ -379,7 +379,7 @@ def test_bytes_of_published_vocabularies_join_to_the_decoded_text(published):
     pieces = token_bytes(published)
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(published.vocab_size, (200, 50), generator=generator).tolist()
-    rows.append(list(range(published.vocab_size - 300, published.vocab_size)))  # NeoX adds runs of blanks there
+    rows.append(list(range(published.vocab_size - 300, published.vocab_size)))  # NeoX adds runs of spaces there
     for ids in rows:
         assert b"".join(pieces[i] for i in ids).decode(errors="replace") == published.decode(ids)
 
