@@ -435,7 +435,7 @@ def test_samples_depend_on_the_seed(unscripted, monkeypatch):
         ({"temperatures": (-0.1,)}, "^--temperatures -0.1: it must be 0 or from 10"),
         ({"timeout": 0.0}, "^--timeout 0.0: "),
         ({"workers": 0}, "^--workers 0: "),
-        ({"policies": ("sft",)}, "^--policies sft: write pairs"),
+        ({"policies": ("sft",)}, "^--policies sft: expected pairs"),
         ({"data": Path("/nowhere")}, "/nowhere/code.test.jsonl does not exist"),
         ({"response_length": 5000}, "--response-length"),
         ({"max_query_length": 3}, r"code.test.jsonl:1: .*--max-query-length is 3"),

@@ -445,8 +445,8 @@ def test_the_test_split_has_its_own_file(world, scripted, tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"policies": ()}, "^--policies: write pairs"),
-        ({"policies": ("str",)}, "^--policies str: write pairs"),
+        ({"policies": ()}, "^--policies: expected pairs"),
+        ({"policies": ("str",)}, "^--policies str: expected pairs"),
         ({"policies": ("str", "/nowhere/str")}, "/nowhere/str"),
         ({"reward_model": "/nowhere/rm"}, "/nowhere/rm"),
         ({"data": Path("/nowhere")}, "^/nowhere/sft.validation.jsonl does not exist"),

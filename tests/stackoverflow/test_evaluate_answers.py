@@ -254,7 +254,7 @@ def test_without_reward_models_and_gold_their_columns_are_gone(small_site):
     [
         ({"top_p": 1.5}, "--top-p 1.5"),
         ({"num_samples": 0}, "--num-samples 0"),
-        ({"policies": ("sft",)}, "--policies sft: write pairs"),
+        ({"policies": ("sft",)}, "--policies sft: expected pairs"),
         ({"encoder": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"labels": Path("/nowhere/labels.jsonl")}, "/nowhere/labels.jsonl"),
         ({"response_length": 5000}, "--response-length"),
