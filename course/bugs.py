@@ -166,7 +166,7 @@ BUGS: tuple[Bug, ...] = (
         "ends.",
         cause="The score is read one token before the end, so the model never sees the EOS that it should learn from.",
         who="trl#2778; review of trl#5813",
-        guard=(REWARD + "end_of_the_example_in_the_docstring",),
+        guard=(REWARD + "end_index_of_the_docstrings_example",),
     ),
     Bug(
         name="reward-of-all-tokens", level=2, where="nanorlhf.reward:end_scores",
@@ -309,7 +309,7 @@ BUGS: tuple[Bug, ...] = (
         symptom="The policy learns only from the KL penalty: objective/score hardly rises if responses end early.",
         cause="The score is added at a position without a state, where it is masked out.",
         who="DeepSpeedExamples#672, llm_related#37",
-        guard=(BATCH + "the_masks_and_the_scores_position_of_a_batch_by_hand", REWARDS,),
+        guard=(BATCH + "masks_and_score_index_of_a_worked_example", REWARDS,),
     ),
     Bug(
         name="score-at-every-slot-from-the-end", level=3, where="train_ppo:main",
@@ -366,7 +366,7 @@ BUGS: tuple[Bug, ...] = (
         "small.",
         cause="Off by one: the value of a token is read after the token instead of before it.",
         who="lm-human-preference-details#6, DeepSpeedExamples#703, torchtune#1005 (the index that confuses everyone)",
-        guard=(BATCH + "a_value_is_that_of_the_state_before_its_token",),
+        guard=(BATCH + "a_value_is_computed_at_the_state_before_its_token",),
     ),
     Bug(
         name="whitening-over-padding", level=2, where="train_ppo:main",
@@ -383,7 +383,7 @@ BUGS: tuple[Bug, ...] = (
         symptom="With --whiten-rewards only: rewards are shifted by an amount that depends on the padding.",
         cause="The variance is masked but the mean isn't.",
         who="SkyRL#1305, slime#2235, trlx modeling_ppo.py",
-        guard=(PPO + "whitening_equals_float64_statistics_of_what_counts",),
+        guard=(PPO + "whitening_equals_float64_statistics_of_counted_positions",),
     ),
     # ------------------------------------------------------------------------------------------------------- the update
     Bug(
@@ -482,7 +482,7 @@ BUGS: tuple[Bug, ...] = (
         cause="Query and response are tokenised separately, without the space between them, so the first token of the "
         "response differs.",
         who="trl#1702",
-        guard=("tests/test_dataset.py::test_a_response_gets_a_leading_blank_only_where_none_is",),
+        guard=("tests/test_dataset.py::test_a_response_gets_a_leading_space_only_if_it_has_none",),
     ),
     Bug(
         name="seed-is-ignored", level=3, where="nanorlhf.dataset:batch_indices",
@@ -518,7 +518,7 @@ BUGS: tuple[Bug, ...] = (
         cause="The sampler's logits are rounded to bfloat16.",
         who="xtuner#1108, prime-rl#568, transformers#31267",
         guard=(GENERATE + "logprobs_of_the_cache_equal_those_of_a_full_forward_pass",
-               GENERATE + "under_autocast_the_last_product_is_not_rounded"),
+               GENERATE + "autocast_does_not_round_the_logits"),
     ),
     Bug(
         name="dpo-by-mean", level=3, where="nanorlhf.dpo:pair_logprobs",

@@ -132,7 +132,7 @@ EXERCISES: tuple[Exercise, ...] = (
         tests=(
             "tests/test_generate.py::test_ngram_ban_equals_a_search_through_lists",
             "tests/test_generate.py::test_ngram_ban_that_would_ban_every_id_is_lifted",
-            "tests/test_generate.py::test_ngram_ban_bans_no_other_id_than_a_search_through_lists",
+            "tests/test_generate.py::test_ngram_ban_bans_the_same_ids_as_a_search_through_lists",
             "tests/test_generate.py::test_ngram_ban_needs_a_whole_ngram",
         ),
         points=3,
@@ -146,9 +146,9 @@ EXERCISES: tuple[Exercise, ...] = (
         read="docs/details.md, N+ 3; docs/data.md",
         hint="There are three cases in which the response stays unchanged. Otherwise, prepend one space.",
         tests=(
-            "tests/test_dataset.py::test_a_response_gets_a_leading_blank_only_where_none_is",
+            "tests/test_dataset.py::test_a_response_gets_a_leading_space_only_if_it_has_none",
             "tests/test_tokenizer.py::test_separate_and_joint_tokenisation_agree",
-            "tests/test_dataset.py::test_a_response_of_a_chat_is_left_as_it_is",
+            "tests/test_dataset.py::test_a_chats_response_is_unchanged",
         ),
         points=1,
         level=1,
@@ -270,8 +270,8 @@ EXERCISES: tuple[Exercise, ...] = (
         "mask of real tokens and, for an encoder-decoder, query_length. With `last` it skips the columns before the "
         "first end.",
         tests=(
-            "tests/test_reward.py::test_end_of_the_example_in_the_docstring",
-            "tests/test_reward.py::test_reward_stands_at_the_last_token_whatever_the_padding",
+            "tests/test_reward.py::test_end_index_of_the_docstrings_example",
+            "tests/test_reward.py::test_reward_is_read_at_the_last_token_with_any_padding",
             "tests/test_reward.py::test_a_score_depends_neither_on_padding_nor_on_the_batch",
             "tests/test_reward.py::test_an_empty_response_has_the_score_of_its_query",
             "tests/test_train_t5.py::test_scores_are_read_at_the_last_token_whichever_side_is_padded",
@@ -326,7 +326,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "tests/test_ppo.py::test_masks_of_the_example_in_the_docstring",
             "tests/test_ppo.py::test_a_row_without_eos_ends_at_its_last_token_and_early_padding_is_masked",
             "tests/test_ppo.py::test_masks_equal_a_loop_over_each_row",
-            "tests/test_ppo.py::test_a_row_of_padding_alone_ends_at_its_first_slot",
+            "tests/test_ppo.py::test_a_row_of_only_padding_ends_at_its_first_position",
         ),
         points=2,
         level=2,
@@ -407,7 +407,7 @@ EXERCISES: tuple[Exercise, ...] = (
         hint="Positions that don't count may be NaN: select with torch.where, never multiply by 0.",
         tests=(
             "tests/test_ppo.py::test_masked_mean_ignores_nan",
-            "tests/test_ppo.py::test_whitening_equals_float64_statistics_of_what_counts",
+            "tests/test_ppo.py::test_whitening_equals_float64_statistics_of_counted_positions",
             "tests/test_ppo.py::test_equal_numbers_are_whitened_to_zero",
         ),
         points=2,
@@ -470,7 +470,7 @@ EXERCISES: tuple[Exercise, ...] = (
         tests=(
             "tests/test_ppo.py::test_policy_loss_of_three_tokens_by_hand",
             "tests/test_ppo.py::test_a_ratio_far_from_one_is_clipped_and_never_dropped",
-            "tests/test_ppo.py::test_a_ratio_that_overflows_is_clipped_as_any_large_one",
+            "tests/test_ppo.py::test_an_overflowing_ratio_is_clipped_like_any_large_one",
             "tests/test_ppo.py::test_policy_loss_is_0_where_there_is_no_action",
         ),
         points=3,
@@ -496,7 +496,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "tests/test_ppo.py::test_value_loss_by_hand_with_and_without_clipping",
             "tests/test_ppo.py::test_nan_after_the_end_reaches_neither_loss_nor_gradient",
             "tests/test_ppo.py::test_splitting_a_batch_into_micro_batches_does_not_change_the_gradient",
-            "tests/test_ppo.py::test_values_are_clipped_to_both_sides_of_the_old_ones",
+            "tests/test_ppo.py::test_values_are_clipped_on_both_sides_of_the_old_ones",
         ),
         points=2,
         level=2,
@@ -509,8 +509,8 @@ EXERCISES: tuple[Exercise, ...] = (
         hint="Read the value of token t at the position before it, where the token's logits are read too: the same "
         "shift as in response_hidden. A model that averages over the response must know where the response begins.",
         tests=(
-            "tests/test_batch.py::test_a_value_is_that_of_the_state_before_its_token",
-            "tests/test_batch.py::test_a_value_of_a_pooled_model_is_the_mean_over_the_response_so_far",
+            "tests/test_batch.py::test_a_value_is_computed_at_the_state_before_its_token",
+            "tests/test_batch.py::test_a_pooled_value_is_the_mean_over_the_response_so_far",
         ),
         points=1,
         level=2,

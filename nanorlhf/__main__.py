@@ -40,7 +40,7 @@ READS_FLAGS = re.compile(
 
 def programs() -> dict[str, str]:
     """Map the name of each program to the first line of its docstring, scripts first."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     patterns = (TREE, "train_*.py"), (TREE, "eval.py"), (TREE, "data/*.py"), (PACKAGE, "**/*.py")
     for root, pattern in patterns:
         for path in sorted(root.glob(pattern)):
@@ -48,8 +48,10 @@ def programs() -> dict[str, str]:
             name = ".".join(path.relative_to(root).with_suffix("").parts)
             if READS_FLAGS.search(text):
                 docstring = ast.get_docstring(ast.parse(text)) or ""
-                found.setdefault(name.removesuffix(".__main__"), docstring.partition("\n")[0])
-    return found
+                descriptions.setdefault(
+                    name.removesuffix(".__main__"), docstring.partition("\n")[0]
+                )
+    return descriptions
 
 
 def module_of(name: str) -> str | None:

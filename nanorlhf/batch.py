@@ -133,10 +133,10 @@ class Batch:
                 return value[rows, first : Q + t]
             return value[rows, :t] if value.ndim == 2 else value[rows]
 
-        some = copy.copy(self)
+        selected = copy.copy(self)
         for name, value in vars(self).items():
-            setattr(some, name, cut(name, value))
-        return some
+            setattr(selected, name, cut(name, value))
+        return selected
 
     def replace(self, rows: Tensor, other: "Batch") -> None:
         """Replace the responses in `rows` (b,) of this batch with the first b of `other`.
@@ -180,10 +180,10 @@ class Batch:
         Each rank computes its share. Returns (B,) or (B, T), 0 in the columns that a micro-batch
         dropped, or a tuple of them, the same on every rank.
         """
-        mine = self.mine()
+        share = self.mine()
         T = self.response.size(1)
-        order = mine.real.sum(1).argsort().cpu()
-        results = [function(mine[index]) for index in order.split(size)]
+        order = share.real.sum(1).argsort().cpu()
+        results = [function(share[index]) for index in order.split(size)]
         columns = zip(*(r if isinstance(r, tuple) else (r,) for r in results), strict=True)
         gathered = []
         for pieces in columns:
@@ -217,8 +217,8 @@ def sample(
     uniforms  (B, T) each row's own random numbers: other ranks and rows don't change its response
     """
     T = uniforms.size(1)
-    mine = range(len(rows))[distributed.rank_slice(len(rows))]
-    order = sorted(mine, key=lambda i: len(rows[i].query))  # queries of similar length together
+    indices = range(len(rows))[distributed.rank_slice(len(rows))]
+    order = sorted(indices, key=lambda i: len(rows[i].query))  # queries of similar length together
     written = []
     for index in micro_batches(order, size):
         query = left_pad([rows[i].query for i in index], pad_id).to(device)  # (b, q) [N+ 5]

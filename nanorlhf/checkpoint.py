@@ -109,7 +109,7 @@ def architecture_of(settings: dict) -> str:
 def has_value_head(where: str | Path) -> bool:
     """Return True if a policy's weights include TRL's value head."""
     shards = shards_of(find_weights(where))
-    names = {name for shard, named in shards.items() for name in named or read_tensors(shard)}
+    names = {name for shard, listed in shards.items() for name in listed or read_tensors(shard)}
     return any(VALUE_HEAD in name for name in names)
 
 
@@ -150,15 +150,15 @@ def load(
         model = model_class(config)
     cast_linear_weights(model, dtype)
     tensors: dict[str, Tensor] = {}
-    for shard, named in shards.items():
-        found = read_tensors(shard)
-        for name in sorted(named - found.keys())[:1]:
+    for shard, names in shards.items():
+        loaded = read_tensors(shard)
+        for name in sorted(names - loaded.keys())[:1]:
             raise InputError(f"{shard} has no tensor {name}, listed in {file}: download it again.")
-        for name in sorted(tensors.keys() & found.keys())[:1]:
+        for name in sorted(tensors.keys() & loaded.keys())[:1]:
             raise InputError(
                 f"{shard}: {name} is also in another file of {file}: download it again."
             )
-        tensors |= found
+        tensors |= loaded
     tensors = with_prefix(unwrapped(tensors, file), config, file)
     base, adapter = split_adapter(where)
     if adapter is not None:
@@ -180,18 +180,20 @@ def load(
             continue
         stored[name] = []
         shapes = [expected.shape for expected in to_family(name, like, config)]
-        for theirs, shape in zip(tensor_names(name, config), shapes, strict=True):
-            if theirs not in tensors:
-                raise InputError(f"{file} has no tensor {theirs}, which {config_file} requires.")
-            tensor = tensors.pop(theirs)
+        for family_name, shape in zip(tensor_names(name, config), shapes, strict=True):
+            if family_name not in tensors:
+                raise InputError(
+                    f"{file} has no tensor {family_name}, which {config_file} requires."
+                )
+            tensor = tensors.pop(family_name)
             if tensor.shape != shape:
                 raise InputError(
-                    f"{file}: {theirs} has shape {tuple(tensor.shape)}, but {config_file} "
+                    f"{file}: {family_name} has shape {tuple(tensor.shape)}, but {config_file} "
                     f"requires {tuple(shape)}."
                 )
             if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
                 raise InputError(
-                    f"{file}: {theirs} has dtype {tensor.dtype}; weights must be floating-point."
+                    f"{file}: {family_name} has dtype {tensor.dtype}; weights must be floating-point."
                 )
             stored[name].append(tensor)
     if tensors:
@@ -305,7 +307,7 @@ def with_scalar_head(
             f"{where}: unsupported head for {architecture}; supported heads: {heads_read}."
         )
     # a language model's head is not used for scores
-    others = {
+    renamed = {
         name: tensor
         for name, tensor in tensors.items()
         if not name.startswith(("lm_head.", "embed_out.", f"{head}."))
@@ -315,9 +317,9 @@ def with_scalar_head(
         raise InputError(
             f"{where} is a {architecture} with {len(weight)} labels; a reward model must have 1."
         )
-    others["score.weight"] = weight
-    others["score.bias"] = tensors.get(f"{head}.bias", torch.zeros(1))
-    return others | {"reward_bias": torch.zeros(())}
+    renamed["score.weight"] = weight
+    renamed["score.bias"] = tensors.get(f"{head}.bias", torch.zeros(1))
+    return renamed | {"reward_bias": torch.zeros(())}
 
 
 def tie_head(tensors: dict[str, Tensor], config: GPTConfig, has_head: bool, file: Path) -> None:
@@ -405,9 +407,9 @@ def save(
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         if not (config.tied_head and name == "lm_head.weight"):  # the embedding, written once
-            theirs = to_family(name, tensor.detach().cpu(), config)
+            family_tensors = to_family(name, tensor.detach().cpu(), config)
             names = tensor_names(name, config)
-            tensors |= zip(names, [tensor.contiguous() for tensor in theirs], strict=True)
+            tensors |= zip(names, [tensor.contiguous() for tensor in family_tensors], strict=True)
     tensors = fuse_gates(tensors, config)
 
     with atomic_files(directory, last="config.json") as partial:

@@ -63,8 +63,8 @@ Seed = Annotated[int, Range("from 0 to 2^63 - 1", lambda x: 0 <= x < 2**63)]
 
 def ranges(hint: Any) -> list[Range]:
     """Return the ranges in a type hint, also in `PositiveFloat | None` or a tuple's items."""
-    found = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Range)]
-    return found + [item for part in get_args(hint) for item in ranges(part)]
+    outer = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Range)]
+    return outer + [item for part in get_args(hint) for item in ranges(part)]
 
 
 def check_ranges(args: "DataclassInstance", prefix: str = "--") -> None:
@@ -105,8 +105,8 @@ def check_url(flag: str, url: str, advice: str) -> None:
     if any(character in url for character in "@?#"):
         raise InputError(f"{flag}: the URL is logged, so it can't contain a password, ? or #.")
     try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        parsed = urlsplit(url)
+        valid = parsed.scheme in ("http", "https") and parsed.hostname and parsed.port != 0
     except ValueError:
         valid = False
     if not valid or not (url.isascii() and url.isprintable()) or " " in url:
@@ -120,8 +120,8 @@ def named_pairs(flag: str, words: tuple[str, ...]) -> list[tuple[str, str]]:
     with half a surrogate pair.
     """
     if not words or len(words) % 2:
-        said = " ".join((flag, *words))
-        raise InputError(f"{said}: expected pairs of name and directory, such as sft runs/sft.")
+        command = " ".join((flag, *words))
+        raise InputError(f"{command}: expected pairs of name and directory, such as sft runs/sft.")
     for name in words[::2]:
         if not name.strip() or not name.isprintable():
             raise InputError(f"{flag} {name!r:.80}: a name must be printable text.")
@@ -209,9 +209,9 @@ def parse_flags(
     } | fields
     if 0 < shutil.get_terminal_size().columns < 40:  # tyro hangs in a column of a few characters
         os.environ["COLUMNS"] = "40"
-    box = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with redirect_stderr(box):
+        with redirect_stderr(stderr):
             parsed, unknown = tyro.cli(
                 args_class, args=arguments, prog=program, return_unknown_args=True, **options
             )
@@ -219,7 +219,7 @@ def parse_flags(
         if stop.code == 0:  # --help
             raise
         # tyro draws a box: a title, the reason, a rule, hints
-        lines = [line.strip("│ ") for line in box.getvalue().splitlines()[1:]]
+        lines = [line.strip("│ ") for line in stderr.getvalue().splitlines()[1:]]
         reason = " ".join(itertools.takewhile(lambda line: line.strip("─╰╯"), lines)).rstrip(".")
         raise InputError(f"{program}: {reason}: see `{program} --help`.") from None
     if unknown:
@@ -229,22 +229,22 @@ def parse_flags(
 
 def _flags(args_class: type, prefix: str = "--") -> dict[str, Any]:
     """Return the flags of a dataclass, its groups and its subcommands, with their type hints."""
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     for name, hint in get_type_hints(args_class, include_extras=True).items():
         if tyro.conf.Positional in getattr(hint, "__metadata__", ()):
             continue
         name = name.replace("_", "-")
-        found[f"{prefix}{name}"] = hint
+        flags[f"{prefix}{name}"] = hint
         if bool in (hint, *get_args(hint)):
-            found[f"{prefix}no-{name}"] = hint
+            flags[f"{prefix}no-{name}"] = hint
         inner = prefix if name == "command" else f"{prefix}{name}."
         for part in (
             hint,
             *(part for outer in get_args(hint) for part in (outer, *get_args(outer))),
         ):
             if isinstance(part, type) and is_dataclass(part):
-                found |= _flags(part, inner)
-    return found
+                flags |= _flags(part, inner)
+    return flags
 
 
 def _check_flags(flags: dict[str, Any], arguments: list[str], program: str) -> None:

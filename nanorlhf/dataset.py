@@ -120,8 +120,8 @@ def field(record: dict, name: str, kind: type[T], where: str) -> T:
     if problem:
         raise InputError(f"{where}: the field {name!r} {problem}.")
     for item_kind in get_args(kind)[-1:]:
-        named = value.items() if plain is dict else enumerate(value)
-        items = {f"{name}[{key}]": item for key, item in named}
+        entries = value.items() if plain is dict else enumerate(value)
+        items = {f"{name}[{key}]": item for key, item in entries}
         for item in items:
             field(items, item, item_kind, where)
     return value
@@ -246,8 +246,8 @@ def load_programs(
             if needs_response:
                 filled(record, "response", where)
             names = ("response", "language", "prefix", "suffix", "tests")
-            response, language, *others = (field(record, n, str, where) for n in names)
-            if len(response) + sum(map(len, others)) > MAX_PROGRAM:
+            response, language, *context = (field(record, n, str, where) for n in names)
+            if len(response) + sum(map(len, context)) > MAX_PROGRAM:
                 raise InputError(f"{where}: the program has more than {MAX_PROGRAM:,} characters.")
             if language not in ("java", "python"):
                 raise InputError(
@@ -397,8 +397,8 @@ def load_rows(
     from nanorlhf import distributed  # imports PyTorch, which converters don't need
 
     path = Path(path)
-    found = distributed.from_first(lambda: cached_tokens(path, tokenizer, kind, texts))
-    arrays = found if isinstance(found, dict) else map_cache(found)
+    cached = distributed.from_first(lambda: cached_tokens(path, tokenizer, kind, texts))
+    arrays = cached if isinstance(cached, dict) else map_cache(cached)
     file: BinaryIO = path.open("rb")
     if path.suffix == ".gz":
         file = io.BytesIO(gzip.decompress(file.read()))
@@ -449,9 +449,9 @@ def cached_tokens(
     key = f"{source} {digest(arrays)}"
     try:
         cache.parent.mkdir(exist_ok=True)
-        for left in cache.parent.glob("*.tmp"):
-            if time.time() - left.stat().st_mtime > 3600:  # left by a killed run
-                left.unlink(missing_ok=True)
+        for stale in cache.parent.glob("*.tmp"):
+            if time.time() - stale.stat().st_mtime > 3600:  # left by a killed run
+                stale.unlink(missing_ok=True)
         # two runs may write at once, on nodes that share the directory
         with atomic(cache, f".{platform.node()}.{os.getpid()}.tmp") as temporary:
             temporary.write_bytes(save(arrays, {"key": key}))
@@ -474,11 +474,11 @@ def read_cache(path: Path) -> tuple[str, dict[str, np.ndarray]]:
 
 def digest(arrays: dict[str, np.ndarray]) -> str:
     """Return the SHA-256 of the arrays' names, dtypes, shapes and bytes."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, array in sorted(arrays.items()):
-        found.update(f"{name} {array.dtype} {array.shape} ".encode())
-        found.update(array.data)
-    return found.hexdigest()
+        sha256.update(f"{name} {array.dtype} {array.shape} ".encode())
+        sha256.update(array.data)
+    return sha256.hexdigest()
 
 
 def tokenise(

@@ -100,18 +100,18 @@ def all_gather_objects(rows: list) -> list:
 
 def from_first(function: Callable[[], Any]) -> Any:
     """Call the function only on rank 0; return its result on every rank."""
-    box = [function() if rank() == 0 else None]
+    results = [function() if rank() == 0 else None]
     if dist.is_initialized():
-        dist.broadcast_object_list(box)
-    return box[0]
+        dist.broadcast_object_list(results)
+    return results[0]
 
 
 def largest(number: N) -> N:
     """Return the maximum of `number` over all ranks."""
-    box = torch.tensor(number)
+    value = torch.tensor(number)
     if world_size() > 1:
-        dist.all_reduce(box, dist.ReduceOp.MAX)
-    return type(number)(box.item())
+        dist.all_reduce(value, dist.ReduceOp.MAX)
+    return type(number)(value.item())
 
 
 # ---------------------------------------------------- weights that are elsewhere: `model.elsewhere`

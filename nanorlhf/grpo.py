@@ -205,18 +205,18 @@ def refill(
         return {}
     T, num_refilled, num_tokens = batch.response.size(1), 0, 0
     for _ in range(num_refills):
-        again = all_alike(scores, k).nonzero().flatten().cpu()  # (n,)
-        n = len(again)
+        indices = all_alike(scores, k).nonzero().flatten().cpu()  # (n,)
+        n = len(indices)
         if n == 0:
             break
         uniforms = torch.rand((n, T), generator=generator, dtype=torch.float64)
         shared = torch.arange(n + -n % distributed.world_size()) % n  # ranks have equal shares
-        asked = [rows[i] for i in again[shared].tolist()]
-        more, more_scores, _ = rollout(asked, uniforms[shared], update)
-        batch.replace(again, more)
-        scores[again] = more_scores[:n]
+        examples = [rows[i] for i in indices[shared].tolist()]
+        new_batch, new_scores, _ = rollout(examples, uniforms[shared], update)
+        batch.replace(indices, new_batch)
+        scores[indices] = new_scores[:n]
         num_refilled += n
-        num_tokens += int(batch.actions[again].sum())
+        num_tokens += int(batch.actions[indices].sum())
     alike = all_alike(scores, k)  # (B,)
     batch.in_loss &= ~alike[:, None]
     return {

@@ -166,10 +166,10 @@ def fails_first(error: Exception) -> bool:
     if is_gloo or isinstance(error, dist.DistError):
         return False
     trace = "".join(traceback.format_exception(error))
-    ours = json.dumps([distributed.rank(), sentence_of(error), trace[-LONGEST_TRACE:]])
+    failure = json.dumps([distributed.rank(), sentence_of(error), trace[-LONGEST_TRACE:]])
     with suppress(dist.DistError):  # the store's node may be gone
         store = dist.distributed_c10d._get_default_store()
-        return store.compare_set(FAILURE, "", ours).decode() == ours
+        return store.compare_set(FAILURE, "", failure).decode() == failure
     return True
 
 
@@ -200,7 +200,7 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     address, port = listener.getsockname()
     interrupted = signal.getsignal(signal.SIGINT)
-    others: list[ForkProcess] = []
+    peers: list[ForkProcess] = []
 
     def join(rank: int) -> None:
         handle = listener.detach() if rank == 0 else None
@@ -209,9 +209,9 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
         )
         torch.set_num_threads(1)
         store.set(f"{JOINING}/{rank}", "")
-        for number, other in enumerate(others if rank == 0 else [], start=1):
+        for number, peer in enumerate(peers if rank == 0 else [], start=1):
             while not store.check([f"{JOINING}/{number}"]):
-                if not other.is_alive():  # the process group would wait for it
+                if not peer.is_alive():  # the process group would wait for it
                     raise PeerFailed(f"in another process: rank {number} died at startup")
                 time.sleep(0.01)
         try:
@@ -241,18 +241,18 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
             for rank in range(1, processes):
                 process = ForkProcess(target=follow, args=(rank,))
                 process.start()
-                others.append(process)
+                peers.append(process)
         join(0)
-        for other in others:
-            other.join()
-            if other.exitcode:  # it failed after its last exchange with this process
+        for peer in peers:
+            peer.join()
+            if peer.exitcode:  # it failed after its last exchange with this process
                 raise failure_elsewhere(forked=True)
     except BaseException as error:
         codes = []
-        for other in others:
-            other.join(1.0 if isinstance(error, PeerFailed) else 0)  # for its exit code, if it ends
-            codes.append(other.exitcode)
-            other.kill()
+        for peer in peers:
+            peer.join(1.0 if isinstance(error, PeerFailed) else 0)  # for its exit code, if it ends
+            codes.append(peer.exitcode)
+            peer.kill()
         if not isinstance(error, PeerFailed):
             raise
         # a signal to all processes, received by one before or after it handles signals
@@ -270,8 +270,8 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
                 raise PeerFailed(f"in another process: rank {rank} died of {name}{hint}") from error
         raise
     finally:
-        for other in others:
-            other.join()
+        for peer in peers:
+            peer.join()
         if dist.is_initialized():
             dist.destroy_process_group()
         torch.set_num_threads(num_threads)

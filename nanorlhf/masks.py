@@ -49,8 +49,8 @@ def branch_mask(mask: Tensor, branch: Tensor) -> Tensor:
         branch    0 0 0 1 1 2 2 2
         position  0 1 2 3 4 3 4 5
     """
-    own = branch[:, :, None] == branch[:, None, :]  # (B, L, L)
-    return attention_mask(mask, None) & (own | (branch == 0)[:, None, :])[:, None]
+    same_branch = branch[:, :, None] == branch[:, None, :]  # (B, L, L)
+    return attention_mask(mask, None) & (same_branch | (branch == 0)[:, None, :])[:, None]
 
 
 def attention_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -96,22 +96,22 @@ class LoRALinear(Linear):
         self.activation = layer.activation
         self.rows, self.rank = rows, rank
         self.downs, self.ups = nn.ParameterList(), nn.ParameterList()
-        for some in rows:
+        for span in rows:
             down = torch.empty(rank, K).uniform_(-(K**-0.5), K**-0.5)
-            up = torch.zeros(some.stop - some.start, rank)
+            up = torch.zeros(span.stop - span.start, rank)
             self.downs.append(param_like(layer.weight, down))
             self.ups.append(param_like(layer.weight, up))
 
     def updates(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield rows, down (rank, K) and up (rows, rank); up includes LORA_SCALE."""
-        for some, down, up in zip(self.rows, self.downs, self.ups, strict=True):
-            yield some, down, up * LORA_SCALE
+        for span, down, up in zip(self.rows, self.downs, self.ups, strict=True):
+            yield span, down, up * LORA_SCALE
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., K) -> (..., N)"""
         y = linear(x, self.weight, self.bias)
-        for some, down, up in self.updates():
-            y[..., some].add_(linear(linear(x, down), up))
+        for span, down, up in self.updates():
+            y[..., span].add_(linear(linear(x, down), up))
         return ACTIVATIONS[self.activation][0](y)
 
     @torch.no_grad()
@@ -119,8 +119,8 @@ class LoRALinear(Linear):
         """Return an ordinary layer that computes the same."""
         layer = self.without_updates()
         layer.weight = nn.Parameter(self.weight.clone())
-        for some, down, up in self.updates():
-            layer.weight[some] += up @ down
+        for span, down, up in self.updates():
+            layer.weight[span] += up @ down
         return layer
 
     def without_updates(self) -> Linear:
@@ -133,7 +133,7 @@ class LoRALinear(Linear):
 
 
 def add_updates(model: GPT | ScalarModel, rank: int, targets: tuple[Target, ...]) -> None:
-    config, found = model.config, set[str]()
+    config, updated_targets = model.config, set[str]()
     q, k, _ = config.qkv_rows
     spans = {
         "qkv": {"q": slice(0, q), "k": slice(q, q + k), "v": slice(q + k, q + 2 * k)},
@@ -148,9 +148,9 @@ def add_updates(model: GPT | ScalarModel, rank: int, targets: tuple[Target, ...]
             all_rows = slice(0, layer.out_features)
             rows = [spans.get(name, {}).get(target, all_rows) for target in updated]
             setattr(parent, name, LoRALinear(layer, rows, rank))
-        found.update(updated)
+        updated_targets.update(updated)
     for target in targets:
-        if target not in found:
+        if target not in updated_targets:
             architecture = config.architecture
             raise InputError(f"--lora-targets {target}: a {architecture} model has no such layer.")
 
@@ -172,11 +172,11 @@ def has_updates(model: GPT | ScalarModel) -> bool:
 def replace_updated(model: M, new: Callable[[LoRALinear], Linear]) -> M:
     """Copy the modules, sharing all tensors, with `new(layer)` for each layer with updates."""
     tensors = (*model.parameters(), *model.buffers())
-    other = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
-    for parent, name in linear_layers(other):
+    copied = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    for parent, name in linear_layers(copied):
         if isinstance(layer := getattr(parent, name), LoRALinear):
             setattr(parent, name, new(layer))
-    return other
+    return copied
 
 
 def merge(model: M) -> M:

@@ -175,8 +175,8 @@ class DecoderCache(KVCache):
 
     def __init__(self, config: T5Config, query_mask: Tensor, num_new: int, dtype: torch.dtype):
         decoder = replace(config, n_layer=config.num_decoder_blocks)
-        start = torch.ones_like(query_mask[:, :1])
-        super().__init__(decoder, start, num_new, dtype)
+        start_mask = torch.ones_like(query_mask[:, :1])
+        super().__init__(decoder, start_mask, num_new, dtype)
         self.memory: list[tuple[Tensor, Tensor]] = []  # by layer, (B, H, Q, D) each
         # set by the first call
         self.relative = torch.empty(0)  # (1, H, N, N)

@@ -60,8 +60,8 @@ class Tokenizer:
     @property
     def stop_ids(self) -> list[int]:
         """EOS, then the other ids that end a response in the model's generation config."""
-        others = self.generation["eos_token_id"] if self.generation else []
-        return list(dict.fromkeys([self.eos_id, *others]))
+        config_ids = self.generation["eos_token_id"] if self.generation else []
+        return list(dict.fromkeys([self.eos_id, *config_ids]))
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
         """Return the ids of a text; no special token is added.
@@ -91,26 +91,26 @@ class Tokenizer:
         (Phi-3), unless a token spans both or the text contains the name of a special token.
         """
         if chats is not None:
-            before = self.encode_batch(chats, parse_special=True)
-            whole = self.encode_batch([a + b for a, b in zip(chats, texts, strict=True)], True)
+            query_ids = self.encode_batch(chats, parse_special=True)
+            joint = self.encode_batch([a + b for a, b in zip(chats, texts, strict=True)], True)
             added = self.backend.get_added_tokens_decoder().items()
             special = {i for i, token in added if token.special}
             return [
                 ids[len(query) :]
                 if ids[: len(query)] == query and special.isdisjoint(ids[len(query) :])
-                else apart
-                for query, ids, apart in zip(
-                    before, whole, self.encode_responses(texts), strict=True
+                else separate_ids
+                for query, ids, separate_ids in zip(
+                    query_ids, joint, self.encode_responses(texts), strict=True
                 )
             ]
-        alone = self.encode_batch(texts)
+        separate = self.encode_batch(texts)
         if not self._puts_space:
-            return alone
+            return separate
         newline = self.encode("\n")
         after_newline = self.encode_batch(["\n" + text for text in texts])
         return [
-            ids[len(newline) :] if ids[: len(newline)] == newline else ids_alone
-            for ids, ids_alone in zip(after_newline, alone, strict=True)
+            ids[len(newline) :] if ids[: len(newline)] == newline else separate_ids
+            for ids, separate_ids in zip(after_newline, separate, strict=True)
         ]
 
     @cached_property
@@ -237,12 +237,12 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
     stop_ids: list[int] = []
     for file in (path / name for name in (GENERATION, "config.json")):
         if file.exists() and not stop_ids:
-            found = read_object(file)
-            stop_ids = _stop_ids(found, file)
+            config = read_object(file)
+            stop_ids = _stop_ids(config, file)
             if eos is None and stop_ids:
                 eos = _only_eos(backend, stop_ids, file)
             if file.name == GENERATION:
-                generation = found
+                generation = config
     if generation is not None or len(stop_ids) > 1:
         generation = (generation or {}) | {"eos_token_id": stop_ids}
     return _finish(backend, path, eos, bos, template, generation)
@@ -305,9 +305,9 @@ def byte_of_symbol() -> dict[str, int]:
     """Return GPT-2's alphabet: printable Latin-1 is its own byte, U+0100 and up the other bytes."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     printable = [byte for byte in range(256) if chr(byte) in alphabet]
-    others = [byte for byte in range(256) if byte not in printable]
-    own = {chr(byte): byte for byte in printable}
-    return own | {chr(256 + i): byte for i, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    symbols = {chr(byte): byte for byte in printable}
+    return symbols | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
 
 
 def _finish(

@@ -163,12 +163,12 @@ def test_a_checkpoint_of_another_shape_is_named(miniature, tmp_path, stage):
     refused(start_from(stage, args, checkpoint), stage, f"{checkpoint}.*has no tensor")
 
 
-def test_a_reward_model_that_is_not_there_says_what_to_do(miniature, tmp_path):
+def test_a_missing_reward_model_is_reported_with_a_fix(miniature, tmp_path):
     sentence = "--reward-model no/such/model/here: no such file .*: train one with train_rm.py, or pass --reward"
     refused(replace(miniature.ppo, reward_model="no/such/model/here", out=tmp_path / "out"), "ppo", sentence)
 
 
-def test_a_reward_model_is_no_policy_and_a_policy_no_reward_model(miniature, tmp_path):
+def test_policies_and_reward_models_are_not_interchangeable(miniature, tmp_path):
     sft, rm = str(miniature.root / "sft"), str(miniature.root / "rm")
     args = replace(miniature.ppo, out=tmp_path / "out")
     refused(replace(args, sft=rm), "ppo", f"{rm} is a reward or value model")
@@ -176,7 +176,7 @@ def test_a_reward_model_is_no_policy_and_a_policy_no_reward_model(miniature, tmp
     refused(replace(args, reward_model=sft), "ppo", f"{sft} is a language model, not a reward model")
 
 
-def test_a_head_bias_or_normalisation_that_is_missing_is_not_dropped_silently(miniature, tmp_path):
+def test_a_missing_head_bias_or_normalisation_is_an_error(miniature, tmp_path):
     for name in ("score.bias", "reward_bias"):
         rm = changed_checkpoint(miniature.root / "rm", tmp_path / name, tensors=lambda t, name=name: t.pop(name))
         args = replace(miniature.ppo, reward_model=str(rm), out=tmp_path / f"out of {name}")
@@ -189,7 +189,7 @@ def test_a_vocabulary_larger_than_the_embedding_is_refused(miniature, tmp_path, 
     directory = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint")
     train_tokenizer(texts, 400).save(directory)
     args = start_from(stage, replace(getattr(miniature, stage), out=tmp_path / "out"), directory)
-    refused(args, stage, r"the tokenizer has \d+ ids but the embedding of .* 320")
+    refused(args, stage, r"the tokenizer has \d+ ids, but the embedding of .* 320")
 
 
 def test_a_reward_model_with_another_tokenizer_is_refused(miniature, tmp_path):
@@ -250,7 +250,7 @@ def test_a_reward_model_that_gives_nan_is_named(miniature, tmp_path, monkeypatch
 
 # ----------------------------------------------------------------------------------- losses and weights that run away
 @pytest.mark.parametrize("stage", STAGES)
-def test_weights_that_a_step_makes_nan_never_replace_the_last_good_checkpoint(miniature, tmp_path, monkeypatch, stage):
+def test_nan_weights_never_replace_the_last_good_checkpoint(miniature, tmp_path, monkeypatch, stage):
     """The loss is finite, the gradient isn't: the next loss would show it, but a checkpoint may come first."""
     args = replace(getattr(miniature, stage), out=tmp_path / "out", save_every=1)
     plain, calls = torch.optim.AdamW.step, []
@@ -272,7 +272,7 @@ def test_weights_that_a_step_makes_nan_never_replace_the_last_good_checkpoint(mi
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_learning_rate_that_is_far_too_high_ends_in_one_sentence(miniature, tmp_path, stage):
+def test_a_far_too_high_learning_rate_gives_one_sentence(miniature, tmp_path, stage):
     """Logits, losses or weights may break first; none may cause a traceback or finish the run."""
     args = replace(getattr(miniature, stage), out=tmp_path / "out", lr=1e36, schedule="constant")
     with pytest.raises(InputError, match="not finite|is (nan|inf) (at|after) (step|update)"):
@@ -306,7 +306,7 @@ WEIGHTS = {  # changes to config.json, changes to the weights, the reason
 @pytest.mark.parametrize(
     ("stage", "case"), [("sft", case) for case in WEIGHTS] + [("rm", "nan"), ("ppo", "nan")], ids=str
 )
-def test_a_checkpoint_that_can_give_nothing_but_nan_is_refused_while_it_is_read(miniature, tmp_path, stage, case):
+def test_a_checkpoint_that_only_gives_nan_is_rejected_on_load(miniature, tmp_path, stage, case):
     config, tensors, reason = WEIGHTS[case]
     checkpoint = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint", config, tensors)
     args = replace(getattr(miniature, stage), out=tmp_path / "out")
@@ -368,7 +368,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_full_disk_leaves_what_was_there_and_no_half_of_a_file(tmp_path, writer):
+def test_a_full_disk_keeps_old_files_and_leaves_no_partial_ones(tmp_path, writer):
     out = tmp_path / "out"
     out.mkdir()
     old = {out / name: b"mine" for name in ("sft.train.jsonl", "eval.json", "rows.jsonl", "text", "tokenizer.json")}
@@ -383,7 +383,7 @@ def test_a_full_disk_leaves_what_was_there_and_no_half_of_a_file(tmp_path, write
         assert path.suffix == ".jsonl" and len([*iter_jsonl(path)]) == 9 or json.loads(left[path])
 
 
-def test_answers_of_a_judge_that_were_written_before_the_disk_was_full_are_kept(tmp_path, monkeypatch):
+def test_judge_answers_written_before_the_disk_was_full_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(endpoint._Asker, "try_to_ask", lambda self, prompt: "x" * 3000)
     judge = endpoint.Endpoint(url="http://127.0.0.1:9/v1/chat/completions", model="m", workers=1)
     with small_files(8000), pytest.raises(OSError):
@@ -402,9 +402,9 @@ def test_a_file_that_cannot_grow_ends_the_process_with_one_sentence_and_code_2(m
     flags += ["--data", str(miniature.root / "data"), "--out", str(out), "--warmup-steps", "0"]
     with small_files(20_000), pytest.raises(SystemExit) as stopped:
         run_program("train_sft.py", *flags)
-    said = capsys.readouterr().err
-    assert stopped.value.code == 2 and "Traceback" not in said
-    assert re.search(rf"^error: the disk is full .* at {out}\S*\.$", said, re.MULTILINE)
+    err = capsys.readouterr().err
+    assert stopped.value.code == 2 and "Traceback" not in err
+    assert re.search(rf"^error: the disk is full .* at {out}\S*\.$", err, re.MULTILINE)
     assert not (out / "model.safetensors").exists() and not (out / "summary.json").exists()
 
 
@@ -461,13 +461,13 @@ def test_only_regular_files_are_read(tmp_path, kind, reason, read):
     ],
     ids=["deep", "digits", "bytes", "cut", "list"],
 )
-def test_json_that_python_cannot_read_is_one_sentence(tmp_path, text, reason):
+def test_unparsable_json_gives_one_sentence(tmp_path, text, reason):
     (tmp_path / "x.json").write_text(text, encoding="latin-1")
     with pytest.raises(InputError, match=reason):
         files.read_object(tmp_path / "x.json")
 
 
-def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
+def test_an_endless_line_is_rejected_before_it_fills_memory(tmp_path):
     with (tmp_path / "rows.jsonl").open("wb") as file:
         file.write(b'{"a": 1}\n')
         file.truncate(2**34)  # 16 GiB that take no disk space
@@ -510,7 +510,7 @@ def test_a_damaged_pickle_is_one_sentence_or_still_tensors(tmp_path, seed):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.slow
-def test_ctrl_c_while_weights_are_read_is_no_damaged_file(tmp_path, name):
+def test_ctrl_c_while_reading_weights_does_not_look_like_a_damaged_file(tmp_path, name):
     """Two in five raised a ValueError in PyTorch, within the 4 ms that 300 tensors take."""
     path, tensors = tmp_path / name, {f"t{i}": torch.ones(8, 8) for i in range(300)}
     save_file(tensors, path) if path.suffix == ".safetensors" else torch.save(tensors, path)
@@ -550,7 +550,7 @@ def test_a_compressed_pickle_is_refused_unread(tmp_path):
         ({"a": "1.bin", "c": "2.bin"}, "2.bin: a is also in another file of .*index.json: download it again"),
     ],
 )
-def test_an_index_that_lies_is_refused(miniature, tmp_path, index, reason):
+def test_a_wrong_index_is_rejected(miniature, tmp_path, index, reason):
     checkpoint = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint")
     (checkpoint / "model.safetensors").unlink()
     torch.save({"a": torch.ones(2)}, checkpoint / "1.bin")
@@ -572,7 +572,7 @@ def test_a_weight_of_nan_in_the_second_of_two_files_names_the_index_and_the_tens
 
 
 @pytest.mark.parametrize("shard", ["../other/model.bin", "/etc/passwd", "", ".", "a\0b", "x" * 5000])
-def test_an_index_reads_only_files_beside_it(miniature, tmp_path, shard):
+def test_an_index_reads_only_files_in_its_directory(miniature, tmp_path, shard):
     checkpoint = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint")
     (checkpoint / "model.safetensors").unlink()
     index = {"weight_map": {"embed_out.weight": shard}}
@@ -590,7 +590,7 @@ def test_an_index_reads_only_files_beside_it(miniature, tmp_path, shard):
         {"model_type": "gpt_neo", "num_layers": 2, "num_heads": 2, "attention_types": [[["global"], 10**12]]},
     ],
 )  # fmt: skip
-def test_absurd_sizes_and_types_in_config_json_are_refused_before_anything_is_made(miniature, tmp_path, config):
+def test_absurd_sizes_and_types_in_config_json_are_rejected_before_allocation(miniature, tmp_path, config):
     checkpoint = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint", config)
     if "architectures" in config:
         assert not holds_reward_model(checkpoint)
@@ -613,7 +613,7 @@ def test_absurd_flags_are_refused_before_anything_is_made(miniature, tmp_path, c
     refused(replace(miniature.sft, out=tmp_path / "out", **change), "sft", sentence)
 
 
-def test_a_score_that_no_float32_holds_is_refused(miniature, tmp_path):
+def test_a_score_outside_float32_is_rejected(miniature, tmp_path):
     args = replace(miniature.ppo, out=tmp_path / "out", missing_eos_score=1e308)
     refused(args, "ppo", "--missing-eos-score 1e.308: it must be a finite number in float32")
 
@@ -624,7 +624,7 @@ def test_a_score_that_no_float32_holds_is_refused(miniature, tmp_path):
     [
         ({"vocab.json": {"a": "b"}, "merges.txt": ""}, "the id of 'a' is 'b'"),
         ({"vocab.json": {"a": 2**70}, "merges.txt": ""}, "the id of 'a' is"),
-        ({"vocab.json": {"<|endoftext|>": 0, "a": 1}, "merges.txt": "x y"}, "merges.txt doesn't fit"),
+        ({"vocab.json": {"<|endoftext|>": 0, "a": 1}, "merges.txt": "x y"}, "merges.txt doesn't match"),
         ({"vocab.json": {"<|endoftext|>": 0}, "merges.txt": ""}, "can't encode"),
         ({"tokenizer_config.json": {"eos_token": ["a"]}}, "eos_token is .'a'.: it must be a string"),
         ({"tokenizer_config.json": {"eos_token": "\ud800"}}, "eos_token is .*: it must be a string"),
@@ -641,7 +641,7 @@ def test_a_damaged_or_foreign_tokenizer_is_one_sentence(miniature, tmp_path, fil
 
 
 # ----------------------------------------------------------------------------------------------- what runs left behind
-def test_a_last_line_that_was_cut_is_left_out_of_metrics_and_said_once(tmp_path, capsys):
+def test_a_truncated_last_line_of_metrics_is_skipped_and_reported_once(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 1.5}\n{"step": 1, "lo')
     assert metrics_of(tmp_path) == metrics_of(tmp_path) == [{"step": 0, "loss": 1.5}]
     assert capsys.readouterr().err == f"{tmp_path / 'metrics.jsonl'}:2: the last row is cut and left out.\n"
@@ -672,7 +672,7 @@ def test_broken_metrics_are_refused_with_their_line(tmp_path, rows, reason):
     "row",
     [{"objective/kl": 1.0}, {"objective/kl": 1.0, "objective/score": 1.0}, {"gold_score": 1.0}, {"eos_rate": 1.0}, {}],
 )
-def test_metrics_that_are_of_no_stage_are_refused_before_a_policy_is_read(miniature, tmp_path, monkeypatch, row):
+def test_metrics_of_an_unknown_stage_are_rejected_before_a_policy_is_read(miniature, tmp_path, monkeypatch, row):
     run = shutil.copytree(miniature.root / "sft", tmp_path / "run")
     (run / "metrics.jsonl").write_text(json.dumps({"step": 0} | row) + "\n")
     monkeypatch.setattr(summaries, "load_policy", lambda *_: pytest.fail("a model was loaded"))
@@ -697,7 +697,7 @@ def finished_run(directory, **settings):
     return str(directory)
 
 
-def test_runs_with_a_cut_line_and_mathematics_in_their_names_are_compared(tmp_path):
+def test_runs_with_truncated_metrics_and_math_in_their_names_are_compared(tmp_path):
     runs = ("$\\bad$", finished_run(tmp_path / "a"), "a_{b", finished_run(tmp_path / "$x_{"))
     compare_runs.main(compare_runs.Args(runs=runs, out=tmp_path / "out"))
     assert "$\\bad$" in (tmp_path / "out/compare.html").read_text()
@@ -721,10 +721,10 @@ def test_runs_with_a_cut_line_and_mathematics_in_their_names_are_compared(tmp_pa
         ({"settings": {"whiten_rewards": [1]}}, "args.json: the field 'whiten_rewards' must be bool"),
     ],
 )
-def test_files_of_other_shapes_are_refused_by_compare_runs(tmp_path, change, reason):
+def test_compare_runs_rejects_malformed_files(tmp_path, change, reason):
     names = change.get("names", ("a", "b"))
-    places = [finished_run(tmp_path / name, **change.get("settings", {})) for name in "ab"]
-    runs = tuple(word for pair in zip(names, places, strict=True) for word in pair)
+    directories = [finished_run(tmp_path / name, **change.get("settings", {})) for name in "ab"]
+    runs = tuple(word for pair in zip(names, directories, strict=True) for word in pair)
     evals = ()
     if "eval" in change:
         evals = (tmp_path,)
@@ -734,19 +734,19 @@ def test_files_of_other_shapes_are_refused_by_compare_runs(tmp_path, change, rea
     assert not (tmp_path / "out").exists()
 
 
-def test_a_path_that_is_no_text_is_written_into_a_page(tmp_path):
+def test_a_path_that_is_not_unicode_can_be_written_into_a_page(tmp_path):
     write_page(tmp_path / "page.html", "a\udcff", ["b\ud800"])
     assert "a\\udcff" in (tmp_path / "page.html").read_text() and not list(tmp_path.glob("*.tmp"))
 
 
 # ------------------------------------------------------------------------------ no partial output after an error
 @pytest.mark.parametrize("rule", ["['good'] * len(r)", "[float('nan')] * len(r)"])
-def test_a_run_that_is_refused_in_its_first_step_leaves_nothing(miniature, tmp_path, rule):
+def test_a_run_that_fails_in_its_first_step_leaves_nothing(miniature, tmp_path, rule):
     (tmp_path / "rule.py").write_text(f"def score(q, r): return {rule}\n")
     refused(replace(miniature.ppo, reward=f"{tmp_path}/rule.py:score", out=tmp_path / "out"), "ppo", "--reward")
 
 
-def test_an_evaluation_whose_page_fails_keeps_the_one_before(tmp_path):
+def test_a_failed_evaluation_page_keeps_the_previous_one(tmp_path):
     args = EvalArgs(data=tmp_path, out=tmp_path / "out")
     write_evaluation(args, {"seed": 1}, [], {"samples.jsonl": [{"a": 1}]})
     before = {path.name: path.read_bytes() for path in args.out.iterdir()}
@@ -782,20 +782,20 @@ def test_a_timestamp_that_python_cannot_hold_is_one_sentence(tmp_path):
         list(prepare.read_records(tmp_path / "x.parquet"))
 
 
-def test_a_million_blanks_take_no_time():
+def test_a_million_spaces_take_linear_time():
     """A search that restarts at each space would take 10^12 steps."""
     assert stackoverflow.to_text("a" + " " * 10**6 + "b \n \n\n c") == "a" + " " * 10**6 + "b\n\n c"
 
 
 @pytest.mark.parametrize("listed", ["[" * 10**5, "['L1'", "[L1]", "['L1', f()]", "[]"], ids=range(5))
-def test_the_list_of_a_conversation_is_no_python(tmp_path, listed):
+def test_a_conversation_list_is_not_evaluated_as_python(tmp_path, listed):
     (tmp_path / "movie_lines.txt").write_text("L1 +++$+++ u0 +++$+++ m0 +++$+++ BIANCA +++$+++ Hi.\n")
     (tmp_path / "movie_conversations.txt").write_text(f"u0 +++$+++ u2 +++$+++ m0 +++$+++ {listed}\n")
     with pytest.raises(InputError, match="movie_conversations.txt:1: the last field must be a list"):
         dialogue.read_conversations(tmp_path, Counter())
 
 
-def test_turns_are_dropped_as_one_by_one_in_few_encodings():
+def test_dropping_turns_by_bisection_equals_one_by_one():
     """Bisection finds the first start that fits: with 10,000 turns, 15 encodings instead of 10,000."""
     calls = []
 
@@ -808,13 +808,13 @@ def test_turns_are_dropped_as_one_by_one_in_few_encodings():
     assert prepare.first_fit([3, 8], lambda start: True) == 3
 
 
-def test_a_program_of_megabytes_is_left_out_unparsed(tmp_path):
+def test_a_program_of_megabytes_is_skipped_without_parsing(tmp_path):
     for name, text in {"a": "def f(n):\n    return n\n", "b": "x = 1; " * 1_400_000}.items():
         (tmp_path / "p00001").mkdir(exist_ok=True)
         (tmp_path / f"p00001/{name}.py").write_text(text)
     args, left_out = codenet.Args(source=tmp_path, language="python"), defaultdict(list)
-    found = list(codenet.cut_programs(codenet.find_programs(tmp_path, "python"), args, Counter(), left_out))
-    assert len(found) == 1 and left_out["program: more than 131,072 bytes"] == ["p00001/b.py"]
+    programs = list(codenet.cut_programs(codenet.find_programs(tmp_path, "python"), args, Counter(), left_out))
+    assert len(programs) == 1 and left_out["program: more than 131,072 bytes"] == ["p00001/b.py"]
 
 
 # --------------------------------------------------------------------------------- the fuzzer: python -m tools.fuzz
@@ -860,7 +860,7 @@ def hoards(args):
         (leaves_a_scratch_file, "half-written"), (print, "fine"),
     ],
 )  # fmt: skip
-def test_the_fuzzer_tells_a_refusal_from_all_else(tmp_path, monkeypatch, main, kind):
+def test_the_fuzzer_tells_errors_from_other_outcomes(tmp_path, monkeypatch, main, kind):
     (tmp_path / "world").mkdir()
     (tmp_path / "world/rows.jsonl").write_text('{"a": [1, "b"]}\n')
     monkeypatch.setattr(fuzz, "CPU_SECONDS", 1)

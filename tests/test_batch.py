@@ -103,7 +103,7 @@ def by_hand() -> Batch:
     return batch
 
 
-def test_the_masks_and_the_scores_position_of_a_batch_by_hand():
+def test_masks_and_score_index_of_a_worked_example():
     batch = by_hand()
     assert batch.real.int().tolist() == [[0, 0, 1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1, 1, 1]]
     assert batch.actions.int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
@@ -114,7 +114,7 @@ def test_the_masks_and_the_scores_position_of_a_batch_by_hand():
     assert torch.equal(last.states, batch.actions) and last.score_index.tolist() == [1, 3]
 
 
-def test_rows_of_a_batch_keep_only_the_columns_that_they_need():
+def test_selected_rows_keep_only_the_columns_they_need():
     first = by_hand()[:1]
     assert first.query.tolist() == [[5, 6]] and first.response.tolist() == [[8, EOS, PAD]]  # with the state after EOS
     assert first.real.int().tolist() == [[1, 1, 1, 1, 0]] and first.logprobs.tolist() == [[0.0, 1.0, 2.0]]
@@ -124,7 +124,7 @@ def test_rows_of_a_batch_keep_only_the_columns_that_they_need():
     assert not hasattr(turned, "values")  # not computed yet
 
 
-def test_shuffled_parts_and_micro_batches_hold_each_row_once():
+def test_minibatches_and_micro_batches_contain_each_row_once():
     rows, uniforms = rows_and_uniforms()
     query = torch.arange(8)[:, None] + 2
     batch = Batch.of([row.record for row in rows], query, query.clone(), query * 0.0, EOS, PAD, "last_token")
@@ -137,7 +137,7 @@ def test_shuffled_parts_and_micro_batches_hold_each_row_once():
         assert [len(part) for part in parts] == [2] * 4 and sorted(sum(seen, [])) == list(range(8))
 
 
-def test_a_minibatch_in_which_no_action_counts_is_left_out():
+def test_a_minibatch_without_counted_actions_is_skipped():
     rows, _ = rows_and_uniforms()
     query = torch.arange(8)[:, None] + 2
     batch = Batch.of([row.record for row in rows], query, query.clone(), query * 0.0, EOS, PAD, "last_token")
@@ -146,7 +146,7 @@ def test_a_minibatch_in_which_no_action_counts_is_left_out():
     assert [part.index.tolist() for part in batch.split(4)] == [[0, 1], [4, 5], [6, 7]]
 
 
-def test_a_reading_comes_back_in_the_batchs_order_with_zeros_beyond_a_micro_batch():
+def test_read_returns_batch_order_with_zeros_in_dropped_columns():
     batch = by_hand()
     per_token, per_row = batch.read(lambda mb: (mb.logprobs + 1, mb.index.float()), 1)
     assert per_row.tolist() == [0.0, 1.0]
@@ -189,7 +189,7 @@ def test_policy_and_reference_are_read_at_the_same_temperature(models):
             assert torch.allclose(logprobs[b, : len(expected)].double(), expected, atol=1e-4)
 
 
-def test_bf16_recomputes_what_another_micro_batch_computes(models):
+def test_bf16_logprobs_are_the_same_in_another_micro_batch(models):
     """Autocast rounds the inputs of the last matmul; with rounded logits, the ratio was off by up to 6%."""
     batch, other = (sampled(models, size, dtype=torch.bfloat16) for size in (8, 1))
     same = (batch.response == other.response).all(1)
@@ -198,7 +198,7 @@ def test_bf16_recomputes_what_another_micro_batch_computes(models):
 
 
 @torch.no_grad()
-def test_a_value_is_that_of_the_state_before_its_token(models):
+def test_a_value_is_computed_at_the_state_before_its_token(models):
     """A query of 3, a response of 2 with its EOS, and the state after it; the last column has no state."""
     ids, mask = torch.tensor([[PAD, 5, 6, 7, 8, EOS, PAD, PAD]]), torch.arange(8)[None] < 6
     mask[:, 0] = False
@@ -209,7 +209,7 @@ def test_a_value_is_that_of_the_state_before_its_token(models):
 
 
 @torch.no_grad()
-def test_a_value_of_a_pooled_model_is_the_mean_over_the_response_so_far(models):
+def test_a_pooled_value_is_the_mean_over_the_response_so_far(models):
     """The value before the first token is the query's; later values don't average it."""
     pooled = ScalarModel(replace(models[2].config, mean_pooled=True))
     pooled.load_state_dict(models[2].state_dict())

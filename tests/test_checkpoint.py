@@ -188,7 +188,7 @@ def test_transformers_loads_what_we_write(family, changes, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_of_left_padded_rows_is_that_of_transformers(family, tmp_path) -> None:
+def test_greedy_text_of_left_padded_rows_equals_transformers(family, tmp_path) -> None:
     """Uses each library's cache; texts are longer than the windows."""
     theirs = theirs_of(family, {})
     theirs.save_pretrained(tmp_path)
@@ -215,7 +215,7 @@ def test_shards_of_safetensors_and_pickles_give_the_same_weights(family, tmp_pat
     theirs.save_pretrained(tmp_path / "whole")
     theirs.save_pretrained(tmp_path / "shards", max_shard_size="10KB")
     assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 1
-    whole, shards = load_gpt(tmp_path / "whole").state_dict(), load_gpt(tmp_path / "shards").state_dict()
+    unsharded, shards = load_gpt(tmp_path / "whole").state_dict(), load_gpt(tmp_path / "shards").state_dict()
     tensors = load_file(tmp_path / "whole" / "model.safetensors")
     names = sorted(tensors)
     bins = {"bin": {"pytorch_model.bin": names}}
@@ -230,7 +230,9 @@ def test_shards_of_safetensors_and_pickles_give_the_same_weights(family, tmp_pat
     index = {name: file for file, part in bins["bin_shards"].items() for name in part}
     (tmp_path / "bin_shards" / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
     for state in (shards, load_gpt(tmp_path / "bin").state_dict(), load_gpt(tmp_path / "bin_shards").state_dict()):
-        assert all(torch.equal(whole[name], tensor) for name, tensor in state.items()) and len(state) == len(whole)
+        assert all(torch.equal(unsharded[name], tensor) for name, tensor in state.items()) and len(state) == len(
+            unsharded
+        )
 
 
 def test_half_precision_weights_become_float32(tmp_path) -> None:
@@ -333,7 +335,7 @@ BIAS = "gpt_neox.layers.1.attention.dense.bias"
         (lambda d: os.truncate(d / "model.safetensors", 5000), "can't be read"),
     ],
 )
-def test_a_broken_checkpoint_is_one_sentence_that_names_the_file(written, breakage, sentence) -> None:
+def test_a_broken_checkpoint_gives_one_sentence_naming_the_file(written, breakage, sentence) -> None:
     load_gpt(written)
     breakage(written)
     with pytest.raises(InputError, match=sentence) as error:
@@ -372,7 +374,7 @@ LONGROPE = {"type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0] 
         ("gemma3_text", {"layer_types": None, "sliding_window_pattern": 0}, "sliding_window_pattern must be an int"),
     ],
 )  # fmt: skip
-def test_a_config_that_is_not_implemented_is_one_sentence(family, changes, sentence, tmp_path) -> None:
+def test_an_unsupported_config_gives_one_sentence(family, changes, sentence, tmp_path) -> None:
     settings = FAMILIES[family]().to_dict()
     (tmp_path / "config.json").write_text(json.dumps(settings))
     read_config(tmp_path)
@@ -416,7 +418,7 @@ def test_a_missing_shard_is_named(tmp_path) -> None:
         load_gpt(tmp_path)
 
 
-def test_a_path_that_does_not_exist_is_one_sentence_without_a_network(monkeypatch, tmp_path) -> None:
+def test_a_missing_path_gives_one_sentence_without_a_network(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="no such file or directory"):
         load_gpt(tmp_path / "nothing")
@@ -426,7 +428,7 @@ def test_a_path_that_does_not_exist_is_one_sentence_without_a_network(monkeypatc
         load_gpt("nobody/nothing")
 
 
-def test_what_a_family_cannot_express_is_refused_before_anything_is_written(tmp_path) -> None:
+def test_settings_a_family_cannot_store_are_rejected_before_writing(tmp_path) -> None:
     config = GPTConfig(vocab_size=9, n_ctx=8, d_model=8, n_layer=1, n_head=2, d_mlp=8, rotary_dim=2, norm_eps=1e-5)
     with pytest.raises(InputError, match="can't express scale_attention = False"):
         save(GPT(replace(config, scale_attention=False)), tmp_path / "out")

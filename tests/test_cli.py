@@ -41,14 +41,14 @@ SCRIPTS = {
 
 def call(monkeypatch, capsys, script, *arguments, main=None):
     """Return exit code, stdout, stderr and the settings that `main` would get."""
-    given = []
+    settings = []
     monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments])
     try:
-        command_line(main or given.append, SCRIPTS[script].RECIPES)
+        command_line(main or settings.append, SCRIPTS[script].RECIPES)
         code = 0
     except SystemExit as exit:
         code = exit.code
-    return code, *capsys.readouterr(), given
+    return code, *capsys.readouterr(), settings
 
 
 def test_the_first_recipe_is_the_default_and_flags_change_it(monkeypatch, capsys):
@@ -60,7 +60,7 @@ def test_the_first_recipe_is_the_default_and_flags_change_it(monkeypatch, capsys
 
 
 @pytest.mark.parametrize(("script", "recipe"), [("train_sft", "tldr"), ("train_ppo", "tiny"), ("eval", "tiny-rm")])
-def test_the_faster_dtype_is_chosen_on_request_and_said(monkeypatch, capsys, script, recipe):
+def test_dtype_auto_picks_the_faster_dtype_and_prints_it(monkeypatch, capsys, script, recipe):
     for dtype in ("bfloat16", "float32"):
         monkeypatch.setattr(processor, "faster_dtype", lambda device, dtype=dtype: (dtype, f"it is on {device}"))
         code, out, _, (args,) = call(monkeypatch, capsys, script, recipe, "--dtype", "auto", "--device", "cpu")
@@ -91,7 +91,7 @@ def test_none_as_a_value_means_none(monkeypatch, capsys):
     assert args.reward_model is None and args.missing_eos_score is None and args.value_clip_range is None
 
 
-def test_random_weights_are_trained_where_the_model_is_none(miniature, tmp_path):
+def test_model_none_trains_random_weights(miniature, tmp_path):
     """`train_sft.py tldr --model None` takes the shape from the flags and the tokenizer from the data."""
     sizes = {name: getattr(miniature.sft, name) for name in ("n_layer", "n_head", "d_model", "batch_size")}
     lengths = {name: getattr(miniature.sft, name) for name in ("max_query_length", "max_response_length")}
@@ -121,8 +121,8 @@ def test_random_weights_are_trained_where_the_model_is_none(miniature, tmp_path)
     ],
 )
 def test_an_unknown_recipe_or_flag_is_one_line_and_exit_code_2(monkeypatch, capsys, script, arguments, sentence):
-    code, out, err, given = call(monkeypatch, capsys, script, *arguments)
-    assert code == 2 and given == [] and out == ""
+    code, out, err, settings = call(monkeypatch, capsys, script, *arguments)
+    assert code == 2 and settings == [] and out == ""
     assert err.startswith("error: ") and err.count("\n") == 1 and re.search(sentence, err)
 
 
@@ -149,9 +149,7 @@ def test_an_unknown_recipe_or_flag_is_one_line_and_exit_code_2(monkeypatch, caps
         (compile_kernels, ["--out", "--measure"], "--out needs a value"),
     ],
 )
-def test_arguments_that_make_no_sense_are_one_sentence_in_every_module(
-    monkeypatch, capsys, module, arguments, sentence
-):
+def test_invalid_arguments_give_one_sentence_in_every_module(monkeypatch, capsys, module, arguments, sentence):
     monkeypatch.setattr(sys, "argv", ["program.py", *arguments])
     with pytest.raises(SystemExit) as stopped:
         run_module(module.main, module.Args)
@@ -160,12 +158,12 @@ def test_arguments_that_make_no_sense_are_one_sentence_in_every_module(
 
 
 @pytest.mark.parametrize("arguments", [["--kl-coef", "-1"], ["--kl-coef", "-.5e3"], ["--kl-coef", "-inf"]])
-def test_a_negative_number_is_a_value_and_no_flag(monkeypatch, capsys, arguments):
+def test_a_negative_number_is_a_value_not_a_flag(monkeypatch, capsys, arguments):
     code, _, err, _ = call(monkeypatch, capsys, "train_ppo", *arguments)
     assert code == 2 and "--kl-coef -" in err and "must be at least 0" in err
 
 
-def test_no_recipe_of_ppo_samples_from_anything_but_the_policy():
+def test_every_ppo_recipe_samples_from_the_policy_only():
     """docs/mismatch.md shows the effects of --sampler.top-p, --sampler.sync-every and --sampler.dtype."""
     for _, args in train_ppo.RECIPES.values():
         assert args.sampler == SamplerSettings()
@@ -175,24 +173,24 @@ def test_no_recipe_of_ppo_samples_from_anything_but_the_policy():
 @pytest.mark.parametrize("flag", ["--top-k", "--no-repeat-ngram-size", "--min-length"])
 def test_ppo_has_no_flags_that_filter_the_sampler(monkeypatch, capsys, flag):
     """Sampling from a filtered distribution, with log-probabilities of the full one, makes the KL negative."""
-    code, _, err, given = call(monkeypatch, capsys, "train_ppo", "tiny", flag, "1")
-    assert code == 2 and given == [] and f"unknown flag '{flag}'" in err
+    code, _, err, settings = call(monkeypatch, capsys, "train_ppo", "tiny", flag, "1")
+    assert code == 2 and settings == [] and f"unknown flag '{flag}'" in err
 
 
 @pytest.mark.parametrize(
     "arguments", [["--batch-size", "x"], ["--lr"], ["--schedule", "steps"], ["--dtype", "float16"], ["--seed", "1.5"]]
 )
 def test_a_value_of_the_wrong_kind_names_its_flag_and_exits_with_code_2(monkeypatch, capsys, arguments):
-    code, out, err, given = call(monkeypatch, capsys, "train_sft", *arguments)
-    assert code == 2 and given == [] and arguments[0] in err and "--help" in err
+    code, out, err, settings = call(monkeypatch, capsys, "train_sft", *arguments)
+    assert code == 2 and settings == [] and arguments[0] in err and "--help" in err
     assert err.startswith("error: ") and err.count("\n") == 1 and "│" not in err
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_lists_the_recipes_and_every_flag(monkeypatch, capsys, script):
-    code, out, _, given = call(monkeypatch, capsys, script, "--help")
+    code, out, _, settings = call(monkeypatch, capsys, script, "--help")
     recipes = SCRIPTS[script].RECIPES
-    assert code == 0 and given == []
+    assert code == 0 and settings == []
     assert re.findall(r"^    (\S+)  ", out.partition("\nflags of")[0], re.M) == list(recipes)
     for field in fields(recipes["tiny"][1]):
         assert f"--{field.name.replace('_', '-')}" in out
@@ -229,7 +227,7 @@ def test_help_in_a_terminal_of_an_odd_width(monkeypatch, capsys, columns):
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_what_the_user_can_fix_is_one_line(monkeypatch, capsys, error, code, sentence):
+def test_user_errors_are_one_line(monkeypatch, capsys, error, code, sentence):
     def main(_):
         raise error
 
@@ -241,7 +239,7 @@ def test_what_the_user_can_fix_is_one_line(monkeypatch, capsys, error, code, sen
     assert exit.value.code == code and capsys.readouterr().err == err
 
 
-def test_a_bug_of_ours_keeps_its_traceback(monkeypatch, capsys):
+def test_a_bug_keeps_its_traceback(monkeypatch, capsys):
     def main(_):
         raise ZeroDivisionError
 
@@ -273,7 +271,7 @@ ABSURD = {
     ("script", "name", "value"),
     [(script, name, value) for script, names in ABSURD.items() for name, values in names.items() for value in values],
 )
-def test_a_number_that_makes_no_sense_names_its_flag_and_nothing_is_written(miniature, tmp_path, script, name, value):
+def test_an_out_of_range_number_names_its_flag_and_nothing_is_written(miniature, tmp_path, script, name, value):
     args = getattr(miniature, script.removeprefix("train_"))
     with pytest.raises(InputError, match=rf"^--{name.replace('_', '-')} {re.escape(str(value))}: "):
         SCRIPTS[script].main(replace(args, out=tmp_path / "out", **{name: value}))
@@ -304,7 +302,7 @@ ROWS_IN_MEMORY = [
 
 
 @pytest.mark.parametrize(("args", "name"), [(args, name) for args, names in ROWS_IN_MEMORY for name in names])
-def test_rows_that_no_memory_holds_are_refused_at_once(args, name):
+def test_too_many_rows_for_memory_are_rejected_at_once(args, name):
     sentence = rf"--{name.replace('_', '-')} 1000000000000: it must be from [01] to a million"
     with pytest.raises(InputError, match=sentence):
         check_ranges(replace(args, **{name: 10**12}))
@@ -321,7 +319,7 @@ def test_a_temperature_that_overflows_the_logits_is_refused(recipe):
                     check_ranges(replace(args, **{name: value}))
 
 
-def test_a_newline_in_a_path_makes_no_second_line(monkeypatch, capsys):
+def test_a_newline_in_a_path_does_not_split_the_error(monkeypatch, capsys):
     def refuse(args):
         raise InputError(f"{args.model} does not exist: correct the path.")
 
@@ -345,7 +343,7 @@ def test_a_newline_in_a_path_makes_no_second_line(monkeypatch, capsys):
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR is not set"),
     ],
 )
-def test_an_environment_that_torchrun_would_not_make_is_refused(monkeypatch, variables, sentence):
+def test_an_environment_not_set_by_torchrun_is_rejected(monkeypatch, variables, sentence):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -358,7 +356,7 @@ def test_an_environment_that_torchrun_would_not_make_is_refused(monkeypatch, var
     "name",
     ["", "../x", "a.b.c", "é", "a" * 5000, "x\ny", "nanorlhf", "__main__", "nanorlhf.__main__", "cli", "-x"],
 )
-def test_a_name_that_is_no_program_is_one_sentence(monkeypatch, capsys, name):
+def test_an_unknown_program_gives_one_sentence(monkeypatch, capsys, name):
     monkeypatch.setattr(sys, "argv", ["nanorlhf", name])
     with pytest.raises(SystemExit) as stopped:
         nanorlhf_command.main()
@@ -370,7 +368,7 @@ def test_a_name_that_is_no_program_is_one_sentence(monkeypatch, capsys, name):
     ("program", "redirection", "code"),
     [("nanorlhf", "| head -c 1", 141), ("nanorlhf", ">&-", 0), ("data.tiny --help", "| head -c 1", 141)],
 )
-def test_help_that_nobody_reads_is_no_error(program, redirection, code):
+def test_help_into_a_closed_pipe_is_not_an_error(program, redirection, code):
     command = f"set -o pipefail; {sys.executable} -m {program} {redirection}"
     ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert ended.stderr == "" and ended.returncode in (0, code)

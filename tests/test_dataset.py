@@ -181,16 +181,16 @@ def test_types_of_fields_are_checked(tmp_path):
         ("TL;DR:", "\nmy cat", "\nmy cat"),
     ],
 )
-def test_a_response_gets_a_leading_blank_only_where_none_is(query, response, text):
+def test_a_response_gets_a_leading_space_only_if_it_has_none(query, response, text):
     assert response_ids(query, response, TOKENIZER) == TOKENIZER.encode(text) + [TOKENIZER.eos_id]
 
 
-def test_a_response_of_a_chat_is_left_as_it_is():
+def test_a_chats_response_is_unchanged():
     assert with_blank("<|user|>", "my cat") == " my cat"
     assert with_blank("<|user|>", "my cat", chat=True) == "my cat"
 
 
-def test_rows_hold_separate_ids_with_eos_and_the_record(tmp_path):
+def test_rows_contain_separate_ids_with_eos_and_the_record(tmp_path):
     [row] = load_demonstrations(write(tmp_path / "a", DEMONSTRATION), TOKENIZER, 99, 99)
     assert row.query == TOKENIZER.encode("TL;DR:")
     assert row.response == TOKENIZER.encode(" my cat") + [TOKENIZER.eos_id]
@@ -209,14 +209,14 @@ def test_the_response_of_a_program_is_tokenised_unchanged_and_may_be_empty_if_no
     assert program.record == PROGRAM
 
 
-def test_a_row_needs_no_response_where_only_its_query_is_read(tmp_path):
+def test_a_row_needs_no_response_if_only_its_query_is_read(tmp_path):
     alone = {"query": "the cat", "meta": {"answer": 3}}
     rows = [DEMONSTRATION, alone, alone | {"response": None}, alone | {"response": ""}]
     path = write(tmp_path / "a", *rows)
-    whole, *found = load_demonstrations(path, TOKENIZER, 99, needs_response=False)
+    whole, *empty = load_demonstrations(path, TOKENIZER, 99, needs_response=False)
     assert whole.response == TOKENIZER.encode(" my cat") + [TOKENIZER.eos_id]
-    assert [row.record for row in found] == rows[1:]
-    assert all(row.query == TOKENIZER.encode("the cat") and row.response == [TOKENIZER.eos_id] for row in found)
+    assert [row.record for row in empty] == rows[1:]
+    assert all(row.query == TOKENIZER.encode("the cat") and row.response == [TOKENIZER.eos_id] for row in empty)
     sentences = ("'response' is missing", "'response' must be str, not NoneType", "'response' is empty")
     for row, sentence in zip(rows[1:], sentences, strict=True):
         path = write(tmp_path / "a", DEMONSTRATION, row)
@@ -227,7 +227,7 @@ def test_a_row_needs_no_response_where_only_its_query_is_read(tmp_path):
             load_demonstrations(write(tmp_path / "a", row), TOKENIZER, 99, needs_response=False)
 
 
-def test_the_query_of_a_chat_holds_special_tokens_and_its_response_text(tmp_path):
+def test_special_tokens_are_parsed_in_a_chats_query_but_not_in_its_response(tmp_path):
     query, response = "the<|endoftext|>cat", "mat<|endoftext|>"
     marked = TOKENIZER.encode("the") + [TOKENIZER.eos_id] + TOKENIZER.encode("cat")
     answer = TOKENIZER.encode(response) + [TOKENIZER.eos_id]  # no leading space, and no special token
@@ -273,15 +273,15 @@ def test_limits_are_inclusive_count_eos_and_name_their_flag(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------- the arrays
-def test_rows_slices_and_lengths_are_those_of_lists(tmp_path):
+def test_rows_slices_and_lengths_equal_lists(tmp_path):
     path = write(tmp_path / "c", *(COMPARISON | {"query": "cat " * (n % 9) + "TL;DR:", "n": n} for n in range(3000)))
     rows = load_comparisons(path, TOKENIZER, None, None)  # more than two chunks
     assert len(rows) == 3000 and rows[-1].record["n"] == 2999 and rows[2999].query == rows[-1].query
-    some = rows[5:2900:700][1:]
-    assert [row.record["n"] for row in some] == [705, 1405, 2105, 2805] and len(some) == 4
-    expected = [[len(row.query), len(row.chosen), len(row.rejected)] for row in some]
-    assert some.lengths.tolist() == expected and rows.lengths.shape == (3000, 3)
-    for row in some:
+    selected = rows[5:2900:700][1:]
+    assert [row.record["n"] for row in selected] == [705, 1405, 2105, 2805] and len(selected) == 4
+    expected = [[len(row.query), len(row.chosen), len(row.rejected)] for row in selected]
+    assert selected.lengths.tolist() == expected and rows.lengths.shape == (3000, 3)
+    for row in selected:
         assert row.query == TOKENIZER.encode(row.record["query"])
     with pytest.raises(IndexError):
         rows[3000]
@@ -309,7 +309,7 @@ def queries(rows) -> list[list[int]]:
     return [row.query for row in rows]
 
 
-def test_a_second_start_maps_what_the_first_has_made(tmp_path, tokenised):
+def test_a_second_run_maps_the_cache_of_the_first(tmp_path, tokenised):
     path = write(tmp_path / "sft", DEMONSTRATION, DEMONSTRATION | {"query": "the mat TL;DR:"})
     first, second = (load_demonstrations(path, TOKENIZER, None, None) for _ in range(2))
     assert tokenised == ["sft"] and list(first) == list(second)
@@ -350,16 +350,16 @@ def flipped(data: bytes, at: int) -> bytes:
         lambda data: data.replace(b"__metadata__", b"__netadata__"),
     ],
 )  # fmt: skip
-def test_a_damaged_cache_is_made_anew(tmp_path, tokenised, damage):
+def test_a_damaged_cache_is_rebuilt(tmp_path, tokenised, damage):
     path = write(tmp_path / "sft", DEMONSTRATION)
-    whole = queries(load_demonstrations(path, TOKENIZER, None, None))
+    undamaged = queries(load_demonstrations(path, TOKENIZER, None, None))
     [cache] = (tmp_path / ".tokens").iterdir()
     cache.write_bytes(damage(cache.read_bytes()))
-    assert queries(load_demonstrations(path, TOKENIZER, None, None)) == whole and len(tokenised) == 2
-    assert queries(load_demonstrations(path, TOKENIZER, None, None)) == whole and len(tokenised) == 2
+    assert queries(load_demonstrations(path, TOKENIZER, None, None)) == undamaged and len(tokenised) == 2
+    assert queries(load_demonstrations(path, TOKENIZER, None, None)) == undamaged and len(tokenised) == 2
 
 
-def test_a_directory_that_cant_be_written_costs_the_cache_and_nothing_else(tmp_path, tokenised, monkeypatch, capsys):
+def test_an_unwritable_directory_only_disables_the_cache(tmp_path, tokenised, monkeypatch, capsys):
     path = write(tmp_path / "sft", DEMONSTRATION)
     (tmp_path / ".tokens").write_text("a file in its place")
     [row] = load_demonstrations(path, TOKENIZER, None, None)
@@ -377,7 +377,7 @@ def test_a_directory_that_cant_be_written_costs_the_cache_and_nothing_else(tmp_p
     assert list((tmp_path / ".tokens").iterdir()) == [] and len(tokenised) == 2
 
 
-def test_a_cache_that_a_killed_start_has_half_written_is_removed(tmp_path):
+def test_a_cache_half_written_by_a_killed_run_is_removed(tmp_path):
     path = write(tmp_path / "sft", DEMONSTRATION)
     load_demonstrations(path, TOKENIZER, None, None)
     [cache] = (tmp_path / ".tokens").iterdir()
@@ -397,7 +397,7 @@ def test_a_broken_row_leaves_no_cache(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_packed_file_gives_the_same_rows(tmp_path):
+def test_a_gzipped_file_gives_the_same_rows(tmp_path):
     plain = write(tmp_path / "sft.jsonl", DEMONSTRATION, DEMONSTRATION | {"query": "the mat TL;DR:"})
     (tmp_path / "sft.jsonl.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + plain.read_bytes()))
     packed = load_demonstrations(tmp_path / "sft.jsonl.gz", TOKENIZER, None, None)

@@ -125,14 +125,14 @@ def test_two_processes_equal_one(runs, stage, shard):
 
 
 @pytest.mark.slow
-def test_two_processes_sample_again_and_drop_what_one_does(runs):
+def test_two_processes_resample_and_drop_the_same_groups_as_one(runs):
     """With three responses per query, an odd number is padded with a second sample, for equal shares."""
     rows = read_metrics(runs["dapo", "none"])
     assert sum(row["groups/refilled"] for row in rows) > 0 and max(row["groups/dropped"] for row in rows) > 0
 
 
 @pytest.mark.slow
-def test_two_processes_log_what_one_logs_where_clipping_acts(runs):
+def test_two_processes_log_the_same_metrics_as_one_with_clipping(runs):
     """Equal up to rounding. A value at a clipping boundary may fall on either side, which changes clipped fractions."""
     for rows in zip(*(read_metrics(runs["clipped", name]) for name in ("one", "none")), strict=True):
         first, second = ({key: value for key, value in row.items() if key not in TIMED | CLIPPED} for row in rows)
@@ -146,9 +146,9 @@ def test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch(monkeypatch):
     for rank in range(4):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
         monkeypatch.setattr(distributed, "world_size", lambda: 4)
-        mine = batch[distributed.rank_slice(12)]
-        assert len(mine) == 3
-        seen += mine
+        share = batch[distributed.rank_slice(12)]
+        assert len(share) == 3
+        seen += share
     assert seen == batch and len(set(seen)) == 12
 
 
@@ -214,7 +214,7 @@ def test_a_named_gpu_becomes_the_current_device(monkeypatch):
 # -------------------------------------------------------------------------------------------------- a process that dies
 def processes_of(path) -> list[int]:
     """Find processes with this path on their command line: torchrun and its workers."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (entry / "cmdline").read_bytes().split(b"\0")
@@ -222,8 +222,8 @@ def processes_of(path) -> list[int]:
         except OSError:  # the process has just ended
             continue
         if str(path).encode() in arguments and not zombie:
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids
 
 
 def wait_until(condition, seconds=120):

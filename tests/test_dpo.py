@@ -57,7 +57,7 @@ def test_implicit_rewards_do_not_depend_on_the_other_rows(tiny_gpt):
     assert together.abs().min() > 0.5 and torch.allclose(together, alone, atol=1e-5)
 
 
-def test_the_rewards_of_a_pair_are_those_of_its_responses_and_0_by_the_reference_itself(tiny_gpt):
+def test_pair_rewards_equal_single_rewards_and_are_0_for_the_reference(tiny_gpt):
     torch.manual_seed(1)
     ref_policy = type(tiny_gpt)(TINY)
     pairs = implicit_pair_rewards(tiny_gpt, ref_policy, ROWS, PAD, 2.0)
@@ -86,7 +86,7 @@ def sigmoid(x: float) -> float:
 
 
 @given(st.floats(-20, 20), st.floats(-20, 20), st.floats(0, 10), st.floats(0, 3), st.floats(0, 3))
-def test_the_loss_of_kto_is_lambda_minus_the_value_of_its_paper(chosen, rejected, z, weight_d, weight_u):
+def test_kto_loss_is_lambda_minus_the_papers_value(chosen, rejected, z, weight_d, weight_u):
     """Equation 8 in Python floats: values lambda_D sigmoid(r - z) and lambda_U sigmoid(z - r), and their slopes."""
     labels = Labels(desirable_weight=weight_d, undesirable_weight=weight_u)
     rewards = torch.tensor([[chosen] * 3, [rejected] * 3], dtype=torch.float64, requires_grad=True)
@@ -112,7 +112,7 @@ def test_nan_in_place_of_a_missing_response_reaches_neither_loss_nor_gradient():
 
 
 @given(st.floats(1e-4, 1 - 1e-4))
-def test_log_odds_and_their_slope_are_those_of_the_formula(p):
+def test_log_odds_and_their_gradient_match_the_formula(p):
     """log(p / (1 - p)) has the derivative 1 / (1 - p) with respect to log p."""
     logprob = torch.tensor(math.log(p), dtype=torch.float64, requires_grad=True)
     odds = log_odds(logprob)
@@ -130,15 +130,15 @@ def test_log_odds_are_finite_for_the_certain_and_the_impossible():
 
 def test_mismatched_rows_have_the_next_rows_responses_and_the_last_row_the_firsts():
     third = Comparison([20, 21], [22, EOS], [], {})
-    found = mismatched([*ROWS, third])
-    assert [(row.query, row.chosen, row.rejected) for row in found] == [
+    pairs = mismatched([*ROWS, third])
+    assert [(row.query, row.chosen, row.rejected) for row in pairs] == [
         ([5, 6, 7], [11, EOS], [12, 13, 14, EOS]),
         ([10], [22, EOS], []),
         ([20, 21], [8, 9, EOS], [4, EOS]),
     ]
 
 
-def test_log_ratios_are_summed_over_the_responses_that_there_are(tiny_gpt):
+def test_log_ratios_are_summed_over_existing_responses(tiny_gpt):
     torch.manual_seed(1)
     ref_policy = type(tiny_gpt)(TINY).double()
     rows = [ROWS[0], Comparison(ROWS[1].query, [], ROWS[1].rejected, {})]

@@ -42,7 +42,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path, name, link):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_regular_file_is_not_replaced(tmp_path, make):
+def test_only_regular_files_are_replaced(tmp_path, make):
     make(tmp_path / "odd")
     with pytest.raises(InputError, match="odd is not a regular file"):
         write_text(tmp_path / "odd", "new")
@@ -51,7 +51,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, make):
     assert [path.name for path in tmp_path.iterdir()] == ["odd"]
 
 
-def test_delete_takes_a_link_and_not_what_it_leads_to(tmp_path):
+def test_delete_removes_a_link_but_not_its_target(tmp_path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "kept")

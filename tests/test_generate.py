@@ -95,7 +95,7 @@ def test_a_response_excludes_its_query_and_has_the_requested_length(tiny_gpt):
     assert response.shape == logprobs.shape == (15, 9) and not torch.isin(response, torch.tensor(query_ids)).any()
 
 
-def test_nonfinite_logits_are_one_sentence(tiny_gpt):
+def test_nonfinite_logits_give_one_sentence(tiny_gpt):
     with torch.no_grad():
         tiny_gpt.lm_head.weight[3] = float("nan")
     for temperature in (0.0, 0.8):
@@ -104,7 +104,7 @@ def test_nonfinite_logits_are_one_sentence(tiny_gpt):
 
 
 @pytest.mark.parametrize("temperature", [0.7, 0.01])
-def test_under_autocast_the_last_product_is_not_rounded(tiny_gpt, monkeypatch, temperature):
+def test_autocast_does_not_round_the_logits(tiny_gpt, monkeypatch, temperature):
     """Measures total variation from the softmax of the exact matmul of the same bfloat16 inputs."""
     drawn = []
     monkeypatch.setattr(nanorlhf.generate, "draw", lambda p, u: drawn.append(p / p.sum(1, keepdim=True)) or draw(p, u))
@@ -168,7 +168,7 @@ def check_rows(model, device, rows, uniforms):
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_a_device_writes_what_full_forward_passes_say(tiny_gpt, device):
+def test_sampling_on_a_device_equals_full_forward_passes(tiny_gpt, device):
     rows, uniforms = rows_that_end_early(tiny_gpt)
     check_rows(tiny_gpt, device, rows, uniforms)
 
@@ -258,7 +258,7 @@ def test_an_id_of_probability_zero_is_never_drawn_where_a_product_rounds_up(tiny
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_none_of_many_draws_is_of_probability_zero(device):
+def test_many_draws_never_have_probability_zero(device):
     """A GPU sums in another order; half of all ids have probability 0, including the first and the last ones."""
     generator = torch.Generator().manual_seed(0)
     probabilities = torch.rand(3000, 100, generator=generator) ** 20
@@ -307,7 +307,7 @@ def test_top_k_and_top_p_equal_a_search_through_a_sorted_list():
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-def test_filtered_logits_are_those_of_transformers(temperature):
+def test_filtered_logits_equal_transformers(temperature):
     """Temperature, then top-k, then top-p, on 200 rows of 50 logits; the n-gram ban on texts of 12 ids."""
     logits = 3 * torch.randn(200, 50, generator=torch.Generator().manual_seed(0))
     ids = torch.randint(5, (200, 12), generator=torch.Generator().manual_seed(1))
@@ -344,7 +344,7 @@ def test_ngram_ban_equals_a_search_through_lists(tiny_gpt):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_ngram_ban_bans_no_other_id_than_a_search_through_lists(n):
+def test_ngram_ban_bans_the_same_ids_as_a_search_through_lists(n):
     """Ids are up to 6 in a vocabulary of 5, so 5 and 6 are outside; -1 is padding. A row whose ids would all be banned
     keeps them all."""
     context = torch.randint(-1, 7, (200, 9), generator=torch.Generator().manual_seed(n))
@@ -381,7 +381,7 @@ def test_ngram_ban_ignores_rows_that_have_ended(tiny_gpt):
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.9}, {"filtered_logprobs": True}], ids=str)
 @pytest.mark.parametrize("temperature", [0.7, 0.1, 0.01, 1e-6])
-def test_what_an_ngram_ban_leaves_is_drawn_by_its_own_probabilities(temperature, settings):
+def test_ids_left_by_an_ngram_ban_are_drawn_by_their_probabilities(temperature, settings):
     """The likeliest of four ids is banned: the other three are drawn by logits 2, 1 and 0, however improbable."""
     model = GPT(GPTConfig(vocab_size=4, n_ctx=4, d_model=4, n_layer=0, n_head=1, d_mlp=1, rotary_dim=2))
     with torch.no_grad():
@@ -404,8 +404,8 @@ def test_what_an_ngram_ban_leaves_is_drawn_by_its_own_probabilities(temperature,
     assert torch.equal(response[:, 0], expected)
     z = torch.tensor([4.0, 2.0, 1.0, 0.0], dtype=torch.float64) / temperature
     before = (z - z.logsumexp(0))[response[:, 0]]
-    said = p[response[:, 0] - 1].log() if "filtered_logprobs" in settings else before
-    assert torch.allclose(logprobs[:, 0].double(), said, rtol=1e-5, atol=1e-5)
+    expected_logprobs = p[response[:, 0] - 1].log() if "filtered_logprobs" in settings else before
+    assert torch.allclose(logprobs[:, 0].double(), expected_logprobs, rtol=1e-5, atol=1e-5)
 
 
 def test_ngram_ban_that_would_ban_every_id_is_lifted():
@@ -417,7 +417,7 @@ def test_ngram_ban_that_would_ban_every_id_is_lifted():
 needs_int8 = pytest.mark.skipif(not has_int8_products(), reason="this processor has no VNNI")
 
 
-def test_logprobs_after_the_filter_are_those_of_what_was_sampled(tiny_gpt):
+def test_filtered_logprobs_are_under_the_sampling_distribution(tiny_gpt):
     """For the tokens that top-p keeps, they are the unfiltered logprobs minus the log of the probability kept."""
     uniforms = torch.rand(30, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     settings = {"T": 6, "uniforms": uniforms, "eos_id": None, "top_p": 0.5}
@@ -456,7 +456,7 @@ SHAPES = {
 
 @needs_int8
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
-def test_an_int8_sampler_is_the_model_with_rounded_products(changes):
+def test_an_int8_sampler_is_the_model_with_rounded_matmuls(changes):
     """Its logprobs are close to the model's but not equal; embeddings are shared, and the model is unchanged."""
     model = random_gpt(**changes).forbid(3, 36)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -474,7 +474,7 @@ def test_an_int8_sampler_is_the_model_with_rounded_products(changes):
 
 
 @needs_int8
-def test_an_int8_sampler_reads_a_row_as_it_does_alone_and_without_padding(tiny_gpt):
+def test_an_int8_samplers_row_does_not_depend_on_batch_or_padding(tiny_gpt):
     test_a_response_does_not_depend_on_the_other_rows_or_on_padding(for_sampling(tiny_gpt, "int8"))
     test_dropping_ended_rows_changes_nothing(for_sampling(tiny_gpt, "int8"))
 
@@ -494,7 +494,7 @@ def test_low_rank_updates_are_merged_before_rounding(tiny_gpt, dtype):
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-def test_weights_rounded_once_are_those_that_autocast_rounds(tiny_gpt):
+def test_weights_rounded_once_equal_those_autocast_rounds(tiny_gpt):
     uniforms = torch.rand(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     with torch.autocast("cpu", torch.bfloat16):
         plain, rounded = (
@@ -507,7 +507,7 @@ def test_weights_rounded_once_are_those_that_autocast_rounds(tiny_gpt):
 
 
 @pytest.mark.skipif(onednn_matmul() is None, reason="this build of PyTorch has no oneDNN linear")
-def test_weights_that_are_rearranged_once_sample_the_same(monkeypatch):
+def test_packed_weights_sample_the_same(monkeypatch):
     monkeypatch.setattr(kernels.linear, "MANY_WEIGHTS", 1100)
     model = random_gpt(**SHAPES["qwen3"]).forbid(3, 36)
     tune(model, "lora", rank=2, targets=("q", "v", "down"))

@@ -119,7 +119,7 @@ PADDINGS = {
 
 @pytest.mark.parametrize("last", [None, 3])
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_the_causal_kernel_gives_what_the_bias_gives(gpt, monkeypatch, padding, last) -> None:
+def test_the_causal_kernel_equals_the_bias(gpt, monkeypatch, padding, last) -> None:
     """Compares hidden states of real tokens and all gradients; if padding comes first, the bias is kept."""
     drawing, suffices = PADDINGS[padding]
     mask = torch.tensor([[sign == "#" for sign in row] for row in drawing])
@@ -173,9 +173,9 @@ def encoder(request) -> GPT:
 def test_every_token_of_an_encoder_attends_to_every_other(encoder) -> None:
     ids = torch.randint(41, (1, 12), generator=torch.Generator().manual_seed(1))
     before = encoder(ids)
-    for place in (0, 7, 11):
+    for position in (0, 7, 11):
         other = ids.clone()
-        other[0, place] = (other[0, place] + 1) % 41
+        other[0, position] = (other[0, position] + 1) % 41
         assert ((encoder(other) - before).abs().amax(2) > 1e-4).all()
 
 
@@ -209,8 +209,8 @@ def test_computing_only_the_last_tokens_of_an_encoder_gives_the_same_values_and_
         hidden = encoder(ids, last=last)[:, -5:]
         (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
         results.append([hidden.detach(), *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)])
-    for whole, part in zip(*results, strict=True):
-        assert torch.allclose(whole, part, atol=1e-4, rtol=1e-4)
+    for full, part in zip(*results, strict=True):
+        assert torch.allclose(full, part, atol=1e-4, rtol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------------------ the cache
@@ -243,11 +243,11 @@ def test_computing_only_the_last_tokens_gives_the_same_values_and_gradients(gpt)
             (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
             gradients = [p.grad.clone() for p in gpt.parameters() if p.grad is not None]
             results.append([hidden.detach(), *gradients])
-        for whole, part in zip(*results, strict=True):
-            assert torch.allclose(whole, part, atol=1e-4, rtol=1e-4)
+        for full, part in zip(*results, strict=True):
+            assert torch.allclose(full, part, atol=1e-4, rtol=1e-4)
 
 
-def test_checkpointed_activations_change_no_number_and_save_less(gpt) -> None:
+def test_checkpointed_activations_change_no_output_and_save_memory(gpt) -> None:
     ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(12) >= torch.tensor([[0], [4]])
     results, kept = [], []
@@ -386,7 +386,7 @@ def test_an_offset_norm_multiplies_by_one_plus_its_weight_and_starts_at_one() ->
 
 
 @torch.no_grad()
-def test_capped_logits_are_the_head_s_bent_and_a_forbidden_id_stays_impossible() -> None:
+def test_capped_logits_match_the_formula_and_forbidden_ids_stay_impossible() -> None:
     model = model_of(CONFIGS["gemma2"])
     hidden = model(torch.randint(41, (2, 9), generator=torch.Generator().manual_seed(1)))
     plain = hidden.double() @ model.lm_head.weight.double().T
@@ -409,7 +409,7 @@ def test_a_group_of_queries_shares_its_keys_and_values() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_on_a_cpu_the_keys_of_a_channel_lie_side_by_side(whole: bool, monkeypatch) -> None:
+def test_on_a_cpu_each_channel_of_the_keys_is_contiguous(whole: bool, monkeypatch) -> None:
     """Also after rows have ended: in the other order, a matmul with one query loses up to two thirds of its speed."""
     monkeypatch.setattr("nanorlhf.cache.replays", lambda device: whole)
     cache = KVCache(CONFIGS["llama"], torch.ones((2, 13), dtype=torch.bool), 3, torch.float32)

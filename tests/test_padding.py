@@ -34,8 +34,8 @@ def test_first_true_index_equals_list_index(mask):
 
 
 def test_a_row_without_columns_has_its_first_true_at_0():
-    found = first_true_index(torch.zeros(2, 0, dtype=torch.bool))
-    assert found.tolist() == [0, 0] and found.dtype == torch.long
+    index = first_true_index(torch.zeros(2, 0, dtype=torch.bool))
+    assert index.tolist() == [0, 0] and index.dtype == torch.long
 
 
 def test_positions_count_the_real_tokens_before():

@@ -27,11 +27,11 @@ def texts(pair: Comparison) -> list[list[int]]:
 
 
 def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
-    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
-    return torch.cat([g.flatten() for g in found])
+    gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
+    return torch.cat([g.flatten() for g in gradients])
 
 
-def test_what_a_token_sees_equals_a_triple_loop() -> None:
+def test_the_branch_mask_equals_a_triple_loop() -> None:
     mask = torch.tensor([[True] * 6 + [False] * 2, [False] * 2 + [True] * 6])
     branch = torch.tensor([[0, 0, 1, 1, 2, 2, 2, 2], [0, 0, 0, 0, 1, 2, 2, 3]])
     visible = branch_mask(mask, branch)
@@ -39,8 +39,8 @@ def test_what_a_token_sees_equals_a_triple_loop() -> None:
     for row in range(2):
         for i in range(8):
             for j in range(8):
-                own = branch[row, j].item() in (0, branch[row, i].item())
-                expected = i == j or (j < i and own and mask[row, j].item())
+                is_seen = branch[row, j].item() in (0, branch[row, i].item())
+                expected = i == j or (j < i and is_seen and mask[row, j].item())
                 assert visible[row, 0, i, j].item() == expected
 
 
@@ -87,10 +87,10 @@ def test_the_gradient_of_scores_equals_that_of_single_texts(name) -> None:
 @torch.no_grad()
 def test_neither_response_changes_the_other() -> None:
     model = model_of(CONFIGS["gpt_neox"], ScalarModel)
-    others = [replace(pair, rejected=[17, 18, 19, 2, 3, 1]) for pair in PAIRS]
-    assert torch.allclose(pair_scores(model, PAIRS, PAD)[0], pair_scores(model, others, PAD)[0], atol=1e-6)
-    others = [replace(pair, chosen=[17, 18, 19, 2, 3, 1]) for pair in PAIRS]
-    assert torch.allclose(pair_scores(model, PAIRS, PAD)[1], pair_scores(model, others, PAD)[1], atol=1e-6)
+    changed = [replace(pair, rejected=[17, 18, 19, 2, 3, 1]) for pair in PAIRS]
+    assert torch.allclose(pair_scores(model, PAIRS, PAD)[0], pair_scores(model, changed, PAD)[0], atol=1e-6)
+    changed = [replace(pair, chosen=[17, 18, 19, 2, 3, 1]) for pair in PAIRS]
+    assert torch.allclose(pair_scores(model, PAIRS, PAD)[1], pair_scores(model, changed, PAD)[1], atol=1e-6)
 
 
 @torch.no_grad()

@@ -143,7 +143,7 @@ def test_only_trained_parameters_get_a_gradient(family, how):
 
 
 @every_family
-def test_bitfits_gradient_is_that_of_full_fine_tuning(family):
+def test_bitfits_gradient_equals_that_of_full_fine_tuning(family):
     full, bitfit = random_gpt(FAMILIES[family]), random_gpt(FAMILIES[family])
     tune(bitfit, "bitfit")
     for model in (full, bitfit):
@@ -199,7 +199,7 @@ def test_steps_change_no_bit_of_frozen_parameters(how):
 # -------------------------------------------------------------------------------------------------------------- outputs
 @every_family
 @every_way
-def test_an_untrained_model_computes_what_it_did_before(family, how):
+def test_tuning_an_untrained_model_does_not_change_its_outputs(family, how):
     base, model = random_gpt(FAMILIES[family]), random_gpt(FAMILIES[family])
     tune(model, how)
     # with gradients enabled, a frozen layer may use a matmul that rounds differently
@@ -234,7 +234,7 @@ def test_lora_changes_q_and_v_and_leaves_k(family):
 
 
 @every_family
-def test_a_merged_model_computes_the_same_and_the_tuned_one_stays_as_it_is(family):
+def test_a_merged_model_computes_the_same_and_the_tuned_one_is_unchanged(family):
     model = tuned_gpt(FAMILIES[family], "lora")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     plain = merge(model)
@@ -271,7 +271,7 @@ def test_every_linear_layer_can_be_updated(family):
         (("down",), "the checkpoint has adapters there"),
     ],
 )
-def test_updates_of_layers_that_are_not_there_are_refused(targets, sentence):
+def test_updates_of_missing_layers_are_rejected(targets, sentence):
     model = tuned_gpt(FAMILIES["gpt2"], "adapter" if targets == ("down",) else "full")
     with pytest.raises(InputError, match=sentence):
         tune(model, "lora", targets=targets)
@@ -287,8 +287,8 @@ def test_the_reference_is_the_policy_without_its_updates_on_the_same_weights(fam
     with torch.no_grad():
         ref_policy.forbidden = None
         assert torch.equal(logits(ref_policy), logits(base)) and not torch.allclose(logits(policy), logits(base))
-    own = {weight.data_ptr() for weight in policy.parameters()}
-    assert all(weight.data_ptr() in own and not weight.requires_grad for weight in ref_policy.parameters())
+    policy_weights = {weight.data_ptr() for weight in policy.parameters()}
+    assert all(weight.data_ptr() in policy_weights and not weight.requires_grad for weight in ref_policy.parameters())
 
 
 def test_the_reference_of_a_fully_trained_policy_is_a_frozen_copy():
@@ -298,7 +298,7 @@ def test_the_reference_of_a_fully_trained_policy_is_a_frozen_copy():
         assert torch.equal(weight, other) and weight.data_ptr() != other.data_ptr() and not other.requires_grad
 
 
-def test_policy_and_value_model_share_a_trunk_and_learn_apart():
+def test_policy_and_value_model_share_a_trunk_and_train_separately():
     policy = random_gpt(FAMILIES["qwen2"])
     value_model = scalar_from_gpt(policy, share_trunk=True)
     for model in (policy, value_model):
@@ -309,8 +309,8 @@ def test_policy_and_value_model_share_a_trunk_and_learn_apart():
     now = logits(policy)
     perturb(value_model, only_trained=True)
     assert torch.equal(logits(policy), now) and not torch.equal(now, before)
-    own = {weight.data_ptr() for weight in policy.parameters()}
-    apart = {name for name, weight in value_model.named_parameters() if weight.data_ptr() not in own}
+    policy_weights = {weight.data_ptr() for weight in policy.parameters()}
+    apart = {name for name, weight in value_model.named_parameters() if weight.data_ptr() not in policy_weights}
     assert apart == trained_names(value_model) >= {"score.weight", "score.bias"}
 
 
@@ -404,7 +404,7 @@ def test_the_library_peft_reads_the_updates(family, targets, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["gpt_neo", "qwen2", "gemma2"])
-def test_the_gradients_of_the_updates_are_the_library_pefts(family, tmp_path):
+def test_gradients_of_updates_equal_the_peft_librarys(family, tmp_path):
     """Tested on families that store q and v separately, where each of our updates is one of peft's."""
     model = random_gpt(FAMILIES[family])
     save(model, tmp_path / "base")
@@ -414,15 +414,15 @@ def test_the_gradients_of_the_updates_are_the_library_pefts(family, tmp_path):
     theirs = PeftModel.from_pretrained(theirs, tmp_path / "adapter", is_trainable=True).eval()
     F.cross_entropy(theirs(input_ids=IDS).logits.flatten(0, 1), IDS.flip(1).flatten()).backward()
     F.cross_entropy(model.logits(model(IDS)).flatten(0, 1), IDS.flip(1).flatten()).backward()
-    found = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.requires_grad}
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.requires_grad}
     for i, block in enumerate(model.transformer.blocks):
         lora = block.attention.qkv
         for module, down, up in zip(("q_proj", "v_proj"), lora.downs, lora.ups, strict=True):
             for letter, ours in (("A", down), ("B", up)):
-                [name] = [name for name in found if f".{i}." in name and f"{module}.lora_{letter}." in name]
-                gradient = found.pop(name)
+                [name] = [name for name in gradients if f".{i}." in name and f"{module}.lora_{letter}." in name]
+                gradient = gradients.pop(name)
                 assert (gradient - ours.grad).abs().max() < 1e-4 * gradient.abs().max(), name
-    assert not found
+    assert not gradients
 
 
 @every_family
@@ -517,21 +517,21 @@ def loss_on(miniature, split, model):
 @pytest.mark.slow
 def test_resuming_equals_the_uninterrupted_run(miniature, tmp_path, monkeypatch, how):
     args = replace(miniature.sft, model=str(miniature.root / "sft"), tune=how, save_every=2, lr=1e-2)
-    whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
-    train_sft.main(whole)
+    uninterrupted, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
+    train_sft.main(uninterrupted)
     interrupt_at(6, monkeypatch, train_sft, "lr_factor")
     with pytest.raises(KeyboardInterrupt):
         train_sft.main(broken)
     with pytest.raises(InputError, match="was started with --tune"):
         train_sft.main(replace(broken, resume=True, tune="full"))
     train_sft.main(replace(broken, resume=True))
-    for a, b in zip(load_gpt(whole.out).parameters(), load_gpt(broken.out).parameters(), strict=True):
+    for a, b in zip(load_gpt(uninterrupted.out).parameters(), load_gpt(broken.out).parameters(), strict=True):
         assert torch.equal(a, b)
-    assert read_metrics(whole.out) == read_metrics(broken.out)
+    assert read_metrics(uninterrupted.out) == read_metrics(broken.out)
 
 
 # ------------------------------------------------------------------------------ LoRA in reward models, DPO and PPO
-def test_a_reward_model_is_trained_by_updates_and_its_head(miniature, tmp_path):
+def test_lora_trains_a_reward_models_updates_and_head(miniature, tmp_path):
     args = replace(miniature.rm, out=tmp_path / "rm", tune="lora", num_epochs=2, lr=1e-2)
     summary = train_rm.main(args)
     base, model, best = load_gpt(args.sft), load_scalar(args.out), load_scalar(args.out / "best")
@@ -542,7 +542,7 @@ def test_a_reward_model_is_trained_by_updates_and_its_head(miniature, tmp_path):
     assert model.reward_bias != 0 and best.reward_bias != 0 and not (args.out / "adapter").exists()
 
 
-def test_dpo_of_updates_takes_the_policy_without_them_as_reference(miniature, tmp_path):
+def test_dpo_with_lora_uses_the_policy_without_updates_as_reference(miniature, tmp_path):
     args = replace(miniature.dpo, out=tmp_path / "dpo", tune="lora", beta=1.0, num_epochs=2, lr=1e-2)
     train_dpo.main(args)
     rows = [row for row in read_metrics(args.out) if "loss" in row]
@@ -554,7 +554,7 @@ def test_dpo_of_updates_takes_the_policy_without_them_as_reference(miniature, tm
 
 
 @pytest.mark.parametrize("value_start", [None, "shared"])
-def test_ppo_of_updates_starts_at_the_reference_and_moves_nothing_else(miniature, tmp_path, value_start):
+def test_ppo_with_lora_starts_at_the_reference_and_changes_only_updates(miniature, tmp_path, value_start):
     args = replace(miniature.ppo, out=tmp_path / "ppo", tune="lora", value_model=value_start, lr=1e-2)
     train_ppo.main(args)
     rows = read_metrics(args.out)
@@ -575,21 +575,21 @@ def test_ppo_of_updates_starts_at_the_reference_and_moves_nothing_else(miniature
         assert torch.allclose(weight, ours, atol=1e-6), name
 
 
-def test_resuming_ppo_of_updates_on_a_shared_trunk_equals_the_uninterrupted_run(miniature, tmp_path, monkeypatch):
+def test_resuming_ppo_with_lora_on_a_shared_trunk_equals_the_uninterrupted_run(miniature, tmp_path, monkeypatch):
     args = replace(miniature.ppo, tune="lora", value_model="shared", save_every=1, lr=1e-2)
-    whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
-    train_ppo.main(whole)
+    uninterrupted, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
+    train_ppo.main(uninterrupted)
     interrupt_at(2, monkeypatch, train_ppo, "lr_factor")
     with pytest.raises(KeyboardInterrupt):
         train_ppo.main(broken)
     train_ppo.main(replace(broken, resume=True))
     for directory, load in (("", load_gpt), ("value_model", load_scalar)):
-        ours, theirs = (load(out / directory).state_dict() for out in (whole.out, broken.out))
+        ours, theirs = (load(out / directory).state_dict() for out in (uninterrupted.out, broken.out))
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
 @pytest.mark.parametrize("change", [{}, {"tune": "lora", "shard": "fsdp"}])
-def test_a_trunk_that_can_not_be_shared_is_refused(miniature, tmp_path, change):
+def test_a_trunk_that_cannot_be_shared_is_rejected(miniature, tmp_path, change):
     with pytest.raises(InputError, match="--value-model shared uses the policy's frozen weights"):
         train_ppo.main(replace(miniature.ppo, out=tmp_path / "ppo", value_model="shared", **change))
     assert not (tmp_path / "ppo").exists()

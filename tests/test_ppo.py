@@ -37,7 +37,7 @@ def test_a_row_without_eos_ends_at_its_last_token_and_early_padding_is_masked():
     assert actions.sum(1).tolist() == [4, 2, 4, 1]
 
 
-def test_a_row_of_padding_alone_ends_at_its_first_slot():
+def test_a_row_of_only_padding_ends_at_its_first_position():
     eos_index, actions, states = eos_masks(torch.tensor([[PAD, PAD, PAD]]), E, PAD)
     assert eos_index.tolist() == [0]
     assert actions.int().tolist() == [[1, 0, 0]] and states.int().tolist() == [[1, 1, 0]]
@@ -53,7 +53,7 @@ def test_masks_equal_a_loop_over_each_row(rows):
         assert states[b].tolist() == [t <= end + 1 for t in range(5)]
 
 
-def test_whitening_equals_float64_statistics_of_what_counts():
+def test_whitening_equals_float64_statistics_of_counted_positions():
     torch.manual_seed(0)
     x, mask = torch.randn(4, 6) * 3 + 2, torch.rand(4, 6) > 0.4
     kept = x.double()[mask]
@@ -109,7 +109,7 @@ def test_a_ratio_far_from_one_is_clipped_and_never_dropped():
 @pytest.mark.parametrize(
     ("advantage", "loss", "slope"), [(0.0, 0.0, 0.0), (2.0, -2.4, 0.0), (-0.5, math.inf, math.inf)]
 )
-def test_a_ratio_that_overflows_is_clipped_as_any_large_one(advantage, loss, slope):
+def test_an_overflowing_ratio_is_clipped_like_any_large_one(advantage, loss, slope):
     new = torch.tensor([[90.0]], requires_grad=True)
     losses, is_clipped = policy_loss(
         new, torch.zeros(1, 1), torch.tensor([[advantage]]), torch.ones(1, 1, dtype=torch.bool), 0.2
@@ -129,7 +129,7 @@ def test_value_loss_by_hand_with_and_without_clipping():
     assert losses[0].tolist() == pytest.approx([0.0, 0.5 * 0.9**2]) and not is_clipped.any()
 
 
-def test_values_are_clipped_to_both_sides_of_the_old_ones():
+def test_values_are_clipped_on_both_sides_of_the_old_ones():
     """Old values 3 and 3 clip to 2.8 and 3.2; the third is in range, with equal errors; the last isn't a state."""
     new, old = torch.tensor([[1.0, 5.0, 2.1, NAN]]), torch.tensor([[3.0, 3.0, 2.0, NAN]])
     returns, states = torch.tensor([[1.5, 4.0, 1.0, NAN]]), torch.tensor([[True, True, True, False]])
@@ -198,7 +198,7 @@ def test_kl_estimators_have_the_right_expectation_over_a_vocabulary_of_five():
 
 
 # --------------------------------------------------------------------------------------------------- importance weights
-def test_importance_weights_equal_float64_and_padding_counts_nowhere():
+def test_importance_weights_equal_float64_and_ignore_padding():
     generator = torch.Generator().manual_seed(0)
     logprobs, sampled = (-3 * torch.rand(4, 6, generator=generator) for _ in range(2))
     mask = torch.arange(6) <= torch.tensor([5, 0, 2, 3])[:, None]

@@ -98,7 +98,7 @@ def test_a_checkpoint_keeps_no_settings_of_the_tokenizer_that_it_replaces(tmp_pa
     assert (again.chat_template, again.stop_ids) == (None, [tokenizer.eos_id])
 
 
-def test_each_stop_token_of_a_model_ends_a_response_and_is_no_text(tmp_path):
+def test_each_stop_token_of_a_model_ends_a_response_and_is_not_decoded(tmp_path):
     publish(tmp_path, SHAPES["qwen2.5-instruct"])
     tokenizer = load_tokenizer(tmp_path)
     assert [tokenizer.backend.id_to_token(i) for i in tokenizer.stop_ids] == ["<|im_end|>", "<|endoftext|>"]
@@ -116,7 +116,7 @@ CHATS = [name for name in SHAPES if "chat_template" in SHAPES[name].settings]
 
 @pytest.mark.parametrize("name", CHATS)
 @pytest.mark.parametrize("contents", [("the cat", "sat on"), ("sat", " on", "the cat", "\n sat ")])
-def test_the_ids_of_a_chat_are_those_of_transformers_up_to_the_end_of_the_turn(tmp_path, name, contents):
+def test_chat_ids_equal_transformers_up_to_the_end_of_the_turn(tmp_path, name, contents):
     """Tested with the data's template, where EOS ends a turn, and with the model's template."""
     publish(tmp_path / "tokenizer", SHAPES[name])
     messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
@@ -132,15 +132,15 @@ def test_the_ids_of_a_chat_are_those_of_transformers_up_to_the_end_of_the_turn(t
     for directory in ("tokenizer", "out"):
         judge = AutoTokenizer.from_pretrained(tmp_path / directory)
         query = judge.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
-        whole = judge.apply_chat_template(messages, return_dict=False)
-        assert row.query == query and row.query + row.response == whole[: len(row.query + row.response)]
+        conversation = judge.apply_chat_template(messages, return_dict=False)
+        assert row.query == query and row.query + row.response == conversation[: len(row.query + row.response)]
         assert judge.convert_ids_to_tokens(row.response[-1]) == tokenizer.eos
     [ids] = tokenizer.encode_responses([f"x{tokenizer.eos}"], [row.record["query"]])
     assert not set(ids) & set(judge.all_special_ids)  # names of special tokens in a response are text
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
-def test_a_tokenizer_that_reads_back_as_another_is_refused_before_training(tmp_path, monkeypatch):
+def test_a_tokenizer_that_changes_when_saved_is_rejected_before_training(tmp_path, monkeypatch):
     publish(tmp_path / "a", SHAPES["granite"])
     reloaded = publish(tmp_path / "b", SHAPES["lowercase"])
     monkeypatch.setattr(Tokenizer, "_parsing_special", property(lambda _: reloaded))

@@ -24,7 +24,7 @@ ids = st.lists(st.integers(0, 36), min_size=1, max_size=6)
 
 
 @given(st.lists(st.tuples(ids, ids), min_size=1, max_size=5), st.integers(0, 3))
-def test_reward_stands_at_the_last_token_whatever_the_padding(rows, extra):
+def test_reward_is_read_at_the_last_token_with_any_padding(rows, extra):
     """Left-padded queries begin with [PAD], full rows have none; the search must handle both. [N+ 12]"""
     queries, responses = [q for q, _ in rows], [r for _, r in rows]
     left = torch.cat((left_pad(queries, PAD), right_pad(responses, PAD)), dim=1)
@@ -36,7 +36,7 @@ def test_reward_stands_at_the_last_token_whatever_the_padding(rows, extra):
     assert end_index(right, lengths, PAD).tolist() == [len(text) - 1 for text in texts]
 
 
-def test_end_of_the_example_in_the_docstring():
+def test_end_index_of_the_docstrings_example():
     assert end_index(torch.tensor([[PAD, PAD, 5, 6, 7, 8, 3, PAD]]), 4, PAD).tolist() == [6]
 
 

@@ -131,7 +131,7 @@ def test_transformers_loads_what_we_write(name, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_greedy_text_is_that_of_transformers(name, tmp_path) -> None:
+def test_greedy_text_equals_transformers(name, tmp_path) -> None:
     """Texts are longer than max_distance; each library uses its cache."""
     theirs = theirs_of(name)
     theirs.save_pretrained(tmp_path)
@@ -152,7 +152,7 @@ def test_a_round_trip_changes_no_bit(tmp_path) -> None:
             assert torch.equal(a, b), tensor_name
 
 
-def test_a_scalar_model_survives_a_round_trip_and_has_a_trunk_of_the_policys(tmp_path) -> None:
+def test_a_scalar_model_survives_a_round_trip_and_copies_the_policys_trunk(tmp_path) -> None:
     model = scalar_from_gpt(t5("1.1"))
     away_from_the_start(model.score)
     save(model, tmp_path)
@@ -166,7 +166,7 @@ def test_a_scalar_model_survives_a_round_trip_and_has_a_trunk_of_the_policys(tmp
         assert torch.allclose(model(ids, mask, last=12), expected, atol=1e-5)
 
 
-def test_files_of_older_versions_are_read_alike(tmp_path) -> None:
+def test_files_of_older_versions_load_the_same(tmp_path) -> None:
     """Old pickles have a copy of the embedding for each stack and the head, and an unused bias."""
     theirs = theirs_of("first")
     theirs.save_pretrained(tmp_path / "now")
@@ -184,7 +184,7 @@ def test_files_of_older_versions_are_read_alike(tmp_path) -> None:
         load_gpt(tmp_path / "then")
 
 
-def test_a_head_that_transformers_ties_without_saying_so_is_the_embedding(tmp_path) -> None:
+def test_an_implicitly_tied_head_is_the_embedding(tmp_path) -> None:
     """transformers 5 ties a new 1.1 model's head, doesn't save it, and ties it again when it loads the file."""
     config = transformers.T5Config(
         vocab_size=VOCAB, d_model=24, d_kv=10, d_ff=40, num_layers=2, num_heads=3, tie_word_embeddings=False,
@@ -213,7 +213,7 @@ def test_a_head_that_transformers_ties_without_saying_so_is_the_embedding(tmp_pa
         ("d_ff", None, "d_ff must be an integer"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(field, value, message, tmp_path) -> None:
+def test_invalid_settings_are_rejected(field, value, message, tmp_path) -> None:
     save(t5(), tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(settings | {field: value}))
@@ -241,13 +241,13 @@ def test_buckets_equal_the_drawing() -> None:
 
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (7, 9), (5, 20), (4, 3), (64, 300)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_buckets_equal_those_of_transformers_at_every_distance(num_buckets, max_distance, causal) -> None:
+def test_buckets_equal_transformers_at_every_distance(num_buckets, max_distance, causal) -> None:
     distance = torch.arange(-700, 701)
     expected = T5Attention._relative_position_bucket(distance, not causal, num_buckets, max_distance)
     assert torch.equal(relative_buckets(distance, num_buckets, max_distance, causal), expected)
 
 
-def test_a_bias_depends_on_the_distance_alone() -> None:
+def test_a_bias_depends_only_on_the_distance() -> None:
     table, config = t5().transformer.encoder_bias, CONFIGS["first"]
     bias = relative_bias(table, 9, config, causal=False)
     assert bias.shape == (1, 3, 9, 9)
@@ -257,7 +257,7 @@ def test_a_bias_depends_on_the_distance_alone() -> None:
             assert torch.equal(bias[0, :, i, j], table(bucket)[0])
 
 
-def test_the_heads_of_a_new_model_look_back_one_token_after_the_other_and_the_last_sees_all_alike() -> None:
+def test_new_heads_look_back_1_2_3_tokens_and_the_last_sees_all_alike() -> None:
     torch.manual_seed(0)
     model = GPT(CONFIGS["first"]).transformer
     for table, causal in ((model.encoder_bias, False), (model.decoder_bias, True)):
@@ -318,9 +318,9 @@ def test_the_decoder_sees_no_later_token_and_the_encoder_sees_all() -> None:
     changed[:, 6] = (changed[:, 6] + 1) % VOCAB
     after = hidden_of(t5(), query, query_mask, changed, everywhere)
     assert torch.equal(before[:, :7], after[:, :7]) and ((before - after)[:, 7].abs().amax(1) > 1e-4).all()
-    for place in (12, 13):  # the only real tokens of the third query
+    for position in (12, 13):  # the only real tokens of the third query
         other = query.clone()
-        other[:, place] = (other[:, place] + 1) % VOCAB
+        other[:, position] = (other[:, position] + 1) % VOCAB
         assert ((hidden_of(t5(), other, query_mask, response, everywhere) - before).abs().amax(2) > 1e-5).all()
 
 
@@ -364,7 +364,7 @@ def test_the_query_is_encoded_once(monkeypatch) -> None:
     assert len(calls) == 1
 
 
-def test_the_samplers_logprobs_are_those_of_the_update() -> None:
+def test_the_samplers_logprobs_equal_those_of_the_update() -> None:
     """The ratio of the first epoch is 1, even after rows have ended and been dropped."""
     query, query_mask, _, _ = rows()
     query, query_mask = query.repeat(6, 1), query_mask.repeat(6, 1)
@@ -395,7 +395,7 @@ def test_a_response_does_not_depend_on_the_other_rows() -> None:
     ["bfloat16", pytest.param("int8", marks=pytest.mark.skipif(not has_int8_products(), reason="no VNNI here"))],
 )
 @torch.no_grad()
-def test_a_rounded_sampler_is_the_model_with_rounded_products(dtype) -> None:
+def test_a_rounded_sampler_is_the_model_with_rounded_matmuls(dtype) -> None:
     """Its logprobs are the same with and without a cache, and close to the model's but not equal."""
     query, query_mask, _, _ = rows()
     query, query_mask = query.repeat(6, 1), query_mask.repeat(6, 1)
@@ -418,7 +418,7 @@ def test_a_rounded_sampler_is_the_model_with_rounded_products(dtype) -> None:
 
 
 @pytest.mark.skipif(onednn_matmul() is None, reason="this build of PyTorch has no oneDNN linear")
-def test_weights_that_are_rearranged_once_sample_the_same(monkeypatch) -> None:
+def test_packed_weights_sample_the_same(monkeypatch) -> None:
     monkeypatch.setattr(kernels.linear, "MANY_WEIGHTS", 300)
     sampler = for_sampling(t5(), "same")
     assert type(sampler.transformer.blocks[-1].cross.kv.weight) is type(sampler.lm_head.weight) is PackedWeight

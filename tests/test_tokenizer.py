@@ -30,13 +30,13 @@ def save_with(directory, **settings):
 
 
 # ------------------------------------------------------------------------------------------------- EOS and [PAD] [N+ 2]
-def test_pad_of_gpt2_lies_outside_its_embedding(real_data):
+def test_gpt2s_pad_is_outside_its_embedding(real_data):
     tokenizer = load_tokenizer(real_data / "tokenizers" / "gpt2")
     assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (50256, 50257, 50257)
     check_vocabulary(tokenizer, 50257, "gpt2")  # [PAD] needs no row of the embedding
 
 
-def test_pad_of_pythia_lies_inside_its_padded_head(real_data):
+def test_pythias_pad_is_inside_its_padded_head(real_data):
     tokenizer = load_tokenizer(real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json")
     assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (0, 50277, 50277)
     assert tokenizer.pad_id < 50304  # rows of Pythia's head: the model must not sample it
@@ -109,7 +109,7 @@ def test_eos_is_read_from_the_first_file_that_names_it(tmp_path):
         ([True], r"eos_token_id is \[True\]: it must be an id or a list of ids"),
     ],
 )
-def test_no_eos_is_made_up_where_the_ids_do_not_say_which(tmp_path, file, value, sentence):
+def test_an_ambiguous_eos_is_rejected(tmp_path, file, value, sentence):
     save_with(tmp_path)
     (tmp_path / file).write_text(json.dumps({"eos_token_id": value}))
     with pytest.raises(InputError, match=f"{file}: {sentence}"):
@@ -144,7 +144,7 @@ def codet5(tmp_path):
     return tmp_path
 
 
-def test_codet5s_ids_are_those_of_transformers(codet5):
+def test_codet5s_ids_equal_transformers(codet5):
     """It is byte-level BPE with T5's special tokens; their names in a text are text."""
     ours, theirs = load_tokenizer(codet5), RobertaTokenizer.from_pretrained(codet5)
     for text in ("the cat's hat: 3 ≠ 4\n\tx", " sold the mat", "int[] a = {1};"):
@@ -171,7 +171,7 @@ def test_codet5s_ids_are_those_of_transformers(codet5):
         (["<extra_id_0>"], "added_tokens.json"),
     ],
 )
-def test_added_tokens_that_do_not_fit_are_one_sentence(codet5, tokens, sentence):
+def test_invalid_added_tokens_give_one_sentence(codet5, tokens, sentence):
     (codet5 / "added_tokens.json").write_text(json.dumps(tokens))
     with pytest.raises(InputError, match=sentence):
         load_tokenizer(codet5)
@@ -258,7 +258,7 @@ def test_vocabulary_and_merges_give_the_ids_of_tokenizer_json(tmp_path):
 
 
 # ------------------------------------------------------------------------------------ special tokens and chat templates
-def test_special_tokens_are_read_in_the_text_of_a_template_only():
+def test_special_tokens_are_parsed_only_in_template_text():
     text, eos = "the<|endoftext|>cat", TRAINED.eos_id
     assert TRAINED.encode(text, parse_special=True) == TRAINED.encode("the") + [eos] + TRAINED.encode("cat")
     assert TRAINED.encode_batch([text, "cat"], parse_special=True) == [
@@ -303,7 +303,7 @@ TEXT = "a <|endoftext|>the cat\n<|endoftext|> sat  <|endoftext|><|endoftext|>\n\
 
 
 @pytest.mark.parametrize("kind", ["prepend", "first", "always", "never", "prefix"])
-def test_marked_ids_are_those_of_transformers(tmp_path, kind):
+def test_marked_ids_equal_transformers(tmp_path, kind):
     eos = "<|endoftext|>" if kind == "prefix" else "</s>"
     settings = json.loads(TRAINED.backend.to_str()) if kind == "prefix" else sentencepiece(kind)
     if kind == "prefix":
@@ -317,7 +317,7 @@ def test_marked_ids_are_those_of_transformers(tmp_path, kind):
     assert tokenizer.encode(text, parse_special=True).count(tokenizer.eos_id) == 4
 
 
-def test_marked_ids_of_published_tokenizers_are_those_of_transformers(tmp_path, published):
+def test_marked_ids_of_published_tokenizers_equal_transformers(tmp_path, published):
     published.save(tmp_path)
     judge = AutoTokenizer.from_pretrained(tmp_path)
     assert published.encode(TEXT, parse_special=True) == judge(TEXT, add_special_tokens=False).input_ids
@@ -348,7 +348,7 @@ def test_a_chat_template_is_read_and_saved_for_transformers(tmp_path, where):
     assert again.fingerprint == tokenizer.fingerprint and again.chat_template == SOURCE
 
 
-def test_a_bos_that_is_no_token_is_none_and_a_template_that_is_no_text_is_refused(tmp_path):
+def test_an_unknown_bos_is_dropped_and_a_non_string_template_is_rejected(tmp_path):
     assert load_tokenizer(save_with(tmp_path, bos_token="<nowhere>", chat_template=[])).bos is None
     assert load_tokenizer(tmp_path).chat_template is None
     for template in (3, {"default": "x"}, [{"name": "default", "template": 3}]):
@@ -440,7 +440,7 @@ def test_a_path_that_does_not_exist_is_not_taken_for_a_hub_id():
         load_tokenizer("runs/no/such/dir")
 
 
-def test_a_regular_expression_that_backtracks_for_ever_is_one_sentence(tmp_path):
+def test_an_endless_regular_expression_gives_one_sentence(tmp_path):
     TRAINED.save(tmp_path)
     path = tmp_path / "tokenizer.json"
     value = json.loads(path.read_text())
@@ -454,13 +454,13 @@ def test_a_regular_expression_that_backtracks_for_ever_is_one_sentence(tmp_path)
     assert tokenizer.decode(tokenizer.encode("a cat")) == "a cat"
 
 
-def test_the_template_of_a_tokenizer_that_was_there_before_goes(tmp_path):
+def test_saving_removes_the_previous_tokenizers_template(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("another's")
     TRAINED.save(tmp_path)
     assert load_tokenizer(tmp_path).chat_template is None
 
 
-def test_an_id_that_no_vocabulary_reaches_is_refused_before_a_list_of_them_is_made(tmp_path):
+def test_an_absurdly_large_id_is_rejected_before_allocation(tmp_path):
     TRAINED.save(tmp_path)
     path = tmp_path / "tokenizer.json"
     value = json.loads(path.read_text())

@@ -58,7 +58,7 @@ CHANGES: tuple[Change, ...] = (
         ),
         wrong=Bug(
             name="dropped-groups", level=2, where="nanorlhf.grpo:refill",
-            old="scores[again] = more_scores[:n]", new="",
+            old="scores[indices] = new_scores[:n]", new="",
             symptom="groups/dropped stays at the initial share of groups with equal scores, although groups/refilled "
             "shows that they were sampled again.",
             cause="Groups with equal scores get new responses but keep the scores of the old ones.",

@@ -26,7 +26,7 @@ PLANTED = (
     Planted("scale-twice-in-merge", "checkpoints", "nanorlhf.peft:LoRALinear.merged",
             "up @ down", "LORA_SCALE * up @ down"),
     Planted("half-of-the-updates-merged", "checkpoints", "nanorlhf.peft:LoRALinear.merged",
-            "layer.weight[some] += up @ down", "layer.weight[some] = self.weight[some] + up @ down / 2"),
+            "layer.weight[span] += up @ down", "layer.weight[span] = self.weight[span] + up @ down / 2"),
     Planted("merged-into-the-live-weights", "checkpoints", "nanorlhf.peft:LoRALinear.merged",
             "nn.Parameter(self.weight.clone())", "nn.Parameter(self.weight)"),
     Planted("merged-before-training", "checkpoints", "train_sft:main",
