@@ -644,7 +644,7 @@ def test_a_damaged_or_foreign_tokenizer_is_one_sentence(miniature, tmp_path, fil
 def test_a_truncated_last_line_of_metrics_is_skipped_and_reported_once(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 1.5}\n{"step": 1, "lo')
     assert metrics_of(tmp_path) == metrics_of(tmp_path) == [{"step": 0, "loss": 1.5}]
-    assert capsys.readouterr().err == f"{tmp_path / 'metrics.jsonl'}:2: the last row is cut and left out.\n"
+    assert capsys.readouterr().err == f"{tmp_path / 'metrics.jsonl'}:2: ignoring the last row, which is incomplete.\n"
 
 
 @pytest.mark.parametrize(
@@ -655,8 +655,8 @@ def test_a_truncated_last_line_of_metrics_is_skipped_and_reported_once(tmp_path,
         ('{"step": 0, "loss": "1"}\n', "metrics.jsonl:1: the field 'loss' must be a number"),
         (f'{{"step": 0, "loss": {"9" * 400}}}\n', "metrics.jsonl:1: the field 'loss' must be a number"),
         ("3\n", "metrics.jsonl:1: expected a JSON object"),
-        ("", "metrics.jsonl has no row: delete it to go on without the run's curves"),
-        ('{"step": 0', "metrics.jsonl has no row"),
+        ("", "metrics.jsonl has no complete row: delete it to continue without the run's curves"),
+        ('{"step": 0', "metrics.jsonl has no complete row"),
         ("\0" * 999, "metrics.jsonl:1: malformed JSON"),
         ('{"step": 0}\n\1\2\3', "metrics.jsonl:2: malformed JSON"),
         ('{"step": 0, "loss": 1e300}\n', "metrics.jsonl:1: the field 'loss' must be a number, 1e[+]39 at most"),

@@ -109,7 +109,7 @@ def said_once(texts, pattern):
 def test_a_run_of_one_process_resumes_on_two_nodes_and_equals_one_process(nodes):
     """The first of three updates on one process, two on two nodes: the same batches, weights to rounding."""
     root, texts = nodes
-    said = "continues with 2 process(es) instead of 1: the global batches are the same, sums differ by rounding."
+    said = "continues with 2 process(es) instead of 1: the global batches stay the same, but sums differ by rounding."
     assert said_once(texts, re.escape(said))
     one, two = (weights(load_gpt(root / name)) for name in ("ppo_one", "ppo_two"))
     assert torch.allclose(one, two, atol=2e-5)

@@ -96,7 +96,7 @@ def test_a_run_ends_in_the_bits_of_torchrun(miniature, tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
-    [(["--batch-size", "3"], "--batch-size 3 can't be shared by 2 processes"), (["--data", "nowhere"], "nowhere")],
+    [(["--batch-size", "3"], "--batch-size 3 can't be divided among 2 processes"), (["--data", "nowhere"], "nowhere")],
 )
 @pytest.mark.slow
 def test_bad_input_is_one_sentence_of_one_process(miniature, tmp_path, flags, sentence):

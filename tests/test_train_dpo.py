@@ -302,7 +302,7 @@ def test_resuming_equals_the_uninterrupted_run(dpo, monkeypatch, tmp_path):
         ({"loss": "kto", "batch_size": 1}, "--batch-size must be at least 2: KTO pairs each query"),
         ({"loss": "kto_unpaired"}, r"unpaired\.train\.jsonl does not exist"),
         ({"batch_size": 1000}, "--batch-size 1000 is more than the 64 rows"),
-        ({"warmup_steps": 100}, "--warmup-steps 100 is not shorter than the 8 steps of the schedule"),
+        ({"warmup_steps": 100}, "--warmup-steps 100 must be less than the 8 steps of the run"),
     ],
 )
 def test_bad_settings_are_rejected_before_anything_is_written(miniature, tmp_path, change, sentence):

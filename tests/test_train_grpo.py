@@ -772,7 +772,7 @@ def test_a_run_learns_a_rule(single_update, tmp_path):
     ("change", "sentence"),
     [
         ({"samples_per_query": 1}, "--algorithm rloo needs --samples-per-query of at least 2"),
-        ({"samples_per_query": 3}, "--batch-size 8 is no multiple of --samples-per-query 3"),
+        ({"samples_per_query": 3}, "--batch-size 8 must be a multiple of --samples-per-query 3"),
         ({"samples_per_query": 0}, "--samples-per-query 0"),
         ({"gamma": 0.9}, "--gamma must be 1 with --algorithm rloo; got 0.9"),
         ({**KINDS["dr_grpo"], "gamma": 0.9}, "--gamma must be 1 with --algorithm dr_grpo; got 0.9"),

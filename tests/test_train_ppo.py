@@ -595,7 +595,7 @@ def test_ppo_learns_a_rule(miniature, tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"batch_size": 8, "num_minibatches": 3}, "--batch-size 8 can't be cut into --num-minibatches 3"),
+        ({"batch_size": 8, "num_minibatches": 3}, "--batch-size 8 must be a multiple of 3: --num-minibatches 3"),
         ({"total_episodes": 4}, "--total-episodes 4 is less than one --batch-size 8"),
         ({"temperature": 0.0}, "--temperature 0.0"),
         ({"reward_model": None}, "--reward-model None"),

@@ -187,7 +187,7 @@ def test_the_trunk_equals_the_policys_before_training(miniature):
     ("change", "sentence"),
     [
         ({"batch_size": 1000}, "--batch-size 1000 is more than the 64 rows"),
-        ({"warmup_steps": 100}, r"--warmup-steps 100 is not shorter than the \d+ steps of the schedule"),
+        ({"warmup_steps": 100}, r"--warmup-steps 100 must be less than the \d+ steps of the run"),
         ({"sft": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"max_query_length": 10}, "--max-query-length"),
     ],

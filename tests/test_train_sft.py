@@ -184,7 +184,7 @@ def test_losses_that_stay_infinite_stop_the_run(miniature, tmp_path, monkeypatch
     ("change", "sentence"),
     [
         ({"batch_size": 1000}, "--batch-size 1000 is more than the 64 rows"),
-        ({"warmup_steps": 100}, r"--warmup-steps 100 is not shorter than the \d+ steps of the schedule"),
+        ({"warmup_steps": 100}, r"--warmup-steps 100 must be less than the \d+ steps of the run"),
         ({"max_query_length": 10}, "--max-query-length"),
         ({"max_response_length": 2}, "--max-response-length"),
         ({"model": "/nowhere/at/all", "tokenizer": "{data}"}, "/nowhere/at/all"),

@@ -190,7 +190,7 @@ def test_bitfit_needs_a_model_with_biases() -> None:
 
 # ----------------------------------------------------------------------------------------------------------- the stages
 def test_query_tokens_have_no_loss(miniature, tmp_path) -> None:
-    with pytest.raises(InputError, match="--loss-on all: an encoder-decoder predicts no token of the query"):
+    with pytest.raises(InputError, match="--loss-on all: an encoder-decoder predicts no query tokens"):
         train_sft.main(replace(miniature.sft, architecture="t5", loss_on="all", out=tmp_path / "sft"))
     assert not (tmp_path / "sft").exists()
 

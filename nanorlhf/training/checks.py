@@ -1,4 +1,4 @@
-"""Settings, models and scores that don't fit together are refused here, in one sentence."""
+"""Checks that settings, models and scores fit together. All of them raise InputError."""
 
 from pathlib import Path
 
@@ -17,86 +17,92 @@ from nanorlhf.training.settings import RewardArgs
 
 
 def check_sft(query_length: int, response_length: int, loss_on: str, model: str, config: GPTConfig) -> None:
-    """Lengths and loss of SFT, and the model that it starts from."""
+    """Check SFT's lengths and loss against the model that it starts from."""
     longest = query_length + response_length
     if longest > config.n_ctx:
         raise InputError(
             f"--max-query-length plus --max-response-length is {longest}, more than the {config.n_ctx} positions "
-            f"of {model}: lower one of them."
+            f"of {model}."
         )
     if config.num_decoder_blocks and loss_on == "all":
-        raise InputError("--loss-on all: an encoder-decoder predicts no token of the query: pass --loss-on response.")
+        raise InputError("--loss-on all: an encoder-decoder predicts no query tokens; pass --loss-on response.")
 
 
 def number_of_updates(
     total_episodes: int, batch_size: int, num_minibatches: int, temperature: float, samples_per_query: int = 1
 ) -> int:
-    """Rollouts in a run. Raises InputError where a batch can't be shared by minibatches and processes."""
+    """Return the number of rollouts in a run.
+
+    Raises InputError if a batch can't be divided among minibatches and processes.
+    """
     share = num_minibatches * distributed.world_size()
     if batch_size % share:
         raise InputError(
-            f"--batch-size {batch_size} can't be cut into --num-minibatches {num_minibatches} for "
-            f"{distributed.world_size()} process(es): make it a multiple of {share}."
+            f"--batch-size {batch_size} must be a multiple of {share}: --num-minibatches {num_minibatches} times "
+            f"{distributed.world_size()} process(es)."
         )
     if batch_size % samples_per_query:
         raise InputError(
-            f"--batch-size {batch_size} is no multiple of --samples-per-query {samples_per_query}: each query needs "
-            "all of its responses."
+            f"--batch-size {batch_size} must be a multiple of --samples-per-query {samples_per_query}: all responses "
+            "to a query belong to one batch."
         )
     if total_episodes < batch_size:
         raise InputError(f"--total-episodes {total_episodes} is less than one --batch-size {batch_size}.")
     if temperature <= 0:
-        raise InputError(f"--temperature {temperature}: a rollout samples, so it must be above 0.")
+        raise InputError(f"--temperature {temperature} must be above 0 to sample rollouts.")
     return total_episodes // batch_size
 
 
 def check_reward(
     reward_model: str | tuple[str, ...] | None, reward: str | tuple[str, ...] | None, weights: Weights
 ) -> None:
-    """What scores the responses, and what makes one score of several."""
+    """Check that there is a reward, and that --reward-weights matches it."""
     reward_models, given = items(reward_model), items(reward)
     if not reward_models and not given:
         raise InputError("--reward-model None leaves nothing to score with: pass a reward model or --reward.")
     scorers = given or reward_models
     if isinstance(weights, str) and given:
-        raise InputError(f"--reward-weights {weights} is for --reward-model: with --reward, pass a weight for each.")
+        raise InputError(
+            f"--reward-weights {weights} works with --reward-model only: with --reward, pass one weight for each."
+        )
     if isinstance(weights, str) and len(scorers) < 2:
         raise InputError(f"--reward-weights {weights} needs several models in --reward-model.")
     if isinstance(weights, tuple) and len(weights) != len(scorers):
         flag = "--reward" if given else "--reward-model"
         words = " ".join(f"{weight:g}" for weight in weights)
-        raise InputError(f"--reward-weights {words}: pass {len(scorers)}, one for each of {flag}.")
+        raise InputError(f"--reward-weights {words}: expected {len(scorers)}, one for each {flag}.")
 
 
 def check_value_model(value_model: str | None, tune: str, shard: str) -> None:
-    """A shared value model needs a policy whose weights are frozen, LoRA's updates aside."""
+    """Check that a shared value model comes with a policy trained with LoRA, whose base weights are frozen."""
     if value_model == "shared" and (tune != "lora" or shard != "none"):
-        raise InputError("--value-model shared uses the policy's frozen weights: pass --tune lora, and no --shard.")
+        raise InputError("--value-model shared uses the policy's frozen weights: it needs --tune lora and no --shard.")
 
 
 def check_sampler(args: RewardArgs) -> None:
-    """The settings that make the sampler another model than the policy."""
+    """Check the settings that make the sampler differ from the policy."""
     sampler = args.sampler
     on_gpu = args.device.startswith("cuda") or args.device == "auto" and torch.cuda.is_available()
     if sampler.dtype == "int8" and (on_gpu or not has_int8_products()):
         here = "on a GPU" if on_gpu else "on this processor, which has no VNNI"
-        raise InputError(f"--sampler.dtype int8 does not run {here}: pass bfloat16 or same.")
+        raise InputError(f"--sampler.dtype int8 is not supported {here}: pass bfloat16 or same.")
     if sampler.url is not None and (sampler.dtype != "same" or sampler.top_p != 1):
-        raise InputError("--sampler.url: the server decides these: drop --sampler.dtype and --sampler.top-p.")
+        raise InputError("--sampler.url can't be combined with --sampler.dtype or --sampler.top-p.")
     if sampler.top_p == 0:
-        raise InputError("--sampler.top-p 0 would always sample the most probable token.")
+        raise InputError("--sampler.top-p 0 would always sample the most probable token; it must be above 0.")
     if sampler.sync_every > 1 and args.shard != "none" and sampler.url is None:
         raise InputError(
-            f"--sampler.sync-every {sampler.sync_every} keeps a full copy of the policy, which --shard can't."
+            f"--sampler.sync-every {sampler.sync_every} can't be combined with --shard: it keeps a full copy of the "
+            "policy."
         )
 
 
 def check_positions(
     rows: Rows[Demonstration], response_length: int, config: GPTConfig, model: str, written: bool = False
 ) -> int:
-    """The longest query and response must fit into the policy's positions; returns their length in tokens.
+    """Check that the longest query and response fit into the policy's positions, and return their length in tokens.
 
-    written: the rows' own responses, which may be longer than the sampled ones, are read as well
+    written: also count the responses in the data, which may be longer than the sampled ones
     """
     longest = int(rows.lengths[:, 0].max()) + response_length
     if written:
@@ -104,7 +110,7 @@ def check_positions(
     if longest > config.n_ctx:
         raise InputError(
             f"the longest query and --response-length make {longest} tokens, more than the {config.n_ctx} positions of "
-            f"{model}: lower --response-length, or --max-query-length where the data is made."
+            f"{model}: lower --response-length, or prepare the data with a lower --max-query-length."
         )
     return longest
 
@@ -117,7 +123,7 @@ def check_policy(
     response_length: int,
     value_model: str | None = None,
 ) -> int:
-    """Policy, tokenizer, queries and value model must fit together; returns the longest query and response."""
+    """Check policy, tokenizer, queries and value model; return the length of the longest query and response."""
     check_vocabulary(tokenizer, config.vocab_size, policy)
     longest = check_positions(rows, response_length, config, policy)
     if value_model != "shared":
@@ -126,16 +132,16 @@ def check_policy(
 
 
 def check_reward_models(args: RewardArgs, tokenizer: Tokenizer, longest: int) -> None:
-    """The models that score must fit the policy; one that --reward replaces is not read."""
+    """Check that the scoring models fit the policy; a reward model that --reward replaces is not read."""
     for flag, path, _ in scoring_models(args.reward, args.reward_model):
         check_other_model(flag, path, tokenizer, longest, args.sft)
     check_other_model("--gold", args.gold, tokenizer, longest, args.sft)
 
 
 def check_other_model(flag: str, path: str | None, tokenizer: Tokenizer, longest: int, policy: str) -> None:
-    """Another model must have the policy's tokenizer and enough positions; its weights are not read.
+    """Check that another model has the policy's tokenizer and enough positions, without reading its weights.
 
-    path may also be None or a function, FILE.py:FUNCTION.
+    path may also be None or FILE.py:FUNCTION, which need no check.
     """
     if path is None or is_function(path):
         return
@@ -157,7 +163,7 @@ def check_other_model(flag: str, path: str | None, tokenizer: Tokenizer, longest
 
 
 def check_scores(scores: Tensor, name: str, update: int, out: Path) -> None:
-    """The scores (B,) of a rollout must be finite, or the update would spoil the weights."""
+    """Check that the scores (B,) of a rollout are finite, before an update writes NaN into the weights."""
     if not scores.isfinite().all():
         raise InputError(
             f"{name} gave a score that is not finite at update {update}; {out} keeps the last checkpoint before it."

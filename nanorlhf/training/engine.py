@@ -1,16 +1,16 @@
-"""Rollouts by an inference engine: a vLLM or SGLang server samples, and gets the policy's weights after updates.
+"""Rollouts from an inference engine: a vLLM or SGLang server samples, and gets the policy's weights after updates.
 
-What is taken from their HTTP interfaces, as read in the sources of vLLM 0.33.0 and SGLang 0.5.23:
+The HTTP endpoints and fields that we use, checked against the sources of vLLM 0.33.0 and SGLang 0.5.23:
 
     GET  /v1/models                 data[0]: id; owned_by, vllm or sglang
     POST /v1/completions            prompt as ids, return_token_ids, logprobs -> choices[0]: token_ids,
                                     prompt_token_ids, logprobs.token_logprobs, finish_reason
     POST /collective_rpc            vLLM, with VLLM_SERVER_DEV_MODE=1: its workers' reload_weights(weights_path), then
     POST /reset_prefix_cache        drops keys and values of the old weights
-    POST /update_weights_from_disk  SGLang: model_path; drops them by itself
+    POST /update_weights_from_disk  SGLang: model_path; drops them too
 
-The weights go through a directory that the server sees. Each row is a request with a seed of its own, so that equal
-queries get different responses. A response that can't be the policy's is refused, not repaired.
+The weights go through a directory that the server can read. Each row is a request with its own seed, so that equal
+queries get different responses. A response that the policy can't have written raises an error; we never repair it.
 """
 
 import math
@@ -27,15 +27,15 @@ from nanorlhf.cli import check_url
 from nanorlhf.errors import InputError
 from nanorlhf.rewards.limits import limits
 
-TIMEOUT = 600.0  # seconds that one request may take
-WAITS = (1.0, 4.0, 16.0)  # seconds before each retry where the server is not there or busy
-ROUNDING = 1e-3  # a log-probability may be so much above 0
-MAX_ANSWER = 2**24  # bytes: 16 MiB. A completion of 100,000 tokens with log-probabilities has 3 MiB
+TIMEOUT = 600.0  # seconds per request
+WAITS = (1.0, 4.0, 16.0)  # seconds before each retry when the server is down or busy
+ROUNDING = 1e-3  # tolerance for a log-probability above 0
+MAX_ANSWER = 2**24  # bytes: 16 MiB. A completion of 100,000 tokens with log-probabilities takes 3 MiB
 AT_ONCE = 64  # requests per rank
 
 
 class Engine:
-    """A server at `url`, http://HOST:PORT. Raises InputError, with the URL and what to do, whatever goes wrong."""
+    """A client of the server at `url`, http://HOST:PORT. Every failure raises InputError with the URL and advice."""
 
     def __init__(self, url: str):
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -45,12 +45,12 @@ class Engine:
             timeout=TIMEOUT,
             limits=httpx2.Limits(max_connections=None),
             trust_env=False,  # no proxies: the server is in the same network
-            event_hooks=limits(TIMEOUT, MAX_ANSWER, lambda what: self.refusal(f"sent {what}", "look into its log")),
+            event_hooks=limits(TIMEOUT, MAX_ANSWER, lambda what: self.refusal(f"sent {what}", "check its log")),
         )
         self.name, self.kind = self.served()
 
     def served(self) -> tuple[str, str]:
-        """The name of the model that is served, and what serves it: vllm or sglang."""
+        """Return the name of the served model, and the kind of server: vllm or sglang."""
         try:
             model = self.ask("/v1/models")["data"][0]
             name, kind = model["id"], model["owned_by"]
@@ -59,22 +59,22 @@ class Engine:
         except (LookupError, TypeError) as error:
             raise self.refusal("lists no model at /v1/models", "start vLLM or SGLang there") from error
         if kind not in ("vllm", "sglang"):
-            raise self.refusal(f"belongs to {kind!r:.50}", "only vLLM and SGLang accept new weights")
+            raise self.refusal(f"is owned by {kind!r:.50}", "only vLLM and SGLang accept new weights")
         return name, kind
 
     def reload(self, directory: Path) -> None:
-        """Have the server read the weights in a directory, and forget what it computed with the old ones."""
+        """Make the server load the weights in a directory and drop its cache of the old ones."""
         if self.kind == "vllm":
             rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
             self.ask("/collective_rpc", rpc, advice="start vLLM with VLLM_SERVER_DEV_MODE=1")
             done = self.ask("/reset_prefix_cache", {}, advice="start vLLM with VLLM_SERVER_DEV_MODE=1")
         else:
             done = self.ask(
-                "/update_weights_from_disk", {"model_path": str(directory)}, advice="let it see the directory"
+                "/update_weights_from_disk", {"model_path": str(directory)}, advice="make the directory readable for it"
             )
         if not isinstance(done, dict) or done.get("success") is not True:
-            raise self.refusal(f"did not take the weights in {directory}", "look into its log")
-        self.name, self.kind = self.served()  # SGLang's model is then named by its directory
+            raise self.refusal(f"did not load the weights in {directory}", "check its log")
+        self.name, self.kind = self.served()  # SGLang now names the model after the directory
 
     def write(
         self,
@@ -89,10 +89,9 @@ class Engine:
         forbidden: frozenset[int],
         stop_ids: list[int],
     ) -> tuple[Tensor, Tensor]:
-        """`generate`, by the server: query (b, Q), uniforms (b, T) -> response (b, T), logprobs (b, T).
+        """Run `generate` on the server: query (b, Q), uniforms (b, T) -> response (b, T), logprobs (b, T).
 
-        stop_ids end a response; EOS is one of them. A row's first uniform is its seed, from which the server draws its
-        own numbers.
+        stop_ids end a response; EOS is one of them. The first uniform of a row becomes the seed of its request.
         """
         settings = {
             "model": self.name, "max_tokens": max_new_tokens, "temperature": temperature, "top_p": 1.0, "top_k": -1,
@@ -119,7 +118,7 @@ class Engine:
     def checked(
         self, answer: Any, prompt: list[int], T: int, stop_ids: list[int], vocab_size: int, forbidden: frozenset[int]
     ) -> tuple[list[int], list[float]]:
-        """The ids and log-probabilities of a completion, if the policy could have written it."""
+        """Return a completion's ids and log-probabilities; raise InputError if the policy can't have written it."""
         try:
             (choice,) = answer["choices"]
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -135,22 +134,22 @@ class Engine:
             )
         if read != prompt:
             raise self.refusal(
-                f"read a prompt of {len(read or [])} ids, not the {len(prompt)} sent", "have it add none"
+                f"read a prompt of {len(read or [])} ids, not the {len(prompt)} sent", "stop it from adding tokens"
             )
         strange = next((number for number in ids if not 0 <= number < vocab_size or number in forbidden), None)
         if strange is not None:
             raise self.refusal(
-                f"wrote the id {strange!s:.40}, which the policy can't", "serve a model with its tokenizer"
+                f"wrote the id {strange!s:.40}, which the policy can't emit", "serve a model with its tokenizer"
             )
         if not {*stop_ids}.isdisjoint(ids[:-1]) or len(ids) > T or (len(ids) < T and ids[-1] not in stop_ids):
             raise self.refusal(
-                f"wrote {len(ids)} of {T} ids and stopped ({reason:.40}), at no EOS or after one", "raise its context "
-                "length and take its own stop settings away",
+                f"wrote {len(ids)} of {T} ids and stopped ({reason:.40}) without EOS or after it", "raise its context "
+                "length and remove its stop settings",
             )  # fmt: skip
         return ids, logprobs
 
-    def ask(self, path: str, body: dict | None = None, advice: str = "look into its log") -> Any:
-        """The JSON that a GET, or a POST of `body`, returns; asked again where the server is not there or busy."""
+    def ask(self, path: str, body: dict | None = None, advice: str = "check its log") -> Any:
+        """Return the JSON answer to a GET, or to a POST of `body`; retry while the server is down or busy."""
         for wait in (*WAITS, None):
             try:
                 answer = self.client.request("GET" if body is None else "POST", self.url + path, json=body)
@@ -159,10 +158,10 @@ class Engine:
                 problem = f"answered {answer.status_code} to {path}{said(answer.content)}"
                 is_passing = answer.status_code in (429, 502, 503, 504)
             except httpx2.TimeoutException:
-                raise self.refusal(f"did not answer {path} in {TIMEOUT:.0f} s", "give it less to do at once") from None
+                raise self.refusal(f"did not answer {path} in {TIMEOUT:.0f} s", "reduce its load") from None
             except (ValueError, RecursionError) as error:
                 raise self.refusal(f"answered {path} with no JSON", "start vLLM or SGLang there") from error
-            except httpx2.HTTPError as error:  # refused, reset, unknown host, or no HTTP
+            except httpx2.HTTPError as error:  # connection refused or reset, unknown host, not HTTP
                 reason = " ".join(str(error).split()).rstrip(".")
                 problem, is_passing = f"gave no answer to {path} ({reason:.100})", True
                 advice = "start it, or check host and port"
@@ -176,6 +175,6 @@ class Engine:
 
 
 def said(text: bytes) -> str:
-    """The beginning of what a server said about an error, on one line."""
+    """Return the beginning of a server's error message, on one line."""
     line = " ".join(text[:2000].decode(errors="replace").split()).rstrip(".")
     return f" ({line:.300})" if line else ""

@@ -2,7 +2,7 @@
 
     python -m nanorlhf.training.hub runs/tldr/ppo someone/tldr-ppo
 
-The card holds the command, the results and the settings. A new repository is private.
+The card lists the command, the results and the settings. A new repository is private.
 """
 
 import shlex
@@ -28,10 +28,10 @@ UPLOADED = [
 ]  # fmt: skip
 TEMPLATE = Path(__file__).with_name("model_card.md")
 USES = {
-    "policy": "transformers loads it",
-    "adapted policy": "It has adapters, which transformers does not know: load it with nanorlhf",
-    "reward model": "It scores a text at its last token, and needs nanorlhf",
-    "discriminator": "It compares two programs for the same prompt, and needs nanorlhf",
+    "policy": "Load it with transformers",
+    "adapted policy": "It has adapters, which transformers does not support: load it with nanorlhf",
+    "reward model": "It scores a text at its last token. Load it with nanorlhf",
+    "discriminator": "It compares two programs for the same prompt. Load it with nanorlhf",
 }
 
 
@@ -50,15 +50,15 @@ def main(args: Args) -> None:
 
 
 def check_hub_id(hub_id: str) -> None:
-    """Raise InputError unless `hub_id` is OWNER/NAME and there is a token; without the network."""
+    """Raise InputError unless `hub_id` is OWNER/NAME and a token is set; needs no network."""
     if not is_hub_id(hub_id):
-        raise InputError(f"{hub_id}: it must be OWNER/NAME, such as someone/tldr-ppo.")
+        raise InputError(f"{hub_id}: expected OWNER/NAME, such as someone/tldr-ppo.")
     if get_token() is None:
-        raise InputError(f"{hub_id}: there is no token: log in with `hf auth login`, or set HF_TOKEN.")
+        raise InputError(f"{hub_id}: no Hub token: log in with `hf auth login` or set HF_TOKEN.")
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether it is OWNER/NAME in characters that the Hub allows."""
+    """Return True if the text is OWNER/NAME in characters that the Hub allows."""
     try:
         validate_repo_id(text)
     except HFValidationError:
@@ -67,23 +67,23 @@ def is_hub_id(text: str) -> bool:
 
 
 def push(hub_id: str, run: Path, card: ModelCard) -> str:
-    """Upload the checkpoint in `run` with its card; returns the URL. On any error it raises InputError."""
+    """Upload the checkpoint in `run` with its card and return the URL. Any failure raises InputError."""
     write_text(run / "README.md", str(card))
     try:
         api = HfApi()
         address = api.create_repo(hub_id, private=True, exist_ok=True)
         api.upload_folder(repo_id=hub_id, folder_path=run, allow_patterns=UPLOADED, commit_message="Upload the model")
-    except Exception as error:  # of the network, the server or the file system
+    except Exception as error:  # from the network, the server or the file system
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-        raise InputError(f"{run} is not uploaded to {hub_id} ({reason:.300}): try again.") from error
+        raise InputError(f"{run} was not uploaded to {hub_id} ({reason:.300}): try again.") from error
     return str(address)
 
 
 def model_card(run: Path, hub_id: str) -> ModelCard:
-    """The card of a finished run, from its settings and its checkpoint. The licence is left to the user."""
+    """Write the card of a finished run from its settings and checkpoint. The user adds the licence."""
     for name in ("args.json", "command.txt", "summary.json"):
         if not (run / name).is_file():
-            raise InputError(f"{run} holds no finished run: {name} is missing.")
+            raise InputError(f"{run} is not a finished run: {name} is missing.")
     settings, summary = read_settings(run), read_object(run / "summary.json")
     command = (run / "command.txt").read_text(encoding="utf-8").strip()
     stage = Path(shlex.split(command)[1]).stem.removeprefix("train_")
@@ -113,7 +113,7 @@ def model_card(run: Path, hub_id: str) -> ModelCard:
 
 
 def kind_of_model(directory: Path) -> str:
-    """The model in a checkpoint directory, a key of USES."""
+    """Return the kind of model in a checkpoint directory, a key of USES."""
     if (directory / "discriminator.json").exists():
         return "discriminator"
     config = read_object(directory / "config.json")
@@ -123,8 +123,8 @@ def kind_of_model(directory: Path) -> str:
 
 
 def base_model(settings: dict) -> str | None:
-    """The Hub id that a run started from, followed through run directories; None if unknown."""
-    for _ in range(10):  # directories may refer to each other in a circle
+    """Return the Hub id that a run started from, following run directories; None if unknown."""
+    for _ in range(10):  # the directories may form a cycle
         start = settings.get("model") or settings.get("sft")
         if not isinstance(start, str):
             return None
@@ -135,7 +135,7 @@ def base_model(settings: dict) -> str | None:
 
 
 def cell(value: Any) -> str:
-    """A setting for a Markdown table: one line of code, escaped."""
+    """Format a setting for a Markdown table: one line of code, escaped."""
     text = " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")
     return f"`{text}`" if text else ""
 

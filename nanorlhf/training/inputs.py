@@ -1,7 +1,7 @@
-"""Digests of the files that a run reads: a state keeps them, and --resume refuses a file whose content has changed.
+"""Digests of the files that a run reads. A state stores them, and --resume refuses a file if its content has changed.
 
-Only contents count: a file may be touched, or moved if the flag that names it moves along. Large files are hashed
-whole, because a fine-tuned copy of a model may differ in a few biases alone.
+Only the content counts: a file may be touched, or moved if the flag that names it is updated. Large files are hashed
+completely, because a fine-tuned copy of a model may differ only in a few biases.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from nanorlhf.tokenizer import files_of_tokenizer
 from nanorlhf.training.resume import Inputs, sha256
 from nanorlhf.training.settings import RunArgs
 
-Part = tuple[str, str, Path]  # a setting, what of it a file is, the file
+Part = tuple[str, str, Path]  # a setting, the file's name within the setting, the file
 
 
 def digest_inputs(args: RunArgs, data: Sequence[Path]) -> Inputs:
-    """Hash the data files and the files that the settings name: models, tokenizer, reward functions, judges."""
+    """Hash the data files and the files named by settings: models, tokenizer, reward functions, judges."""
     settings = vars(args)
     parts = [*(("data", path.name, path) for path in data), *models(settings), *rewards(settings)]
     inputs: Inputs = {setting: {} for setting, _, _ in parts}
@@ -38,7 +38,7 @@ def models(settings: dict[str, Any]) -> Iterator[Part]:
         where = settings.get(name)
         if where not in (None, "shared") and not is_function(where):
             yield from named(name, "", where, files_of_model(where))
-    for name in ("tokenizer", "model", "sft", "data"):  # the first that is set has the tokenizer
+    for name in ("tokenizer", "model", "sft", "data"):  # the tokenizer comes from the first one that is set
         if settings.get(name) is not None:
             yield from named(name, "", settings[name], files_of_tokenizer(settings[name]))
             break
@@ -54,7 +54,7 @@ def models(settings: dict[str, Any]) -> Iterator[Part]:
 
 
 def rewards(settings: dict[str, Any]) -> Iterator[Part]:
-    """Yield the files of all that scores responses; --reward replaces --reward-model."""
+    """Yield the files of everything that scores responses; --reward replaces --reward-model."""
     flag = "reward_model" if settings.get("reward") is None else "reward"
     for number, item in enumerate(items(settings.get(flag)), start=1):
         kind, path = parse(item) if flag == "reward" else ("model", item)
@@ -71,13 +71,13 @@ def rewards(settings: dict[str, Any]) -> Iterator[Part]:
 
 
 def named(setting: str, prefix: str, where: str | Path, files: Sequence[Path]) -> Iterator[Part]:
-    """Yield the files of a directory by name; one that the setting itself names may have any name."""
+    """Yield the files of a setting by name. If the setting is itself a file, its name doesn't count."""
     for file in files:
         yield setting, prefix + ("" if file == Path(where) else file.name), file
 
 
 def function(setting: str, prefix: str, where: str) -> Iterator[Part]:
-    """Yield the file of FILE.py:FUNCTION; ours change with the version, which may go on."""
+    """Yield the file of FILE.py:FUNCTION, except for our own files: a run may continue with a newer version."""
     from nanorlhf.rewards.function import OURS, file_of
 
     file = file_of(where.rpartition(":")[0])
@@ -86,7 +86,7 @@ def function(setting: str, prefix: str, where: str) -> Iterator[Part]:
 
 
 def digest_part(part: Part) -> str:
-    """Hash a file; of a judge's only what decides a score, so that it may have another URL or more calls."""
+    """Hash a file; for a judge, hash only the fields that decide a score, so that the URL, say, may change."""
     setting, name, path = part
     if not name.endswith("judge"):
         return sha256(path)

@@ -1,4 +1,4 @@
-"""How the training scripts load their models, and put them on their devices."""
+"""Load the models of the training scripts and move them to their devices."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ PER_TOKEN = ("ppo", "reinforce++")  # algorithms that can use a reward per token
 
 
 def loading_device(shard: str, device: torch.device) -> torch.device:
-    """Device to load models on: this rank's, or `meta` when sharding, where `prepare_models` reads each shard."""
+    """Return the device to load models on: this rank's, or `meta` when `prepare_models` will read each shard."""
     return device if shard == "none" else torch.device("meta")
 
 
@@ -40,10 +40,10 @@ def prepare_models(
     frozen: Sequence[GPT | ScalarModel] = (),
     offload: bool = False,
 ) -> None:
-    """Checkpoint activations and shard as the settings say; offload frozen models to CPU memory.
+    """Set up activation checkpointing, sharding and the offloading of frozen models to CPU memory.
 
-    Frozen models that are not sharded keep the weights of their products in the dtype of the computation, unless they
-    share them with a trained model, as LoRA's reference does.
+    The linear weights of frozen models are cast to the dtype of the computation, unless the model is sharded or shares
+    its weights with a trained model, as LoRA's reference does.
     """
     is_bfloat16 = args.dtype == "bfloat16"
     ranks_per_copy = distributed.node_size() if args.shard == "hsdp" else None
@@ -66,7 +66,7 @@ def prepare_models(
 
 # ------------------------------------------------------------------------------------------------ PPO, GRPO and RLCF
 def load_policy(args: RolloutArgs, device: torch.device) -> tuple[Tokenizer, GPT]:
-    """The tokenizer, and the policy before training, which can't emit [PAD] or an id without a token."""
+    """Load the tokenizer and the initial policy, which can't emit [PAD] or an id without a token."""
     tokenizer = load_tokenizer(args.sft)
     return tokenizer, load_gpt(args.sft, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
@@ -74,7 +74,7 @@ def load_policy(args: RolloutArgs, device: torch.device) -> tuple[Tokenizer, GPT
 def load_reward(
     args: RewardArgs, tokenizer: Tokenizer, device: torch.device, rows: Sequence[Demonstration]
 ) -> tuple[Rewards, "Gold | None", list[GPT | ScalarModel]]:
-    """What scores the responses, the gold score, and the frozen models that the two need. [SO ppo] [STR ppo]"""
+    """Load the reward and the gold score, and return them with the frozen models of both. [SO ppo] [STR ppo]"""
     algorithm = getattr(args, "algorithm", "ppo")
     whole_only = None if algorithm in PER_TOKEN else f"--algorithm {algorithm}"
     reward = load_rewards(
@@ -83,17 +83,17 @@ def load_reward(
     )  # fmt: skip
     if args.gold is None:
         return reward, None, reward.frozen
-    from nanorlhf.rewards.gold import Gold  # optional: a run with a known truth
+    from nanorlhf.rewards.gold import Gold  # optional: only runs with a known gold score need it
 
     gold = Gold(args.gold, tokenizer, device)
     return reward, gold, reward.frozen + ([] if gold.model is None else [gold.model])
 
 
 def new_value_model(start: str | None, policy: GPT, device: torch.device) -> ScalarModel:
-    """A value model that has been trained, or one with a head of zeros, as random values would be the first advantages.
+    """Load a trained value model, or make one with a head of zeros: random values would distort the first advantages.
 
-    start: the path of a value or reward model, which goes on learning, or of another policy, whose trunk it gets; None:
-    a copy of `policy`'s; shared: `policy`'s own frozen weights
+    start: the path of a value or reward model to continue from, or of another policy to take the trunk from; None: a
+    copy of `policy`'s trunk; shared: `policy`'s own frozen weights
     """
     if start is None or start == "shared":
         trunk = policy
@@ -113,7 +113,7 @@ def prepare_policy(
     value_model: ScalarModel | None = None,
     frozen: Sequence[GPT | ScalarModel] = (),
 ) -> GPT:
-    """Add LoRA's updates, freeze a reference, and put all models on their devices; returns the reference policy."""
+    """Add LoRA's updates, freeze a reference policy, move all models to their devices, and return the reference."""
     trained: list[GPT | ScalarModel] = [policy]
     if value_model is not None:
         trained.append(value_model)

@@ -1,4 +1,4 @@
-"""Optimizer steps that skip a loss or gradient of NaN, and which parameters are trained and which decay."""
+"""Optimizer steps that skip non-finite losses and gradients, parameter groups, and the learning rate schedule."""
 
 import math
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ from nanorlhf.model import ScalarModel
 from nanorlhf.training.settings import RunArgs
 
 MAX_SKIPPED_STEPS = 3
-"""in a row: a rare overflow passes, a diverged run does not recover"""
+"""in a row: an occasional overflow is harmless, but a diverged run does not recover"""
 
 
 class FiniteSteps:
-    """An optimizer that skips and counts the steps whose loss or gradient is not finite.
+    """An optimizer that skips and counts steps with a non-finite loss or gradient.
 
-    A skipped step leaves parameters and optimizer state as they are. More than MAX_SKIPPED_STEPS in a row raise
-    InputError, which says `advice` and that the last checkpoint in `out` is from before them.
+    A skipped step changes neither parameters nor optimizer state. More than MAX_SKIPPED_STEPS in a row raise InputError
+    with `advice`; `out` keeps the last checkpoint before them.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, out: Path, advice: str):
@@ -30,9 +30,9 @@ class FiniteSteps:
         self.in_a_row = 0
 
     def step(self, parameters: Iterable[nn.Parameter], loss: float, max_norm: float | None = None) -> bool:
-        """Clip the gradient to max_norm, unless that is None, and take a step; returns whether it was taken.
+        """Clip the gradient to max_norm (None: no clipping) and take a step; return False if it was skipped.
 
-        Loss and gradients belong to the global batch, so all ranks decide alike.
+        Loss and gradients are those of the global batch, so all ranks decide alike.
         """
         parameters = [parameter for parameter in parameters if parameter.grad is not None]
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
@@ -41,7 +41,7 @@ class FiniteSteps:
             self.in_a_row += 1
             if self.in_a_row > MAX_SKIPPED_STEPS:
                 raise InputError(
-                    f"loss or gradient are not finite in {self.in_a_row} step(s) in a row (the loss is {loss}): "
+                    f"loss or gradient is not finite for {self.in_a_row} step(s) in a row (the loss is {loss}): "
                     f"{self.advice}"
                 )
             return False
@@ -70,7 +70,7 @@ class FiniteSteps:
 def adamw_steps(
     args: RunArgs, parameters: Iterable[nn.Parameter], decay_vectors: bool = True, advice: str | None = None
 ) -> FiniteSteps:
-    """Steps of AdamW as --lr and --adam say."""
+    """Return AdamW with the settings of --lr and --adam, as FiniteSteps."""
     groups = parameter_groups(parameters, args.adam.weight_decay, decay_vectors)
     # [N+ 9, 10, 20] eps 1e-5, not PyTorch's 1e-8
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=args.adam.betas, eps=args.adam.eps, fused=True)
@@ -78,7 +78,7 @@ def adamw_steps(
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay_vectors: bool) -> list[dict]:
-    """AdamW's parameter groups: one, or a second one without weight decay for biases and layer norms (1-D)."""
+    """Return AdamW's parameter groups: one, or two if biases and layer norms (1-D) don't decay."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if decay_vectors:
         return [{"params": trained, "weight_decay": weight_decay}]
@@ -89,9 +89,9 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float, de
 
 
 def train_linear_layers(model: ScalarModel) -> None:
-    """[SO rm] Freeze all but the first and the last block, the linear layers between them, and the head.
+    """Train the first and the last block, the linear layers between them, and the head [SO rm].
 
-    Frozen are the embeddings, the layer norms between those blocks and the final one.
+    The embeddings, the layer norms of the blocks in between and the final layer norm are frozen.
     """
     blocks = model.transformer.blocks
     model.requires_grad_(False)
@@ -104,10 +104,10 @@ def train_linear_layers(model: ScalarModel) -> None:
 
 # -------------------------------------------------------------------------------------------------- the learning rate
 def lr_factor(schedule: str, step: int, num_steps: int, warmup_steps: int = 0) -> float:
-    """The factor on the peak learning rate at step 0, 1, ..., num_steps - 1.
+    """Return the factor on the peak learning rate at step 0, 1, ..., num_steps - 1.
 
     linear: 1 - step / num_steps [N+ 20];  cosine: half a cosine down to 0 [N+ 9, 10];  constant: 1.
-    Before that, warmup_steps of linear warm-up, from 1 / warmup_steps to 1, then the schedule over the other steps.
+    The first warmup_steps warm up linearly, from 1 / warmup_steps to 1; the schedule covers the remaining steps.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -116,6 +116,6 @@ def lr_factor(schedule: str, step: int, num_steps: int, warmup_steps: int = 0) -
 
 
 def check_warmup(warmup_steps: int, num_steps: int) -> None:
-    """Raise InputError for a warm-up that leaves no step at the peak learning rate; 0 steps need none."""
+    """Raise InputError if the warm-up leaves no step at the peak learning rate; a run of 0 steps needs none."""
     if 0 < num_steps <= warmup_steps:
-        raise InputError(f"--warmup-steps {warmup_steps} is not shorter than the {num_steps} steps of the schedule.")
+        raise InputError(f"--warmup-steps {warmup_steps} must be less than the {num_steps} steps of the run.")

@@ -1,12 +1,12 @@
-"""Training states on disk: all it takes to resume bit for bit, whenever and however a run ended.
+"""Training states on disk: everything needed to resume a run bit for bit, however it ended.
 
     state/step-00000500/state.pt        weights, optimizers, counters, and each process's random number generators
                        /args.json       the settings of the run
-                       /manifest.json   the SHA-256 of the two
+                       /manifest.json   the SHA-256 of the other two files
 
-A state is written to state/.partial, synced to disk and then renamed: an interruption, also by a full disk, leaves the
-earlier states intact. Checksums reveal a state that was damaged on disk later; the run then resumes from the one before
-it. Only rank 0 writes.
+A state is written to state/.partial, synced to disk and then renamed, so an interruption or a full disk leaves earlier
+states intact. Checksums detect a state that was damaged on disk later; the run then resumes from the previous one. Only
+rank 0 writes.
 """
 
 import hashlib
@@ -30,23 +30,23 @@ from nanorlhf.pretrained.weight_files import load_pickle
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.settings import RunArgs
 
-# of what a run reads: setting -> part of it -> the file and the SHA-256 of its content (inputs.py)
+# the files that a run reads: setting -> file name within it -> path and SHA-256 of the content (inputs.py)
 Inputs = dict[str, dict[str, tuple[str, str]]]
-FORMAT = 3  # of a state; one in another format is refused
-# Settings that may differ on --resume; any other would make it a different run. The last line's change results by
-# rounding, because sums and shapes are split differently; the others change no bit.
+FORMAT = 3  # of a state; other formats are refused
+# Settings that may differ on --resume; changing any other would make it a different run. Those in the "device" line
+# change results by rounding, because sums and shapes are split differently; the others change no bit.
 MAY_CHANGE = frozenset(
     ("out", "resume", "overwrite", "save_every", "eval_every")
     + ("offload", "checkpoint_activations")
     + ("device", "processes", "micro_batch_size", "rollout_batch_size", "shard")
-    + ("plan",)  # a flag of 1.0, which is a command now
+    + ("plan",)  # a flag in 1.0, now a command
 )
-KEEP_LAST = 2  # states: if the newest is damaged, --resume takes the one before it
+KEEP_LAST = 2  # states: if the newest is damaged, --resume uses the previous one
 
 
 # ---------------------------------------------------------------------------------------------------------------- write
 def save_state(out: Path, args: RunArgs, step: int, state: dict[str, Any]) -> None:
-    """Write a state as out/state/step-N and delete all but the KEEP_LAST newest. Every rank calls it."""
+    """Write a state to out/state/step-N and delete all but the KEEP_LAST newest. Every rank must call it."""
     generators = distributed.all_gather_objects([generator_states()])
     if distributed.rank() != 0:
         return
@@ -61,7 +61,7 @@ def save_state(out: Path, args: RunArgs, step: int, state: dict[str, Any]) -> No
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         for path in (*partial.iterdir(), partial):
             to_disk(path)
-        remove(target)  # damaged: the run resumed from the state before it
+        remove(target)  # a damaged one: the run resumed from the previous state
         os.rename(partial, target)
         to_disk(directory)
     finally:
@@ -70,7 +70,7 @@ def save_state(out: Path, args: RunArgs, step: int, state: dict[str, Any]) -> No
 
 
 def keep_last(out: Path, step: int) -> None:
-    """Delete all states but the KEEP_LAST newest up to this step; later ones belong to no run any more."""
+    """Delete all states but the KEEP_LAST newest up to this step; later ones are left over from an earlier run."""
     kept = states(out, up_to=step)[:KEEP_LAST]
     for path in states(out):
         if path not in kept:
@@ -81,7 +81,7 @@ def write_tensors(state: dict[str, Any], path: Path) -> None:
     try:
         with path.open("wb") as file:
             torch.save(state, file)
-    except RuntimeError as error:  # PyTorch's wrapper of an OSError, such as a full disk
+    except RuntimeError as error:  # PyTorch wraps an OSError, such as a full disk
         cause = error.__context__
         if isinstance(cause, OSError):
             raise OSError(cause.errno, cause.strerror, str(path)) from error
@@ -89,7 +89,7 @@ def write_tensors(state: dict[str, Any], path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a state, or a link to one; a kill in between leaves nothing that looks like one."""
+    """Delete a state or a link to one. If we are killed halfway, nothing that looks like a state remains."""
     if os.path.lexists(path):
         doomed = path.with_name(".doomed")
         delete(doomed)
@@ -98,12 +98,12 @@ def remove(path: Path) -> None:
 
 
 def forget(out: Path) -> None:
-    """Delete all states, because a run starts again."""
+    """Delete all states of a run that starts over."""
     remove(out / "state")
 
 
 def generator_states() -> dict[str, Any]:
-    """The states of Python's, NumPy's and PyTorch's generators, in types that `torch.load` reads safely."""
+    """Return the states of Python's, NumPy's and PyTorch's generators, in types that `torch.load` reads safely."""
     numpy = np.random.get_state(legacy=False)
     keys = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
     return {
@@ -126,7 +126,7 @@ def set_generator_states(states: dict[str, Any]) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- read
 def states(out: Path, up_to: int | None = None) -> list[Path]:
-    """The states in a run's directory, newest first, damaged ones included; what else lies there stays."""
+    """Return the states in a run's directory, newest first, including damaged ones; ignore other files."""
     paths = sorted((path for path in (out / "state").glob(f"step-{8 * '[0-9]'}") if path.is_dir()), reverse=True)
     return [path for path in paths if up_to is None or int(path.name.removeprefix("step-")) <= up_to]
 
@@ -136,25 +136,25 @@ def load_state(
 ) -> dict[str, Any]:
     """Load the newest undamaged state on the CPU and set this process's random number generators to it.
 
-    inputs: what the run reads now. must_stay: settings of MAY_CHANGE that may not change in this run. Raises InputError
-    if there is no state, and if the run was started with other settings or inputs.
+    inputs: what the run reads now. must_stay: settings in MAY_CHANGE that may not change in this run. Raises InputError
+    if there is no state or the run was started with other settings or inputs.
     """
-    # rank 0 looks, so that all resume from the same one
+    # rank 0 chooses, so that all ranks resume from the same state
     found, damages = distributed.from_first(lambda: newest_undamaged_state(out))
     for path, reason in damages:
         if distributed.rank() == 0:
-            then = f"resuming from {found.name}" if found else "and there is none before it"
+            then = f"resuming from {found.name}" if found else "no earlier state is left"
             print(f"{path} is damaged ({reason}): {then}.", file=sys.stderr)
     if found is None:
-        raise InputError(f"--resume: {out} holds no state that can be read: start again with --overwrite.")
-    try:  # mapped: ranks that read the same file share its memory
+        raise InputError(f"--resume: {out} has no readable state: start over with --overwrite.")
+    try:  # memory-mapped: ranks that read the same file share its memory
         state = load_pickle(found / "state.pt", mmap=True)
     except InputError as error:
-        raise InputError(f"--resume: {str(error).rstrip('.')}: start again with --overwrite.") from error
+        raise InputError(f"--resume: {str(error).rstrip('.')}: start over with --overwrite.") from error
     if not isinstance(state, dict) or state.pop("format", 1) != FORMAT:
         raise InputError(
             f"--resume: {found} was written by another version of nanorlhf: finish the run with that version, or start "
-            "again with --overwrite."
+            "over with --overwrite."
         )
     inputs, inputs_before = inputs or {}, state.pop("inputs", None)
     before, now = flat_settings(read_object(found / "args.json")), as_saved(asdict(args))
@@ -165,23 +165,23 @@ def load_state(
         changed = changes(inputs_before or {}, inputs)
     if unknown := sorted(names - now.keys()):
         raise InputError(
-            f"--resume: {out} holds a run of another script or version, with the setting {unknown[0]}: finish it with "
-            "that one, or start again with --overwrite."
+            f"--resume: {out} contains a run of another script or version, with the setting {unknown[0]}: finish it "
+            "with that one, or start over with --overwrite."
         )
     for name in sorted(names):
         flag = f"--{name.replace('_', '-')}"
         if name not in before and now[name] == defaults[name]:
-            continue  # a flag that is newer than the run, and off
+            continue  # a flag newer than the run, and at its default
         if name not in before:
             raise InputError(f"--resume: the run in {out} was started without {flag}.")
         if before[name] != now[name]:
             raise InputError(
-                f"--resume: the run in {out} was started with {flag} {before[name]}, not {now[name]}: pass the same, "
-                "or start again with --overwrite."
+                f"--resume: the run in {out} was started with {flag} {before[name]}, not {now[name]}: pass the same "
+                "value, or start over with --overwrite."
             )
     if inputs_before is None and inputs and distributed.rank() == 0:
         print(
-            f"{found} is from a version that kept no digests: whether data or models have changed is not checked.",
+            f"{found} is from a version that kept no digests: can't check whether data or models have changed.",
             file=sys.stderr,
         )
     for change in changed:
@@ -192,12 +192,12 @@ def load_state(
     with fitting(found):
         generators = [*state.pop("generators")]
         if state["step"] != int(found.name.removeprefix("step-")):
-            raise ValueError("it is of another step")
-    # another number of processes changes the run only by rounding
+            raise ValueError("it belongs to another step")
+    # a different number of processes changes the run only by rounding
     if len(generators) != distributed.world_size() and distributed.rank() == 0:
         print(
             f"{out} continues with {distributed.world_size()} process(es) instead of {len(generators)}: the global "
-            "batches are the same, sums differ by rounding."
+            "batches stay the same, but sums differ by rounding."
         )
     with fitting(found):
         set_generator_states(generators[distributed.rank() % len(generators)])
@@ -205,7 +205,7 @@ def load_state(
 
 
 def moved(before: Inputs, now: Inputs) -> set[str]:
-    """Return the settings that name the same contents as before, wherever they are."""
+    """Return the settings whose files have the same contents as before, even at another path."""
 
     def contents(inputs: Inputs, name: str) -> dict[str, str]:
         return {part: digest for part, (_, digest) in inputs.get(name, {}).items()}
@@ -214,7 +214,7 @@ def moved(before: Inputs, now: Inputs) -> set[str]:
 
 
 def changes(before: Inputs, now: Inputs) -> list[str]:
-    """Return what has changed of the files that the run began with."""
+    """Describe the files that have changed or gone since the run started."""
     found = []
     for name, parts in before.items():
         for part, (path, digest) in parts.items():
@@ -227,16 +227,16 @@ def changes(before: Inputs, now: Inputs) -> list[str]:
 
 @contextmanager
 def fitting(where: Path) -> Iterator[None]:
-    """Raise InputError where a state, or what is restored from it, lacks a thing or has another type or shape."""
+    """Turn the errors of restoring a state, such as a missing key or another shape, into InputError."""
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split()):.300}".rstrip(".")
-        raise InputError(f"--resume: {where} doesn't fit this run ({reason}): start again with --overwrite.") from error
+        raise InputError(f"--resume: {where} doesn't fit this run ({reason}): start over with --overwrite.") from error
 
 
 def as_saved(settings: dict) -> dict[str, Any]:
-    """Settings as a state's args.json has them, flat."""
+    """Return the settings flat, as a state's args.json stores them."""
 
     def plain(value: Any) -> Any:
         return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
@@ -245,7 +245,7 @@ def as_saved(settings: dict) -> dict[str, Any]:
 
 
 def newest_undamaged_state(out: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest undamaged state, and what is wrong with each newer one."""
+    """Return the newest undamaged state, and the newer states with what is wrong with each."""
     damages: list[tuple[Path, str]] = []
     for path in states(out):
         reason = damage(path)
@@ -256,14 +256,14 @@ def newest_undamaged_state(out: Path) -> tuple[Path | None, list[tuple[Path, str
 
 
 def damage(state: Path) -> str | None:
-    """What is wrong with a state; None if all its files are as written."""
+    """Return what is wrong with a state; None if all its files match their checksums."""
     try:
         for name in ("manifest.json", "state.pt", "args.json"):
             if not (state / name).exists():
                 return f"{name} is missing"
         manifest = read_object(state / "manifest.json")
         if set(manifest) != {"state.pt", "args.json"}:
-            return "manifest.json names other files"
+            return "manifest.json lists other files"
         for name, checksum in manifest.items():
             if sha256(state / name) != checksum:
                 return f"{name} does not match its checksum"

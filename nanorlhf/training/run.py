@@ -1,13 +1,13 @@
-"""What all training programs share of a run: its directory, progress bar, saving, stopping and resuming.
+"""A training run, for all training programs: its directory, progress bar, checkpoints, stopping and resuming.
 
     args.json         the settings          metrics.jsonl   one object per logged step
-    kernels.json      what a CPU computed with (kernels/tune.py), which --resume keeps
-    command.txt       how it was started    summary.json    the final numbers; where it exists, the run is finished
-    samples.jsonl     what the model said   events.out.tfevents.*   TensorBoard
+    kernels.json      the kernels chosen on a CPU (kernels/tune.py); --resume keeps them
+    command.txt       the command line      summary.json    the final numbers, written when the run is finished
+    samples.jsonl     samples of the model  events.out.tfevents.*   TensorBoard
     state/            what --resume loads (resume.py)
     trace/            with --trace, tensors of a few responses (trace.py)
 
-The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies beside them. Only rank 0 writes.
+The checkpoint (config.json, model.safetensors, tokenizer.json) is in the same directory. Only rank 0 writes.
 """
 
 import errno
@@ -51,72 +51,72 @@ KERNELS = "kernels.json"
 OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
 OF_DIRECTORIES = ("adapter", "best", "state", "trace")
 SAMPLING = "generated.partial.jsonl"
-"""what a run has sampled before its first step, while it samples: --resume goes on from there"""
+"""samples that a run draws before its first step; while the file exists, --resume continues sampling"""
 
 
 def begin(args: RunArgs, *batch_sizes: str) -> torch.device:
-    """Check the settings, join the other ranks and seed; returns this rank's device.
+    """Check the settings, join the other ranks, set the seed and return this rank's device.
 
-    batch_sizes: the settings whose batches the ranks share. Raises InputError, before anything is written.
+    batch_sizes: settings whose batches are divided among the ranks. Raises InputError before anything is written.
     """
     check_ranges(args)
     check_output(args.out, args.overwrite, args.resume)
     device = launch.setup(args.device, args.out / KERNELS if args.resume else None)
     slower = processor.chosen.bfloat16 or 1.0
     if args.dtype == "bfloat16" and device.type == "cpu" and slower * CLEAR > 1 and distributed.rank() == 0:
-        print(f"--dtype bfloat16: on this processor a product takes {slower:.1f} times float32's time, as measured")
+        print(f"--dtype bfloat16: on this processor a matmul takes {slower:.1f} times as long as in float32 (measured)")
     torch.manual_seed(args.seed)
     world = distributed.world_size()
     for name in batch_sizes:
         if getattr(args, name) % world:
             raise InputError(
-                f"--{name.replace('_', '-')} {getattr(args, name)} can't be shared by {world} processes: make it a "
+                f"--{name.replace('_', '-')} {getattr(args, name)} can't be divided among {world} processes: make it a "
                 f"multiple of {world}."
             )
     return device
 
 
 def check_output(out: Path, overwrite: bool, resume: bool) -> None:
-    """Refuse to overwrite a run, before anything slow; writes nothing."""
+    """Refuse to overwrite a run. Comes before anything slow and writes nothing."""
     check_out(out)
-    for name in OF_DIRECTORIES:  # a run writes into them: through a link it would write elsewhere
+    for name in OF_DIRECTORIES:  # a run writes into them; through a link it would write elsewhere
         if (out / name).is_symlink() or not (out / name).is_dir() and (out / name).exists():
             raise InputError(f"--out {out}: {out / name} must be a directory, not a file or a link: move it away.")
-    if (out / COMMAND).is_symlink():  # it is locked and written in place, where other files are replaced
-        raise InputError(f"--out {out}: {out / COMMAND} is a link, not a file: move it away.")
+    if (out / COMMAND).is_symlink():  # we lock it and write it in place; other files are replaced
+        raise InputError(f"--out {out}: {out / COMMAND} must be a file, not a link: move it away.")
     if (out / COMMAND).is_file():
         with (out / COMMAND).open() as file:
             lock(file.fileno(), out, fcntl.LOCK_SH)
     if overwrite and resume:
         raise InputError("--resume and --overwrite: pass only one of them.")
-    sampling = (out / SAMPLING).exists()  # then what else is here belongs to the run that --overwrite replaces
+    sampling = (out / SAMPLING).exists()  # then the other files belong to the run that --overwrite replaces
     if (out / "summary.json").exists() and not overwrite and not (resume and sampling):
-        raise InputError(f"--out {out} holds a finished run: choose another directory, or pass --overwrite.")
+        raise InputError(f"--out {out} contains a finished run: choose another directory or pass --overwrite.")
     if (sampling or (out / "metrics.jsonl").exists()) and not overwrite and not resume:
         raise InputError(
-            f"--out {out} holds an interrupted run: pass --resume to continue it or --overwrite to start again."
+            f"--out {out} contains an interrupted run: pass --resume to continue it or --overwrite to start over."
         )
     if resume and not sampling and not states(out):
         instead = "with --overwrite" if (out / "metrics.jsonl").exists() else "without --resume"
-        raise InputError(f"--resume: {out / 'state'} holds no state yet: start {instead}.")
+        raise InputError(f"--resume: {out / 'state'} has no state yet: start {instead}.")
 
 
 def lock(file: int, out: Path, kind: int) -> None:
-    """Lock an open command.txt, for as long as this process has it open, however it ends.
+    """Lock an open command.txt until this process closes it or ends.
 
-    Raises InputError if another process has it: two runs in one directory would mix their files.
+    Raises InputError if another process holds the lock: two runs in one directory would mix their files.
     """
     try:
         fcntl.lockf(file, kind | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):  # any other: a file system without locks
+        if error.errno in (errno.EACCES, errno.EAGAIN):  # any other error: a file system without locks
             raise InputError(f"--out {out}: another run is writing there: choose another directory.") from error
 
 
 class Run:
-    """One training run: its directory, its state, its progress bar, and how it stops and resumes.
+    """A training run: its directory, state and progress bar, stopping and resuming.
 
-    write      writes the checkpoint; every rank calls it
+    write      a function that writes the checkpoint; every rank calls it
     data       the data files that the run reads
     must_stay  settings that may not change on --resume, although other scripts allow it
 
@@ -141,9 +141,9 @@ class Run:
         self.first_step = 0
         self.num_steps = 0
         self.metrics: dict[str, float] = {}  # of the last logged step
-        self.step_start = 0.0  # of the current step, by time.perf_counter
-        self.seconds = 0.0  # that the steps have taken, those before a resume included
-        self.state: dict[str, Any] = {}  # what `track` was given
+        self.step_start = 0.0  # time.perf_counter at the start of the current step
+        self.seconds = 0.0  # spent in steps, including those before a resume
+        self.state: dict[str, Any] = {}  # what `track` saves
         self.saved: dict[str, Any] = {}  # what --resume restores
         self.board: SummaryWriter | None = None
         self.lock: int | None = None  # file descriptor of command.txt
@@ -156,10 +156,7 @@ class Run:
                 self.seconds = float(self.saved.get("seconds", 0.0))
 
     def track(self, **state: Any) -> None:
-        """Save these with each state, by name, and restore them now on --resume.
-
-        Modules, optimizers, generators and dicts.
-        """
+        """Save these modules, optimizers, generators and dicts with each state; on --resume, restore them now."""
         self.state |= state
         if self.args.resume:
             for name, value in state.items():
@@ -167,17 +164,17 @@ class Run:
                     restore(value, self.saved.pop(name))
 
     def opened(self) -> SummaryWriter:
-        """Begin the directory, on rank 0, with the first thing that is written: a refusal before it leaves nothing."""
+        """Create the directory, on rank 0, at the first write, so that a run refused before it leaves no files."""
         if self.board is not None:
             return self.board
         self.out.mkdir(parents=True, exist_ok=True)
         locked = self.out / COMMAND
         if self.first_step == 0 and locked.exists() and locked.stat().st_nlink > 1:
-            locked.unlink()  # the directory is a copy by hard links: the other run's command stays
+            locked.unlink()  # the directory is a hard-linked copy: keep the other run's command
         self.lock = os.open(locked, os.O_RDWR | os.O_CREAT, 0o666)
         lock(self.lock, self.out, fcntl.LOCK_EX)
         if self.first_step == 0:
-            # in this order: a kill leaves of the old run neither a finished one nor a state without metrics
+            # in this order, so that after a kill the old run neither looks finished nor has a state without metrics
             (self.out / "summary.json").unlink(missing_ok=True)
             forget(self.out)
             delete(self.out / "trace")
@@ -186,9 +183,9 @@ class Run:
             for events in self.out.glob("events.out.tfevents.*"):
                 delete(events)
             command = shlex.join(("python", Path(sys.argv[0]).name, *sys.argv[1:]))
-            os.truncate(self.lock, 0)  # not closed: that would unlock it
+            os.truncate(self.lock, 0)  # keep it open: closing would unlock it
             os.write(self.lock, (command + "\n").encode(errors="backslashreplace"))
-        else:  # resumed: drop what was logged after the state was saved, and states that a kill left
+        else:  # resumed: drop what was logged after the state was saved, and states left by a kill
             keep_last(self.out, self.first_step)
             for path in (self.out / "metrics.jsonl", self.out / "samples.jsonl"):
                 if path.exists():
@@ -202,17 +199,17 @@ class Run:
         return self.board
 
     def print(self, text: str) -> None:
-        """On rank 0."""
+        """Print on rank 0."""
         if self.main:
             print(text)
 
     def warn(self, text: str) -> None:
-        """On rank 0, above the progress bar."""
+        """Print on rank 0, above the progress bar."""
         if self.main:
             self.progress.write(text)
 
     def steps(self, num_steps: int) -> Iterator[int]:
-        """The remaining steps, with a progress bar; saves every --save-every steps, at the end and on a signal."""
+        """Yield the remaining steps with a progress bar; save every --save-every steps, at the end and on a signal."""
         self.num_steps = num_steps
         self.progress = Progress(
             range(self.first_step, num_steps),
@@ -233,25 +230,25 @@ class Run:
                     self.save(step + 1)
                 if stopping:
                     signals.stop(self.out, step + 1)
-        except BaseException:  # the run ends, and in a notebook its process goes on
+        except BaseException:  # the run ends, but in a notebook the process lives on
             self.unlock()
             raise
         finally:
             signals.restore()
 
     def unlock(self) -> None:
-        """Let another process write to the directory."""
+        """Release the directory for other processes."""
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
 
     def save(self, step: int) -> None:
-        """Write the checkpoint and the state after `step` steps, to resume from; every rank calls it."""
+        """Write the checkpoint and the state to resume from after `step` steps; every rank must call it."""
         check_weights(step - 1, *(value for value in self.state.values() if isinstance(value, nn.Module)))
         self.write()
         if self.main:
             self.opened().flush()
-            for name in ("metrics.jsonl", "samples.jsonl"):  # a row that is lost is not logged again on --resume
+            for name in ("metrics.jsonl", "samples.jsonl"):  # --resume would not log a lost row again
                 if (self.out / name).exists():
                     to_disk(self.out / name)
         state = {name: snapshot(value) for name, value in self.state.items()} | {"metrics": self.metrics}
@@ -260,7 +257,7 @@ class Run:
         distributed.barrier()
 
     def log(self, step: int, metrics: dict[str, float], **shown: str) -> None:
-        """Append one row to metrics.jsonl and to TensorBoard; `shown` goes to the progress bar."""
+        """Append a row to metrics.jsonl and TensorBoard; show `shown` in the progress bar."""
         self.metrics = metrics
         if shown:
             self.progress.set_postfix(**shown)
@@ -273,7 +270,7 @@ class Run:
             board.add_scalar(name, value, step)
 
     def log_samples(self, step: int, samples: list[dict]) -> None:
-        """Append texts to samples.jsonl."""
+        """Append rows to samples.jsonl."""
         if not self.main:
             return
         self.opened()
@@ -284,7 +281,7 @@ class Run:
     def finish(self, summary: dict[str, float]) -> dict[str, float]:
         """Write summary.json, the run's last file, and return the summary.
 
-        The file also says what the run cost: the seconds of its steps, and the peak memory of rank 0.
+        The file also has the cost of the run: the seconds spent in steps, and the peak memory of rank 0.
         """
         summary = {name: value for name, value in summary.items() if name != "episodes_per_second"}
         if self.main:
@@ -296,15 +293,15 @@ class Run:
         return summary
 
     def diagnose(self, summary: dict[str, float]) -> None:
-        """Print what the metrics say is wrong, if anything: the part of `nanorlhf.doctor run` that costs nothing."""
-        from nanorlhf.rules.finding import paragraphs  # read once, when the run is done
+        """Print problems that show in the metrics: the part of `nanorlhf.doctor run` that costs nothing."""
+        from nanorlhf.rules.finding import paragraphs  # imported late: needed once, at the end of a run
         from nanorlhf.rules.metric_rules import examine_metrics
         from nanorlhf.rules.record import Record
 
         try:
             settings = flat_settings(read_settings(self.out))
             findings = examine_metrics(Record(settings=settings, rows=read_metrics(self.out), summary=summary))
-        except Exception as error:  # whatever it is: advice must not end a run that is finished
+        except Exception as error:  # advice must never fail a finished run
             self.print(f"the doctor can't read {self.out}: {type(error).__name__}: {error}")
             return
         if findings:
@@ -312,14 +309,14 @@ class Run:
 
 
 def snapshot(value: Any) -> Any:
-    """What a saved state keeps of one thing that a run tracks."""
+    """Return what a saved state stores for a tracked object."""
     if isinstance(value, dict):
         return dict(value)
     return value.get_state() if isinstance(value, torch.Generator) else value.state_dict()
 
 
 def restore(value: Any, saved: Any) -> None:
-    """Set it to what `snapshot` returned."""
+    """Restore a tracked object to what `snapshot` returned."""
     if isinstance(value, dict):
         value.update(saved)
     elif isinstance(value, torch.Generator):
@@ -331,10 +328,10 @@ def restore(value: Any, saved: Any) -> None:
 
 
 def write_checkpoint(model: GPT | ScalarModel, directory: Path, tokenizer: Tokenizer, base: str | None = None) -> None:
-    """Save a model, sharded or not, as a Hugging Face directory; every rank calls it.
+    """Save a model, sharded or not, as a Hugging Face directory; every rank must call it.
 
-    LoRA's updates are merged into the weights; a policy's are also saved alone in directory/adapter, with the name of
-    the checkpoint `base` that it started from.
+    LoRA's updates are merged into the weights. For a policy they are also saved separately in directory/adapter, with
+    the name of the checkpoint `base` that it started from.
     """
     full = distributed.unshard(model)
     if distributed.rank() == 0:
@@ -343,12 +340,12 @@ def write_checkpoint(model: GPT | ScalarModel, directory: Path, tokenizer: Token
             from nanorlhf.pretrained.adapters import save_updates
 
             save_updates(full, directory / "adapter", base)
-        else:  # left by a run that this one replaces
+        else:  # left by the run that this one replaces
             delete(directory / "adapter")
 
 
 def check_weights(step: int, *models: nn.Module) -> None:
-    """Refuse to replace the last good checkpoint with weights that are NaN or infinite; every rank calls it."""
+    """Refuse to replace the last good checkpoint with NaN or infinite weights; every rank must call it."""
     bad = [
         name
         for model in models
@@ -358,17 +355,17 @@ def check_weights(step: int, *models: nn.Module) -> None:
     for name in distributed.all_gather_objects(bad):
         raise InputError(
             f"after step {step} the weights {name} are not finite: lower --lr; "
-            "the last checkpoint before it is left as it is."
+            "the last checkpoint before it is unchanged."
         )
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process has held so far; on Linux without its parent's."""
+    """Return this process's peak memory so far; on Linux without its parent's."""
     status = Path("/proc/self/status")
     peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
     return 1024 * int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts bytes
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write atomically."""
+    """Write JSON atomically."""
     write_text(path, to_json(value, indent=2, default=str) + "\n")

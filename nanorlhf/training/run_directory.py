@@ -1,4 +1,4 @@
-"""Read what a training run left in its directory, for evaluations and reports."""
+"""Read the files of a training run, for evaluations and reports."""
 
 import math
 import sys
@@ -11,14 +11,14 @@ from nanorlhf.dataset import field, parse_object
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_lines, read_object
 
-LARGEST = 1e39  # of a metric: float32 ends before
+LARGEST = 1e39  # no metric is larger: it is beyond float32's range
 Rows = list[dict[str, float]]  # of metrics.jsonl
 
 
 def whole_rows(path: Path) -> Iterator[dict]:
-    """The rows of metrics.jsonl or samples.jsonl, without a last row that a kill or a full disk cut.
+    """Yield the rows of metrics.jsonl or samples.jsonl, except a last row that was cut by a kill or a full disk.
 
-    Such a row is said on stderr. Raises InputError for anything else that is no row.
+    A cut row is reported on stderr. Raises InputError for any other malformed row.
     """
     for number, line in read_lines(path):
         where = f"{path}:{number}"
@@ -32,39 +32,39 @@ def whole_rows(path: Path) -> Iterator[dict]:
 
 @cache
 def say_that_cut(where: str) -> None:
-    """Once per file, although several readers open it."""
-    print(f"{where}: the last row is cut and left out.", file=sys.stderr)
+    """Report a cut row once per file, although several readers open it."""
+    print(f"{where}: ignoring the last row, which is incomplete.", file=sys.stderr)
 
 
 def read_metrics(run: str | Path) -> Rows:
-    """The rows of a run's metrics.jsonl; empty if there is none, as for a model from the Hub.
+    """Return the rows of a run's metrics.jsonl; empty if the file doesn't exist, as for a model from the Hub.
 
-    null, which is written for a number that is not finite, is read as NaN. Raises InputError for a broken row before
-    the last, for a value that is no number of float32's range, and for a file without rows.
+    null, which is written for a non-finite number, is read as NaN. Raises InputError for a malformed row before the
+    last, a value outside float32's range, and an empty file.
     """
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
     rows = list(whole_rows(path))
     if not rows:
-        raise InputError(f"{path} has no row: delete it to go on without the run's curves.")
+        raise InputError(f"{path} has no complete row: delete it to continue without the run's curves.")
     for number, row in enumerate(rows, start=1):
         for name, value in row.items():
             if value is None:
                 row[name] = math.nan
             elif type(value) not in (int, float) or LARGEST < abs(value) < math.inf:
-                raise InputError(f"{path}:{number}: the field {name!r:.80} must be a number, {LARGEST:.0e} at most.")
+                raise InputError(f"{path}:{number}: the field {name!r:.80} must be a number of at most {LARGEST:.0e}.")
     return rows
 
 
 def read_settings(run: str | Path) -> dict:
-    """The settings in a run's args.json; empty if there is none."""
+    """Return the settings in a run's args.json; empty if the file doesn't exist."""
     path = Path(run) / "args.json"
     return read_object(path) if path.exists() else {}
 
 
 def flat_settings(settings: dict) -> dict[str, Any]:
-    """One level: the settings of a group have the names of their flags, such as `sampler.top_p`."""
+    """Flatten the settings to one level: those of a group get the names of their flags, such as `sampler.top_p`."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict):

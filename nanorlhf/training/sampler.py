@@ -1,4 +1,4 @@
-"""What samples the responses of PPO and GRPO, and how far it is from the policy (docs/mismatch.md)."""
+"""The sampler of PPO's and GRPO's responses, and its mismatch with the policy (docs/mismatch.md)."""
 
 import copy
 from contextlib import nullcontext
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from nanorlhf.training.engine import Engine
 
 TIS_CLIP = 2.0  # largest importance weight of --sampler.correction tis: Yao et al. 2025
-MAX_GAP = 0.2  # nats per token between an engine and the policy, right after it got the policy's weights
+MAX_GAP = 0.2  # nats per token between an engine and the policy whose weights it has just loaded
 
 
 class Sampler:
-    """The policy itself, exactly, unless a setting says otherwise: rounded, filtered, stale, or an engine by URL."""
+    """The policy itself by default; with other settings rounded, filtered, stale, or an engine at a URL."""
 
     engine: "Engine | None"
 
@@ -39,11 +39,11 @@ class Sampler:
         self.args = args
         self.settings = args.sampler
         self.score_at: ScoreAt = score_at
-        self.source = policy  # whose parameters are sampled from
+        self.source = policy  # the model that is sampled from
         self.engine = None
         self.engine_path = args.out / "rollout_weights"  # where an engine reads the parameters
-        self.synced_at: int | None = None  # the last update at which the engine got parameters from this process
-        self.is_fresh = False  # it has the policy's parameters of this update
+        self.synced_at: int | None = None  # the last update at which this process sent parameters to the engine
+        self.is_fresh = False  # whether it has the policy's parameters of this update
         if self.settings.url is not None:
             from nanorlhf.training.engine import Engine  # optional: most runs sample here
 
@@ -54,16 +54,16 @@ class Sampler:
         slower = processor.chosen.rollouts.get(f"{self.settings.dtype} {size}", 1.0)
         if slower * CLEAR > 1 and policy.lm_head.weight.is_cpu and distributed.rank() == 0:
             print(
-                f"--sampler.dtype {self.settings.dtype}: on this processor a decode step's products take {slower:.1f} "
-                "times float32's time, as measured"
+                f"--sampler.dtype {self.settings.dtype}: on this processor the matmuls of a decode step take "
+                f"{slower:.1f} times as long as in float32 (measured)"
             )
 
     def state(self) -> dict[str, nn.Module]:
-        """What a run tracks: a stale copy of the policy."""
+        """Return what a run must track: the stale copy of the policy, if there is one."""
         return {} if self.source is self.policy else {"sampler": self.source}
 
     def sample(self, rows: list[Demonstration], uniforms: Tensor, update: int) -> Batch:
-        """A response to each row's query; uniforms (B, T), a row's own random numbers."""
+        """Sample a response to each row's query; uniforms (B, T) are the random numbers of each row."""
         self.sync(update)
         args, tokenizer = self.args, self.tokenizer
         device = self.policy.lm_head.weight.device
@@ -83,7 +83,8 @@ class Sampler:
     def sync(self, update: int) -> None:
         """Copy the policy's parameters to the sampler every `sync_every` updates.
 
-        To an engine also at the first update of a resumed run, as what it holds is not known; once per update.
+        An engine gets them at most once per update, and always at the first update of a resumed run, because its
+        weights are unknown then.
         """
         self.is_fresh = self.synced_at in (None, update) or update % self.settings.sync_every == 0
         if self.engine is not None and self.is_fresh and self.synced_at != update:
@@ -96,14 +97,15 @@ class Sampler:
             self.source.load_state_dict(self.policy.state_dict())
 
     def precision(self, device: torch.device) -> Any:
-        """Autocast as the rounded parameters need it; for `same`, whatever it is."""
+        """Return the autocast context for the rounded parameters; for `same`, leave autocast unchanged."""
         dtype = self.settings.dtype
         if dtype == "same":
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
 
     def writer(self) -> Any:
-        """`generate` with the parameters of now: a sharded policy is gathered once per rollout, not per token."""
+        """Return `generate` with the current parameters; a sharded policy is gathered once per rollout, not per token.
+        """
         if self.engine is not None:
             forbidden = self.policy.forbidden
             ids = [] if forbidden is None else forbidden.nonzero().flatten().tolist()
@@ -124,11 +126,11 @@ class Sampler:
         )
 
     def correct(self, batch: Batch) -> tuple[Tensor | float, dict[str, float]]:
-        """Account for a sampler that differs from the policy, once the batch has both log-probabilities.
+        """Correct for a sampler that differs from the policy, once the batch has both log-probabilities.
 
-        --sampler.correction tis: returns the weights (B, T) of the advantages; else 1
-        --sampler.correction sampler_logprobs: the batch's ratio is taken to the sampler
-        The metrics report how far apart the two are. Raises InputError for an engine that has other parameters.
+        --sampler.correction tis: return the weights (B, T) of the advantages; otherwise return 1
+        --sampler.correction sampler_logprobs: take the batch's ratio to the sampler
+        The metrics report the gap between the two. Raises InputError for an engine that has other parameters.
         """
         settings = self.settings
         gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.actions).item()
@@ -141,7 +143,7 @@ class Sampler:
         if self.engine is not None and self.is_fresh and not gap <= MAX_GAP:
             raise InputError(
                 f"--sampler.url {self.engine.url}: its logprobs are {gap:.2f} nats per token off the policy's: "
-                f"check that it has loaded {self.engine_path}, and divides by the temperature (vLLM: --logprobs-mode "
+                f"check that it has loaded {self.engine_path} and divides by the temperature (vLLM: --logprobs-mode "
                 "processed_logprobs)."
             )
         if settings.correction == "sampler_logprobs":

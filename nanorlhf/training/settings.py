@@ -1,4 +1,4 @@
-"""Settings that training programs share; each program's `Args` adds its own and overrides defaults."""
+"""Settings shared by the training programs; each program's `Args` adds its own and overrides defaults."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ READ_FACTOR = 4
 
 @dataclass(frozen=True, kw_only=True)
 class AdamSettings:
-    """Of AdamW, besides its learning rate."""
+    """Settings of AdamW other than its learning rate."""
 
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """decay rates of the two moments"""
@@ -39,27 +39,27 @@ class AdamSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunArgs:
-    """Of every run that trains something."""
+    """Settings shared by all training runs."""
 
     data: Path
-    """directory of the JSON Lines files"""
+    """directory with the JSON Lines files"""
     out: Path
     """run directory: checkpoint, metrics, samples, state"""
     seed: Seed = 44413
-    """fixes new weights, the order of the data and the samples"""
+    """random seed of new weights, data order and samples"""
     device: str = "auto"
     """auto, cpu, cuda (under torchrun one GPU per process) or, for a single process, cuda:N"""
     processes: Workers = 1
-    """on a CPU, the number of one-thread processes that share every batch: faster than threads for a small model"""
+    """on a CPU, the number of single-threaded processes that share every batch: faster than threads for small models"""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """bfloat16: forward passes under autocast; weights and optimizer stay float32; auto: the faster, as
-    measured on this processor, or by what the GPU has"""
+    """bfloat16: forward passes under autocast; weights and optimizer stay float32; auto: whichever was measured to be
+    faster on this processor, or bfloat16 if the GPU supports it"""
 
     batch_size: Count
     """rows per optimizer step (in PPO: responses per rollout), over all ranks"""
     micro_batch_size: PositiveInt
-    """rows per forward and backward pass and rank; a pass without a gradient reads four times as many. Changes memory,
-    not the result"""
+    """rows per forward and backward pass on each rank; passes without a gradient read four times as many. Changes
+    memory use, not the result"""
     lr: NonNegativeFloat = 3e-6
     """peak learning rate of AdamW"""
     adam: AdamSettings = AdamSettings()
@@ -71,7 +71,7 @@ class RunArgs:
     resume: bool = False
     """continue from the last state in --out"""
     overwrite: bool = False
-    """replace a run that --out already holds"""
+    """replace an existing run in --out"""
 
     @property
     def read_size(self) -> int:
@@ -81,39 +81,39 @@ class RunArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingArgs(RunArgs):
-    """Of the stages that train a language model or a scalar model: SFT, reward model, PPO."""
+    """Settings of the stages that train a language model or a scalar model: SFT, reward model, PPO."""
 
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """how the learning rate decays"""
     checkpoint_activations: bool = False
     """recompute each block in the backward pass: less memory, a third more time"""
     shard: Literal["none", "fsdp", "hsdp"] = "none"
-    """fsdp: shard weights, gradients and optimizer state across ranks; hsdp: across the ranks of a node, with a copy on
-    each node; none: each rank has all of them (DDP)"""
+    """fsdp: shard weights, gradients and optimizer state across all ranks; hsdp: shard across the ranks of a node and
+    replicate across nodes; none: replicate on each rank (DDP)"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAArgs:
-    """Of the stages that can train low-rank updates instead of all weights."""
+    """Settings of the stages that can train low-rank updates instead of all weights."""
 
     tune: Literal["full", "lora"] = "full"
-    """what is trained: all weights, or low-rank updates of some and a scalar model's head"""
+    """full: train all weights; lora: train low-rank updates of some layers, and a scalar model's head"""
     lora_rank: Count = LORA_RANK
     """rank of LoRA's updates, which are scaled by 2 (alpha is twice the rank)"""
     lora_targets: tuple[Target, ...] = QUERY_AND_VALUE
-    """layers of each block that LoRA updates: of attention q, k, v and out, of the MLP gate, up and down"""
+    """layers that LoRA updates in each block: q, k, v and out in attention; gate, up and down in the MLP"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedArgs(LoRAArgs, TrainingArgs):
-    """Of the two supervised stages: SFT and reward model."""
+    """Settings of the two supervised stages: SFT and reward model."""
 
     num_epochs: Epochs = 1.0
     """passes over the training rows"""
     warmup_steps: NonNegativeInt = 0
     """optimizer steps of linear warm-up"""
     decay_vectors: bool = True
-    """biases and layer norms decay too, as is PyTorch's default"""
+    """apply weight decay to biases and layer norms too, as PyTorch does by default"""
     max_grad_norm: PositiveFloat | None = None
     """maximum gradient norm; None: no clipping"""
     max_response_length: PositiveInt
@@ -124,57 +124,59 @@ class SupervisedArgs(LoRAArgs, TrainingArgs):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutArgs(LoRAArgs, TrainingArgs):
-    """Of the programs that train a policy on its own samples: PPO, GRPO, RLCF and its baselines."""
+    """Settings of the programs that train a policy on its own samples: PPO, GRPO, RLCF and its baselines."""
 
     sft: str
-    """the initial policy and the reference of the KL: checkpoint directory or Hub id"""
+    """initial policy, and reference policy of the KL: checkpoint directory or Hub id"""
 
     total_episodes: PositiveInt = 1_000_000
     """responses sampled over the whole run"""
     schedule: Literal["cosine", "linear", "constant"] = "linear"
     save_every: PositiveInt = 100
     offload: bool = False
-    """keep frozen models in CPU memory; copy each to the device once per rollout"""
+    """keep frozen models in CPU memory and copy each to the device once per rollout"""
     response_length: PositiveInt = 53
-    """sampled tokens at most, EOS included"""
+    """maximum number of sampled tokens, EOS included"""
     temperature: TemperatureOrGreedy = 0.7
-    """divides the logits in the rollout, the reference and the update alike"""
+    """divides the logits in the rollout, the reference and the update"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerSettings:
-    """What samples the responses, and how the update accounts for it (docs/mismatch.md)."""
+    """Settings of the sampler and of the correction for its mismatch with the policy (docs/mismatch.md)."""
 
     url: str | None = None
-    """http://HOST:PORT of a vLLM or SGLang server that samples instead, and reads new weights from --out"""
+    """http://HOST:PORT of a vLLM or SGLang server that samples the responses and reads new weights from --out"""
     dtype: Literal["same", "bfloat16", "int8"] = "same"
     """dtype of the sampler's weights, rounded once per rollout; int8 needs a CPU with VNNI"""
     top_p: Fraction = 1.0
-    """sample from the most probable tokens whose total probability reaches this; the update's distribution is whole"""
+    """sample from the most probable tokens whose total probability reaches this; the update uses the full
+    distribution"""
     sync_every: PositiveInt = 1
     """updates between copies of the policy to the sampler, which is stale in between"""
     correction: Literal["none", "tis", "sampler_logprobs"] = "none"
-    """for a sampler that differs from the policy. tis: weigh each token by its old probability over the sampler's,
-    truncated to 2 (Yao et al. 2025); sampler_logprobs: take the ratio to the sampler's log-probabilities (the paper's),
-    not to those that the training forward pass recomputes (first ratio 1 to rounding)"""
+    """for a sampler that differs from the policy. tis: weight each token by its old probability divided by the
+    sampler's, truncated to 2 (Yao et al. 2025); sampler_logprobs: take the ratio to the sampler's log-probabilities (as
+    in the paper), not to those recomputed by the training forward pass (first ratio 1 up to rounding)"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardArgs(RolloutArgs):
-    """Of PPO and GRPO: what samples the responses, and what scores them."""
+    """Settings of PPO's and GRPO's sampler and rewards."""
 
     sampler: SamplerSettings = SamplerSettings()
     reward_model: str | tuple[str, ...] | None = "runs/tldr/rm"
-    """scores the responses; PPO's value model starts as its copy (of several, the first's); None: pass --reward"""
+    """scores the responses; PPO's value model starts as a copy of it (of the first, if there are several); None: pass
+    --reward"""
     reward: str | tuple[str, ...] | None = None
-    """scores instead (docs/rewards.md), one or several of: FILE.py:FUNCTION, a reward model's directory,
+    """replaces --reward-model (docs/rewards.md); one or more of: FILE.py:FUNCTION, a reward model's directory,
     teacher:CHECKPOINT, judge:FILE.toml"""
     reward_weights: Literal["mean", "min", "uncertainty"] | tuple[FiniteFloat, ...] | None = None
-    """what makes one score of several: a weight for each (None: 1); of several reward models their mean (None), min, or
-    uncertainty, mean - 0.1 * variance (Coste et al. 2023)"""
+    """how to combine several scores: a weight for each (None: 1); for several reward models: mean (None), min, or
+    uncertainty, which is mean - 0.1 * variance (Coste et al. 2023)"""
     reward_workers: NumWorkers = 0
-    """processes that call the functions of --reward, per rank; 0: the training process"""
+    """processes per rank that call the functions of --reward; 0: call them in the training process"""
     trace: NonNegativeInt = 0
-    """responses whose tensors are kept in OUT/trace at about ten updates, for nanorlhf.report.microscope; 0: off"""
+    """responses whose tensors are saved in OUT/trace at about ten updates, for nanorlhf.report.microscope; 0: off"""
     gold: str | None = None
-    """true score to log, never trained on: FILE.py:FUNCTION(query, response), or a larger reward model"""
+    """gold score to log, never trained on: FILE.py:FUNCTION(query, response), or a larger reward model"""

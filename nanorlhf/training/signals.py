@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: a run ends between two steps, with its state saved."""
+"""Handling of SIGTERM and SIGINT: a run saves its state and ends between two steps."""
 
 import os
 import signal
@@ -9,17 +9,17 @@ from nanorlhf.errors import Interrupted
 
 
 class StopSignals:
-    """Delays SIGTERM and SIGINT until the end of a step, where the loop asks `received`.
+    """Delays SIGTERM and SIGINT until the end of a step, when the loop checks `received`.
 
-    A second signal takes effect at once, except under `torchrun`: it repeats a signal that the terminal may have sent
-    already, and kills processes that take longer than its --shutdown-timeout.
+    A second signal takes effect at once, except under `torchrun`, which repeats a signal that the terminal may have
+    sent already and kills processes that take longer than its --shutdown-timeout.
     """
 
     def __init__(self) -> None:
-        self.number = 0  # signal that this rank received
-        self.agreed = 0  # signal that the ranks agreed on
+        self.number = 0  # the signal that this rank received
+        self.agreed = 0  # the signal that the ranks agreed on
         self.before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        for number in self.before:  # known by now: a signal may arrive with the first of them
+        for number in self.before:  # set before the loop: a signal may arrive as soon as one handler is installed
             signal.signal(number, self._note)
 
     def _note(self, number: int, _: object) -> None:
@@ -28,17 +28,17 @@ class StopSignals:
             self.restore()
 
     def received(self) -> bool:
-        """Whether any rank was told to stop; the same answer on all ranks."""
-        # not into `number`: a signal that arrives during the comparison would be overwritten and lost
+        """Return True, on all ranks, if any rank received a signal."""
+        # not assigned to `number`: a signal that arrives during the reduction would be overwritten and lost
         self.agreed = distributed.largest(self.number)
         return self.agreed != 0
 
     def stop(self, out: Path, step: int) -> None:
-        """End the process, now that its state is saved."""
+        """End the process after its state has been saved."""
         self.restore()
         name = signal.Signals(self.agreed).name
-        sentence = f"stopped by {name} after {step} steps: {out} holds the state, --resume continues from it."
-        # one rank prints; the exit code is the shell's for a signal
+        sentence = f"stopped by {name} after {step} steps: the state is in {out}; continue with --resume."
+        # one rank prints; the exit code follows the shell's convention for a signal
         raise Interrupted(sentence if distributed.rank() == 0 else "", 128 + self.agreed)
 
     def restore(self) -> None:

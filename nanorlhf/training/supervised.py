@@ -1,4 +1,4 @@
-"""What SFT, the reward model, DPO and the discriminator share: micro-batches, new models and checks."""
+"""Micro-batches, new models and checks shared by SFT, the reward model, DPO and the discriminator."""
 
 import math
 import os
@@ -17,16 +17,16 @@ from nanorlhf.errors import InputError
 from nanorlhf.padding import micro_batches
 from nanorlhf.pretrained.layout import check_fits
 
-# sums(model, rows) -> the loss summed over the rows, and any other statistics, scalars
+# sums(model, rows) -> the loss summed over the rows, then any other statistics; all scalars
 Sums = Callable[[Any, list], tuple[Tensor, ...]]
 
 
 # -------------------------------------------------------------------------------------------------------- micro-batches
 def backward(model: nn.Module, batch: list, sums: Sums, count: int, micro_batch_size: int, dtype: str) -> Tensor:
-    """The gradient of the loss over a global batch, and the means (k,) of loss and statistics, on every rank.
+    """Compute the gradient of the loss over a global batch; return the means (k,) of loss and statistics on every rank.
 
-    The sums are divided by `count` of the global batch: neither micro-batches nor ranks change the result. What
-    `sums(model, rows)` computes, under autocast, is (k,): the loss first. Old gradients are cleared.
+    The sums are divided by `count`, which belongs to the global batch, so neither micro-batches nor ranks change the
+    result. `sums(model, rows)` runs under autocast and returns k scalars, the loss first. Old gradients are cleared.
     """
     device = next(model.parameters()).device
     means: Tensor | float = 0.0
@@ -43,7 +43,7 @@ def backward(model: nn.Module, batch: list, sums: Sums, count: int, micro_batch_
 
 @torch.no_grad()
 def evaluate(model: nn.Module, rows: Sequence, sums: Sums, num_sums: int, size: int, dtype: str) -> Tensor:
-    """The sums (k,) over all rows, `size` at a time, on every rank; k = num_sums."""
+    """Return the sums (k,) over all rows on every rank, computed `size` rows at a time; k = num_sums."""
     device = next(model.parameters()).device
     totals = torch.zeros(num_sums, device=device)
     full = distributed.unshard(model)
@@ -54,13 +54,13 @@ def evaluate(model: nn.Module, rows: Sequence, sums: Sums, num_sums: int, size: 
 
 
 def autocast(dtype: str, device: torch.device) -> torch.autocast:
-    """Forward passes in bfloat16, if that is the dtype."""
+    """Return an autocast context: enabled for bfloat16, disabled otherwise."""
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
 
 
 # ----------------------------------------------------------------------------------------------- new models and checks
 def number_of_steps(num_epochs: float, num_rows: int, batch_size: int, path: Path) -> int:
-    """Optimizer steps in num_epochs passes over the rows of a file; raises InputError for less than one."""
+    """Return the optimizer steps in num_epochs passes over the rows of a file; raise InputError for less than one."""
     num_steps = int(exact(num_epochs) * num_rows) // batch_size
     if num_steps == 0:
         raise InputError(
@@ -81,11 +81,11 @@ def new_config(
     architecture: Literal["gpt", "t5"] = "gpt",
     eos_id: int = 0,
 ) -> GPTConfig:
-    """The shape of a small Pythia: rotary positions on half of each head, an untied LM head.
+    """Return the config of a small Pythia: rotary positions on half of each head, an untied LM head.
 
-    t5: a small T5 instead, whose decoder has n_layer layers and whose encoder half as many; its queries end and its
-    responses start with EOS. Raises InputError where the heads don't divide the width, and for more parameters than
-    this machine's memory holds.
+    t5: a small T5 instead, with n_layer decoder layers and half as many encoder layers; its queries end with EOS and
+    its responses start with it. Raises InputError if the heads don't divide the width, or if the parameters don't fit
+    into this machine's memory.
     """
     if d_model % n_head or d_model // n_head < 2:
         raise InputError(f"--n-head {n_head} must divide --d-model {d_model} into heads at least 2 wide.")
@@ -112,7 +112,8 @@ def new_config(
 def check_length(files: Sequence[Rows], config: GPTConfig, data: str, model: str, mismatched: bool = False) -> None:
     """Raise InputError if the longest query and response have more tokens than the model has positions.
 
-    Those of one row, or, where queries are read with the responses of other rows (mismatched), of any two.
+    Query and response come from the same row, or from any two rows if mismatched: then queries are also read with the
+    responses of other rows.
     """
     for rows in files:
         queries, responses = rows.lengths[:, 0], rows.lengths[:, 1:].max(1)
@@ -121,5 +122,5 @@ def check_length(files: Sequence[Rows], config: GPTConfig, data: str, model: str
             pair = "the longest query and the longest response" if mismatched else "a row"
             raise InputError(
                 f"{pair} of {data} {'have' if mismatched else 'has'} {longest} tokens, more than the {config.n_ctx} "
-                f"positions of {model}: lower --max-query-length where the data is made."
+                f"positions of {model}: prepare the data with a lower --max-query-length."
             )

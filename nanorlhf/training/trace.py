@@ -1,4 +1,4 @@
-"""--trace N: keep the tensors of N responses at a few updates, for nanorlhf.report.microscope.
+"""--trace N: save the tensors of N responses at a few updates, for nanorlhf.report.microscope.
 
     OUT/trace/update-00000012.safetensors     one file per traced update
 
@@ -9,12 +9,12 @@ n responses of T tokens, E epochs, the first traced update's N responses ("fixed
     logprobs, ref_logprobs, sampled_logprobs, token_rewards, advantages               (n, T)
     rewards, returns                                         PPO and REINFORCE++:     (n, T)
     values, raw_advantages                                                   PPO:     (n, T)
-    new_logprobs, and with a value model new_values; NaN: not read in this epoch      (E, n, T)
+    new_logprobs, and with a value model new_values; NaN: not used in this epoch      (E, n, T)
     fixed_logprobs    the policy before this update, of the fixed responses           (N, T)
 
-They are the run's own tensors, copied; REINFORCE++'s rewards and returns are computed again, as train_grpo.py does.
-The file's metadata holds `about` as JSON: texts, settings, the statistics that whitening used, and `answers`: a new
-response to each fixed query.
+They are copies of the run's tensors, except for REINFORCE++'s rewards and returns, which are recomputed as in
+train_grpo.py. The file's metadata contains `about` as JSON: texts, settings, the statistics used in whitening, and
+`answers`, a new response to each fixed query.
 """
 
 import math
@@ -55,14 +55,14 @@ IDS = ("index", "query", "response", "eos_index", "score_index")
 WITH_RETURNS = ("rewards", "returns")
 WITH_VALUES = (*WITH_RETURNS, "values", "raw_advantages", "new_values")
 NUMBERS = ("kl_coef", *(f"{name}_{of}" for name in ("advantage", "return", "reward") for of in ("mean", "var")))
-"""what is said about an update that may be NaN or infinite in a run that has diverged"""
+"""fields of `about` that may be NaN or infinite in a diverged run"""
 Tensors = dict[str, Tensor]
 
 
 class Trace:
     """Records a few responses of a few updates.
 
-    samples_per_query: rows of a rollout that belong to one query; groups are traced whole.
+    samples_per_query: rows of a rollout that belong to one query; all rows of a group are traced.
 
         trace = Trace(args, run, num_updates, policy, tokenizer)
         for update in run.steps(num_updates):
@@ -86,7 +86,7 @@ class Trace:
         self.group_size = samples_per_query
         self.num_rows = -(-args.trace // samples_per_query) * samples_per_query
         self.updates = traced_updates(num_updates)
-        self.of_update: dict[str, Any] = {}  # what `rollout` was given
+        self.of_update: dict[str, Any] = {}  # the arguments of `rollout`
         self.fixed: Tensors = {}  # query, response, actions of the first traced update's responses
         if run.first_step > self.updates[0]:  # resumed
             tensors, _ = distributed.from_first(lambda: read_trace(trace_path(args.out, self.updates[0])))
@@ -101,7 +101,7 @@ class Trace:
         rewards: Tensor | None = None,
         raw_advantages: Tensor | None = None,
     ) -> None:
-        """Before the epochs: scores (B,); rewards and advantages before whitening (B, T), as they are passed to GAE."""
+        """Call before the epochs, with scores (B,), and rewards and advantages before whitening (B, T), as in GAE."""
         if update not in self.updates:
             return
         batch.trace = []
@@ -112,7 +112,7 @@ class Trace:
             self.of_update |= {"fixed_logprobs": self.read_fixed(), "answers": self.answer()}
 
     def write(self, batch: Batch) -> None:
-        """After the epochs; every rank calls it, rank 0 writes."""
+        """Call after the epochs, on every rank; rank 0 writes."""
         if batch.trace is None:
             return
         tensors, about = self.of_rollout(batch)
@@ -131,7 +131,7 @@ class Trace:
         self.of_update = {}
 
     def of_rollout(self, batch: Batch) -> tuple[Tensors, dict[str, Any]]:
-        """All rows, on the CPU, and what is written beside them."""
+        """Return the tensors of all rows on the CPU, and the `about` that is saved with them."""
         given = dict(self.of_update)
         about = {name: given.pop(name) for name in ("update", "kl_coef")}
         for name in ("fixed_logprobs", "answers"):
@@ -153,12 +153,12 @@ class Trace:
         return tensors, about
 
     def epochs(self, batch: Batch) -> Tensors:
-        """new_logprobs and, with a value model, new_values (E, B, T), of all ranks.
+        """Return new_logprobs and, with a value model, new_values (E, B, T) of all ranks.
 
-        0 where a token does not count, NaN in rows that no step of an epoch read.
+        0 where a token does not count, NaN in rows that no step of the epoch used.
         """
         epochs = batch.trace or []
-        pieces: list[tuple[int, Tensor, list[Tensor]]] = []  # of this rank: epoch, rows, what the models say
+        pieces: list[tuple[int, Tensor, list[Tensor]]] = []  # of this rank: epoch, rows, model outputs
         for epoch, micro_batches in enumerate(epochs):
             for index, *read in micro_batches:
                 pieces.append((epoch, index.cpu(), [x.float().cpu() for x in read if x is not None]))
@@ -171,7 +171,7 @@ class Trace:
         return found
 
     def choose(self, tensors: Tensors, batch: Batch) -> list[int]:
-        """Rows worth a look, then the first ones: largest |advantage| and KL, most clipped, one without EOS."""
+        """Choose the rows with the largest |advantage| and KL, the most clipping and no EOS, then the first rows."""
         actions = tensors["actions"]
         kl = response_kl(batch)  # (B,)
         sizes = torch.where(actions, tensors["advantages"].abs(), 0.0).amax(1)  # (B,)
@@ -188,7 +188,7 @@ class Trace:
         return [group * self.group_size + i for group in groups for i in range(self.group_size)]
 
     def texts(self, tensors: Tensors, rows: list[int]) -> list[list[str]]:
-        """The text of each response token up to the end, EOS as [EOS]."""
+        """Return the text of each response token up to the end, EOS as [EOS]."""
         tokenizer, found = self.tokenizer, []
         for row in rows:
             ids = tensors["response"][row, : int(tensors["eos_index"][row]) + 1].tolist()
@@ -196,13 +196,13 @@ class Trace:
         return found
 
     def fix(self, tensors: Tensors) -> None:
-        """Keep the responses that every later traced update reads again."""
+        """Keep the responses whose log-probabilities every later traced update computes again."""
         device = self.policy.lm_head.weight.device
         self.fixed = {name: tensors[name].to(device) for name in ("query", "response", "actions")}
 
     @torch.no_grad()
     def read_fixed(self) -> Tensor:
-        """Log-probabilities (N, T) of the fixed responses by the policy of now."""
+        """Return the current policy's log-probabilities (N, T) of the fixed responses."""
         query, response, actions = self.fixed.values()
         real = torch.cat((query != self.tokenizer.pad_id, actions), dim=1)
         with torch.autocast(query.device.type, torch.bfloat16, enabled=self.args.dtype == "bfloat16"):
@@ -212,7 +212,7 @@ class Trace:
         return logprobs.float()
 
     def answer(self) -> Tensor:
-        """Responses (N, T) of the policy of now to the fixed queries; always from the same random numbers."""
+        """Sample the current policy's responses (N, T) to the fixed queries, always with the same random numbers."""
         query, response, _ = self.fixed.values()
         generator = torch.Generator().manual_seed(self.args.seed)
         uniforms = torch.rand(response.shape, generator=generator, dtype=torch.float64)
@@ -227,14 +227,14 @@ class Trace:
 
 
 def ratio_to(correction: str) -> str:
-    """The tensor of a trace that the ratio is taken to, with --sampler.correction `correction`."""
+    """Return the tensor of a trace that the ratio is taken to, with --sampler.correction `correction`."""
     return "sampled_logprobs" if correction == "sampler_logprobs" else "logprobs"
 
 
 def unwhitened_rewards(tensors: Tensors, kl_coef: float) -> Tensor:
-    """Rewards (B, T): each token's own minus beta times its KL, and the score once, at the response's score_index.
+    """Return the rewards (B, T): token reward minus beta times KL, plus the score at the response's score_index.
 
-    kl_coef: beta. `tensors` are fields of Batch and scores (B,); log-probabilities may be NaN where there is no action.
+    kl_coef: beta. `tensors` are fields of Batch and scores (B,); log-probabilities may be NaN outside `actions`.
     """
     kl = torch.where(tensors["actions"], tensors["logprobs"] - tensors["ref_logprobs"], 0.0)
     rewards = tensors["token_rewards"] - kl_coef * kl
@@ -243,12 +243,12 @@ def unwhitened_rewards(tensors: Tensors, kl_coef: float) -> Tensor:
 
 
 def whitening(name: str, counted: Tensor) -> dict[str, float]:
-    """What `whiten` subtracts and divides by, from all that counts in the rollout."""
+    """Return the statistics used by `whiten`, from the values that count in the rollout."""
     return {f"{name}_mean": counted.mean().item(), f"{name}_var": counted.var(correction=0).item()}
 
 
 def traced_updates(num_updates: int) -> list[int]:
-    """The first, the last, and evenly spread ones between.
+    """Return the first update, the last, and evenly spaced ones in between.
 
     >>> traced_updates(3), traced_updates(100)
     ([0, 1, 2], [0, 11, 22, 33, 44, 55, 66, 77, 88, 99])
@@ -262,25 +262,25 @@ def trace_path(out: Path, update: int) -> Path:
 
 
 def save_trace(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
-    """Write atomically."""
+    """Write a trace atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic(path) as temporary:
         contiguous = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
         write_tensors(contiguous, temporary, path.parents[1] / "args.json", {"about": to_json(about, default=str)})
 
 
-AGAIN = "delete it, or train again with --trace"  # what to do with a damaged file
+AGAIN = "delete it, or train again with --trace"  # advice about a damaged file
 
 
 def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors of one traced update, with the shapes and kinds listed above, and what is said about them.
+    """Return the tensors of one traced update, with the shapes and kinds listed above, and `about`.
 
     Raises InputError for a damaged file.
     """
     with open_regular(path) as file:
         content = file.read()
     try:
-        tensors = load(content)  # safe_open would keep a kilobyte of each file for ever
+        tensors = load(content)  # safe_open would leak a kilobyte per file
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
     except (SafetensorError, ValueError, RuntimeError) as error:
@@ -293,7 +293,7 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
     needed = {*OF_BATCH, "scores", "new_logprobs", "fixed_logprobs"}
     needed |= {"ppo": {*WITH_VALUES}, "reinforce++": {*WITH_RETURNS}}.get(algorithm, set())
     if missing := sorted(needed - tensors.keys()):
-        raise InputError(f"{path}: it lacks the tensor {missing[0]}: {AGAIN}.")
+        raise InputError(f"{path}: missing tensor {missing[0]}: {AGAIN}.")
     n, T = check_tensors(tensors, needed, path)
     if n and T:
         check_about(about, n, T, len(tensors["fixed_logprobs"]), where)
@@ -301,7 +301,7 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def check_tensors(tensors: Tensors, needed: set[str], path: Path) -> tuple[int, int]:
-    """Raises InputError where shapes, kinds or indices are not those listed above; returns n and T."""
+    """Check shapes, kinds and indices against the list above, and return n and T."""
     n, T = tensors["response"].shape if tensors["response"].ndim == 2 else (-1, -1)
     for name in sorted(needed):
         x = tensors[name]
@@ -316,12 +316,12 @@ def check_tensors(tensors: Tensors, needed: set[str], path: Path) -> tuple[int, 
         kind = "bool" if x.dtype == torch.bool else "float" if x.is_floating_point() else "int"
         wanted = "bool" if name in MASKS else "int" if name in IDS else "float"
         if tuple(x.shape) != shape:
-            raise InputError(f"{path}: {name} has the shape {tuple(x.shape)}, and not {shape}: {AGAIN}.")
+            raise InputError(f"{path}: {name}: expected shape {shape}, got {tuple(x.shape)}: {AGAIN}.")
         if kind != wanted:
-            raise InputError(f"{path}: {name} holds {kind}, and not {wanted}: {AGAIN}.")
+            raise InputError(f"{path}: {name}: expected {wanted}, got {kind}: {AGAIN}.")
     if not len(tensors["new_logprobs"]):
-        raise InputError(f"{path}: it holds no epoch: {AGAIN}.")
-    if not (n and T):  # no token that the checks below could be about
+        raise InputError(f"{path} has no epochs: {AGAIN}.")
+    if not (n and T):  # no tokens, so nothing left to check
         return n, T
     if not (tensors["actions"] & tensors["states"])[:, 0].all():
         raise InputError(f"{path}: a response has no first token: {AGAIN}.")
@@ -332,9 +332,9 @@ def check_tensors(tensors: Tensors, needed: set[str], path: Path) -> tuple[int, 
 
 
 def check_about(about: dict[str, Any], n: int, T: int, num_answers: int, where: str) -> None:
-    """Raises InputError where what is said about n responses of T tokens doesn't fit; null becomes NaN."""
+    """Check `about` for n responses of T tokens, and replace null by NaN."""
     field(about, "update", int, where)
-    # JSON has null for them
+    # JSON stores NaN and infinity as null
     about |= {name: math.nan for name in NUMBERS if name in about and about[name] is None}
     if not isinstance(about.get("kl_coef"), float):
         field(about, "kl_coef", float, where)
@@ -350,12 +350,12 @@ def check_about(about: dict[str, Any], n: int, T: int, num_answers: int, where: 
         if len(field(about, name, kind, where)) != lengths[name]:
             raise InputError(f"{where}: {name} must have {lengths[name]} items: {AGAIN}.")
     if any(len(texts) > T for texts in about["texts"]):
-        raise InputError(f"{where}: texts must hold the texts of {T} tokens at most of each response: {AGAIN}.")
+        raise InputError(f"{where}: texts must have at most {T} tokens per response: {AGAIN}.")
 
 
 def read_traces(run: Path) -> list[tuple[Tensors, dict[str, Any]]]:
-    """All traced updates of a run, in order. Raises InputError where there is none."""
+    """Return all traced updates of a run, in order. Raises InputError if there are none."""
     paths = sorted((run / "trace").glob("update-*.safetensors"))
     if not paths:
-        raise InputError(f"{run} holds no trace: train with --trace 4.")
+        raise InputError(f"{run} has no trace: train with --trace 4.")
     return [read_trace(path) for path in paths]

@@ -1,11 +1,11 @@
-"""A reward model of one linear layer: what a pretrained model's middle layer says of a response, weighed.
+"""Train a linear reward model on the hidden states of a pretrained model's middle layer.
 
     python -m nanorlhf.training.train_linear --data runs/harmless/first --model HuggingFaceTB/SmolLM2-135M-Instruct
 
-With few pairs, training a whole model on its last token learns less than a layer on the mean over the response's
-tokens: a language model's middle layers already tell texts apart, and only the weights of their channels are missing.
-They are those of logistic regression on chosen minus rejected, which is the loss of a reward model, with the L2 penalty
-that cross-validation by queries chooses. Out: a reward model like train_rm.py's, with fewer blocks, whose score at a
+With few pairs, a linear layer on the mean over the response's tokens learns more than a whole model trained on its last
+token: a language model's middle layers already separate the texts, and only the weights of the channels are missing. We
+fit them by logistic regression on chosen minus rejected, which is the loss of a reward model, with an L2 penalty chosen
+by cross-validation over queries. The result is a reward model like train_rm.py's, with fewer blocks, whose score at a
 token is the mean over the response so far. It takes minutes.
 """
 
@@ -31,7 +31,7 @@ from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.supervised import check_length
 
 FOLDS = 5
-STRENGTHS = np.logspace(-6, 0, 13)  # of which cross-validation chooses one: 1 / penalty, for channels of deviation 1
+STRENGTHS = np.logspace(-6, 0, 13)  # candidates for cross-validation: 1 / penalty, for channels with deviation 1
 FEWEST = 100  # queries
 
 
@@ -42,9 +42,9 @@ class Args:
     model: str
     """pretrained policy: checkpoint directory or Hub id"""
     out: Path | None = None
-    """directory of the reward model; None: beside --data, named rm"""
+    """directory of the reward model; None: rm, next to --data"""
     depth: Fraction = 0.6
-    """share of the model's blocks that are kept; their output is read"""
+    """fraction of the model's blocks to keep; the linear layer reads their output"""
     num_normalisation: Count = 256
     """[N+ 15] demonstrations whose mean score becomes 0"""
     max_query_length: PositiveInt = 512
@@ -61,16 +61,17 @@ class Args:
 def load_lower_blocks(
     model: str, tokenizer: Tokenizer, data: Path, sets: Sequence[Rows[Comparison]], depth: float
 ) -> GPT:
-    """A policy with a share `depth` of its blocks; the final norm stays, so that no channel counts by its size.
+    """Load a policy with the first `depth` of its blocks, and the final norm, which makes channels comparable.
 
-    Raises InputError for a model that can't read the comparisons `sets` of `data`, and for an encoder-decoder.
+    Raises InputError if the model's positions are too few for the comparisons `sets` of `data`, and for an
+    encoder-decoder.
     """
     policy = load_gpt(model)
     config = policy.config
     check_vocabulary(tokenizer, config.vocab_size, model)
     check_length(sets, config, f"comparisons in {data}", model)
     if config.num_decoder_blocks:
-        raise InputError(f"--model {model} is an encoder-decoder: name a decoder alone.")
+        raise InputError(f"--model {model} is an encoder-decoder: expected a decoder-only model.")
     num_blocks = max(1, round(depth * config.n_layer))
     windows = config.attention_windows and config.attention_windows[:num_blocks]
     policy.config = policy.transformer.config = replace(config, n_layer=num_blocks, attention_windows=windows)
@@ -80,7 +81,7 @@ def load_lower_blocks(
 
 @torch.no_grad()
 def pair_features(policy: GPT, rows: Sequence[Comparison], pad_id: int, size: int) -> np.ndarray:
-    """Chosen minus rejected (pairs, C): the mean of a response's hidden states."""
+    """Return the mean hidden state of the chosen response minus that of the rejected one, (pairs, C)."""
     found = []
     for some in Progress(micro_batches(rows, size), desc="pairs", unit="batch"):
         joined = join_pairs(some, pad_id, torch.device("cpu"))
@@ -91,34 +92,34 @@ def pair_features(policy: GPT, rows: Sequence[Comparison], pad_id: int, size: in
 
 
 def response_mean(hidden: Tensor, ids: Tensor, branch: Tensor, pad_id: int) -> Tensor:
-    """hidden (B, L, C), ids and branch (B, L) -> (B, C), over the tokens of a branch."""
+    """Average the hidden states over the tokens of a branch: hidden (B, L, C), ids and branch (B, L) -> (B, C)."""
     mask = (branch & (ids != pad_id))[:, :, None]  # (B, L, 1)
     return torch.where(mask, hidden, 0.0).sum(1) / mask.sum(1).clamp(min=1)
 
 
 def query_numbers(rows: Sequence[Comparison], data: Path) -> np.ndarray:
-    """(pairs,): a number per query, so that its pairs stay together. InputError where there are few."""
+    """Number the queries, (pairs,), so that pairs of the same query share a fold; raise InputError for too few."""
     _, numbers = np.unique([str(row.record["query"]) for row in rows], return_inverse=True)
     if (num_queries := numbers.max() + 1) < FEWEST:
-        raise InputError(f"--data {data} has comparisons of {num_queries} queries: {FEWEST} are needed.")
+        raise InputError(f"--data {data} has comparisons for {num_queries} queries; at least {FEWEST} are needed.")
     return numbers
 
 
 # ---------------------------------------------------------------------------------------------------------- 2. weights
 def fitted(inputs: np.ndarray, queries: np.ndarray, seed: int) -> tuple[np.ndarray, float]:
-    """The weights (C,) of logistic regression on chosen minus rejected (pairs, C), and the strength that was chosen.
+    """Fit logistic regression to chosen minus rejected (pairs, C); return the weights (C,) and the chosen strength.
 
-    queries (pairs,): numbers of the pairs' queries. A score's difference is then the log-odds of being preferred.
+    queries (pairs,): each pair's query number. A difference in score is the log-odds of being preferred.
     """
     try:
         from sklearn.linear_model import LogisticRegression
         from sklearn.model_selection import GridSearchCV, GroupKFold
     except ModuleNotFoundError as error:
-        raise InputError("Linear reward models need a library: `pip install scikit-learn`.") from error
+        raise InputError("Linear reward models need scikit-learn: `pip install scikit-learn`.") from error
 
     scale = inputs.std(0)
     scale = np.where(scale > 0, scale, 1)
-    # a pair the other way round is the same statement: no constant, and half of them are turned
+    # swapping a pair must only flip the label: fit no intercept, and flip every second pair to balance the classes
     sign = np.where(np.arange(len(inputs)) % 2, 1, -1)
     folds = GroupKFold(FOLDS, shuffle=True, random_state=seed)
     model = LogisticRegression(fit_intercept=False, max_iter=10_000)
@@ -128,7 +129,7 @@ def fitted(inputs: np.ndarray, queries: np.ndarray, seed: int) -> tuple[np.ndarr
 
 
 def linear_reward_model(policy: GPT, weights: np.ndarray) -> ScalarModel:
-    """The policy's trunk and these weights (C,), which read the mean over a response."""
+    """Combine the policy's trunk and these weights (C,), applied to the mean over a response."""
     model = ScalarModel(replace(policy.config, mean_pooled=True))
     model.transformer = policy.transformer
     model.score.weight = nn.Parameter(torch.tensor(weights, dtype=torch.float32)[None])
@@ -137,12 +138,12 @@ def linear_reward_model(policy: GPT, weights: np.ndarray) -> ScalarModel:
 
 
 def main(args: Args) -> dict[str, float]:
-    """Read the pairs, find the weights, rank the validation pairs, save."""
+    """Read the pairs, fit the weights, rank the validation pairs, save."""
     check_ranges(args)
     out = args.out or args.data.parent / "rm"
     check_out(out)
     if (out / "summary.json").exists():
-        raise InputError(f"--out {out} holds a finished run: choose another directory.")
+        raise InputError(f"--out {out} contains a finished run: choose another directory.")
     tokenizer = load_tokenizer(args.model)
     pad_id = tokenizer.pad_id
     Q, T = args.max_query_length, args.max_response_length
@@ -166,7 +167,7 @@ def main(args: Args) -> dict[str, float]:
         "reward_mean_before_normalisation": scores.mean().item(), "reward_std": scores.std(correction=0).item(),
     }  # fmt: skip
     write_text(out / "args.json", to_json(asdict(replace(args, out=out)), indent=2, default=str))
-    write_text(out / "summary.json", to_json(summary, indent=2))  # last: with it the run is finished
+    write_text(out / "summary.json", to_json(summary, indent=2))  # written last: it marks the run as finished
     print(f"{out}: " + ", ".join(f"{name} {value:.4g}" for name, value in summary.items()))
     return summary
 

@@ -1,4 +1,4 @@
-"""What an update of PPO, GRPO or RLCF logs: docs/metrics.md explains each number."""
+"""Metrics of an update of PPO, GRPO or RLCF; docs/metrics.md explains each one."""
 
 import math
 import time
@@ -19,14 +19,14 @@ from nanorlhf.training.run_directory import flat_settings
 
 Metrics = dict[str, float]
 NUM_SAMPLED_UPDATES = 50
-"""updates of a run whose responses samples.jsonl shows, about: evenly spread, and the last one"""
+"""about how many updates of a run write responses to samples.jsonl: evenly spaced, plus the last one"""
 
 
 class UpdateStatistics:
     """Means over the tokens of each minibatch, then over the optimizer steps that were taken.
 
-    has_response_ratio: the ratio and its clip are those of a response, exp(mean over its tokens of the log ratio), and
-    what describes them is a mean over responses. [GSPO equation 7]
+    has_response_ratio: there is one ratio per response, exp(mean over its tokens of the log ratio), so that statistics
+    of the ratio and its clipping are means over responses. [GSPO equation 7]
     """
 
     def __init__(self, device: torch.device, has_response_ratio: bool = False):
@@ -34,14 +34,14 @@ class UpdateStatistics:
         self.sums: dict[str, Tensor] = {}  # of the current minibatch, on this rank
         self.totals: Metrics = {}
         self.num_steps = 0
-        self.first_ratio_error = torch.zeros((), device=device)  # |ratio - 1| at most, before the first step
+        self.first_ratio_error = torch.zeros((), device=device)  # largest |ratio - 1| before the first step
         self.is_first = True
 
     def add_loss(self, name: str, loss: Tensor, is_clipped: Tensor, count: Tensor) -> None:
-        """A micro-batch's share of a mean loss, and of the clipped fraction of `count` ratios; is_clipped (b, T)."""
+        """Add a micro-batch's share of a mean loss and of the clipped fraction of `count` ratios; is_clipped (b, T)."""
         self.add(f"{name}/loss", loss)
         if self.has_response_ratio:
-            is_clipped = is_clipped[:, :1]  # at each token the same
+            is_clipped = is_clipped[:, :1]  # the same at each token
         self.add(f"{name}/clip_fraction", is_clipped.sum() / count)
 
     @torch.no_grad()
@@ -54,10 +54,10 @@ class UpdateStatistics:
         new_values: Tensor | None = None,
         num_ratios: Tensor | None = None,
     ) -> None:
-        """How far the tokens in a micro-batch's loss moved since the rollout; tensors but the counts (b, T).
+        """Add how far the tokens in a micro-batch's loss have moved since the rollout; tensors (b, T), counts ().
 
-        num_ratios: of the minibatch, where it is not the number of tokens, `count`. Where the update is traced, keep
-        what the models say now.
+        num_ratios: number of ratios in the minibatch, if it isn't the number of tokens, `count`. If the update is
+        traced, keep the model outputs.
         """
         if mb.trace is not None:
             mb.trace[-1].append((mb.index, new_logprobs.detach(), None if new_values is None else new_values.detach()))
@@ -76,11 +76,11 @@ class UpdateStatistics:
             self.first_ratio_error = torch.maximum(self.first_ratio_error, (ratio - 1).abs().max())
 
     def add(self, name: str, share: Tensor) -> None:
-        """A micro-batch's share of a mean."""
+        """Add a micro-batch's share of a mean."""
         self.sums[name] = self.sums.get(name, 0.0) + share.detach()
 
     def minibatch(self) -> Metrics:
-        """The means of the minibatch, over all ranks; the next one begins."""
+        """Return the minibatch's means over all ranks, and start the next minibatch."""
         names = list(self.sums)
         means = distributed.all_sum(torch.stack([self.sums[name] for name in names])).tolist()
         self.sums = {}
@@ -88,7 +88,7 @@ class UpdateStatistics:
         return dict(zip(names, means, strict=True))
 
     def count(self, means: Metrics) -> None:
-        """The step of a minibatch was taken."""
+        """Count a minibatch whose optimizer step was taken."""
         self.num_steps += 1
         self.totals = {name: self.totals.get(name, 0.0) + mean for name, mean in means.items()}
 
@@ -105,9 +105,9 @@ def rollout_metrics(
     kl_coef: float,
     samples_per_query: int = 1,
 ) -> Metrics:
-    """Of the responses (B, T) and their scores (B,); exact_kl (B, T) is summed over the vocabulary.
+    """Return the metrics of the responses (B, T) and their scores (B,); exact_kl (B, T) is summed over the vocabulary.
 
-    A response's score includes its rewards per token.
+    A response's score includes its token rewards.
     """
     scores = scores + batch.token_rewards.sum(1)
     kl = response_kl(batch).mean().item()
@@ -139,7 +139,7 @@ def deviation(values: Tensor) -> float:
 
 
 def response_kl(batch: Batch) -> Tensor:
-    """(B,) nats: k1 summed over each response's tokens; its mean may be slightly negative."""
+    """Return the KL estimate k1 summed over each response's tokens, (B,) nats; the mean may be slightly negative."""
     return torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0).sum(1)
 
 
@@ -152,7 +152,7 @@ def log_update(
     tokenizer: Tokenizer,
     samples_per_query: int = 1,
 ) -> None:
-    """Write an update's metrics and, at some updates, a few of its responses."""
+    """Log an update's metrics and, at some updates, a few of its responses."""
     kl = response_kl(batch)
     if update + 1 == run.num_steps or update % max(1, run.num_steps // NUM_SAMPLED_UPDATES) == 0:
         run.log_samples(update, rollout_samples(batch, scores, kl, tokenizer, samples_per_query))
@@ -161,11 +161,11 @@ def log_update(
     run.log(update, metrics, score=f"{score:.2f}", kl=f"{mean_kl:.1f}", eos=f"{eos_rate:.2f}")
     record = Record(settings=flat_settings(asdict(run.args)), rows=[metrics], summary={})
     if is_below_zero(record, record.rows):
-        run.warn(f"update {update}: the KL is {mean_kl:.2f}, below 0 by more than chance: check policy and masks")
+        run.warn(f"update {update}: the KL is {mean_kl:.2f}, too far below 0 to be chance: check policy and masks")
 
 
 def rollout_samples(batch: Batch, scores: Tensor, kl: Tensor, tokenizer: Tokenizer, every: int) -> list[dict]:
-    """Rows of samples.jsonl: responses 0, every, 2 * every and 3 * every, to one query each."""
+    """Return rows of samples.jsonl: responses 0, every, 2 * every and 3 * every, each to another query."""
     return [
         {
             "query": batch.records[i]["query"],

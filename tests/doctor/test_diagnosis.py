@@ -44,7 +44,7 @@ def test_with_several_runs_each_finding_names_its_run(tmp_path):
 @pytest.mark.parametrize(
     "file, text, sentence",
     [
-        ("metrics.jsonl", "", "metrics.jsonl has no row"),
+        ("metrics.jsonl", "", "metrics.jsonl has no complete row"),
         ("metrics.jsonl", '{"step": 0, "lr": "high"}\n', "metrics.jsonl:1: the field 'lr' must be a number"),
         ("metrics.jsonl", '{"step"\n{"step": 1}\n', "metrics.jsonl:1: malformed JSON"),
         ("args.json", "[]", "args.json: expected a JSON object"),

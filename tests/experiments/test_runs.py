@@ -78,7 +78,7 @@ def test_what_a_run_calls_at_its_end_may_write_its_file(here) -> None:
 
 
 def test_a_run_that_diverges_takes_those_that_need_it_along_and_no_others(here, capfd) -> None:
-    said = "sys.exit('error: loss or gradient are not finite')"
+    said = "sys.exit('error: loss or gradient is not finite')"
     run = replace(writing("a", then=said), diverged=Path("told").touch)
     execute([run, writing("b", "a"), writing("c")], 1)
     assert logged(here) == ["a", "c"] and (here / "told").exists() and "not finite" in capfd.readouterr().err

@@ -451,7 +451,7 @@ def test_text_of_a_response_cannot_end_the_data(runs, tmp_path, monkeypatch):
 
 
 def test_bad_input_is_one_sentence(runs, tmp_path):
-    with pytest.raises(InputError, match="holds no trace: train with --trace 4"):
+    with pytest.raises(InputError, match="has no trace: train with --trace 4"):
         main(Args(run=tmp_path))
     with pytest.raises(InputError, match="is a directory: name a file"):
         main(Args(run=runs / "ppo", out=tmp_path))

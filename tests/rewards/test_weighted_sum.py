@@ -85,9 +85,9 @@ def test_a_reward_replaces_the_reward_model_and_only_models_are_read():
     ("reward_model", "reward", "given", "sentence"),
     [
         (None, None, None, "--reward-model None leaves nothing to score with"),
-        ("rm", ("a.py:f", "b.py:g"), (1.0,), r"--reward-weights 1: pass 2, one for each of --reward\."),
-        (("rm", "rm2"), None, (1.0, 2.0, 3.0), "--reward-weights 1 2 3: pass 2, one for each of --reward-model"),
-        ("rm", "a.py:f", "min", "--reward-weights min is for --reward-model: with --reward, pass a weight for each"),
+        ("rm", ("a.py:f", "b.py:g"), (1.0,), r"--reward-weights 1: expected 2, one for each --reward\."),
+        (("rm", "rm2"), None, (1.0, 2.0, 3.0), "--reward-weights 1 2 3: expected 2, one for each --reward-model"),
+        ("rm", "a.py:f", "min", "--reward-weights min works with --reward-model only: with --reward, pass one weight for each"),
         ("rm", None, "mean", "--reward-weights mean needs several models in --reward-model"),
     ],
 )

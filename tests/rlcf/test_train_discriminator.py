@@ -153,7 +153,7 @@ def test_resuming_the_discriminator_equals_the_uninterrupted_run(rlcf, monkeypat
     [
         ({"batch_size": 1000}, r"--batch-size 1000 is more than the \d+ rows that the policy answers"),
         ({"triplet_batch_size": 1000}, r"--triplet-batch-size 1000 is more than the \d+ programs in .*remarked"),
-        ({"warmup_steps": 1000}, r"--warmup-steps 1000 is not shorter than the \d+ steps of the schedule"),
+        ({"warmup_steps": 1000}, r"--warmup-steps 1000 must be less than the \d+ steps of the run"),
         ({"n_head": 3}, "--n-head 3 must divide --d-model 16"),
         ({"sft": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"encoder": "/nowhere/at/all"}, "/nowhere/at/all"),
@@ -178,7 +178,7 @@ def test_too_few_programs_that_pass_leave_the_old_run_untouched(rlcf, monkeypatc
         train_discriminator.main(replace(args, batch_size=24, overwrite=True))
     assert {path: path.read_bytes() for path in before} == before
     assert {path.name for path in args.out.rglob("*") if path.is_file() and path not in before} == {SAMPLING}
-    with pytest.raises(InputError, match="holds a finished run"):
+    with pytest.raises(InputError, match="contains a finished run"):
         train_discriminator.main(args)
     monkeypatch.setattr(train_discriminator, "generate", None)
     train_discriminator.main(replace(args, seed=args.seed, lr=2e-3, resume=True))

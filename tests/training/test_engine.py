@@ -1,4 +1,4 @@
-"""PPO with rollouts by a server that speaks vLLM's or SGLang's protocol and runs our own model."""
+"""PPO with rollouts from a server that speaks vLLM's or SGLang's protocol and runs our model."""
 
 import json
 import socket
@@ -26,7 +26,7 @@ from tests.test_train_ppo import miniature, spy_on  # noqa: F401  its policy som
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the model of a directory; `change` spoils an answer, `replies` are sent before anything else."""
+    """Serves the model in a directory; `change` corrupts an answer, `replies` are sent before anything else."""
 
     def __init__(self, kind: str, directory: str):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -43,9 +43,9 @@ class Server(ThreadingHTTPServer):
         self.directory, self.model, self.tokenizer = directory, load_gpt(directory), load_tokenizer(directory)
 
     def answer(self, path: str, body: dict | None) -> dict | None:
-        """None: there is no such path."""
+        """Return the JSON answer; None for an unknown path."""
         vllm, sglang = self.kind == "vllm", self.kind == "sglang"
-        if path == "/v1/models":  # SGLang names the model by its directory
+        if path == "/v1/models":  # SGLang names the model after its directory
             name = "policy" if vllm else self.directory
             return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": self.kind}]}
         if path == "/v1/completions":
@@ -111,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def ppo(miniature, tmp_path, monkeypatch):  # noqa: F811
-    """Two updates of eight responses each, in a directory of the test's own; no waiting between retries."""
+    """Two updates of eight responses each, in a fresh directory; retries don't wait."""
     monkeypatch.setattr(engine, "WAITS", (0.0, 0.0))
     return replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=16, micro_batch_size=8, num_ppo_epochs=1)
 
@@ -132,7 +132,9 @@ def pushes(server) -> int:
 
 
 def test_ppo_learns_from_what_the_server_wrote(ppo, server, monkeypatch):
-    """Its log-probabilities are the policy's before each update: it got the weights. Equal queries differ."""
+    """Its log-probabilities match the policy's at each update, so it has the weights; equal queries get different
+    responses.
+    """
     batches = spy_on(monkeypatch, "rollout_metrics")
     args = replace(ppo, sampler=SamplerSettings(url=f"{server.url}/v1/", correction="tis"), lr=1e-2)
     train_grpo.main(grpo_args(args, algorithm="rloo", samples_per_query=2, num_epochs=1))
@@ -163,17 +165,17 @@ def test_weights_are_pushed_as_seldom_as_asked_and_at_once_on_resume(ppo, server
     server.change = lambda path, answer: spoil(path, answer) if pushes(server) == 2 else answer
     with pytest.raises(InputError, match="returned no token_ids"):
         train_ppo.main(args)
-    assert len(read_metrics(ppo.out)) == 3  # pushed at updates 0 and 3, the last state is that after two
+    assert len(read_metrics(ppo.out)) == 3  # pushed at updates 0 and 3; the last state is from after two updates
     server.asked.clear()
     server.change = lambda path, answer: answer
-    server.load(ppo.sft)  # another server's, say
+    server.load(ppo.sft)  # as on another server
     train_ppo.main(replace(args, resume=True))
     gaps = [row["policy/sampler_gap"] for row in read_metrics(ppo.out)]
     assert gaps[0] < 1e-5 < 1e-4 < gaps[1] and gaps[2] < 1e-5 and gaps[3] < 1e-5
 
 
 def edit(**change):
-    """A server whose completions differ in these fields of their choice."""
+    """Return a `change` that replaces these fields in the choices of completions."""
 
     def spoil(path, answer):
         if path == "/v1/completions":
@@ -203,7 +205,7 @@ def edit(**change):
         (edit(prompt_token_ids=5), "returned no token_ids with a log-prob"),
         (edit(prompt_token_ids=None), "read a prompt of 0 ids, not the [0-9]+ sent"),
         (edit(token_ids=[99999], logprobs={"token_logprobs": [-1.0]}), "wrote the id 99999, which the policy can't"),
-        (edit(token_ids=[7], logprobs={"token_logprobs": [-1.0]}), r"wrote 1 of 12 ids and stopped \(\w+\), at no EOS"),
+        (edit(token_ids=[7], logprobs={"token_logprobs": [-1.0]}), r"wrote 1 of 12 ids and stopped \(\w+\) without E"),
         (
             edit(prompt_token_ids=lambda choice: [0, *choice["prompt_token_ids"]]),
             "read a prompt of [0-9]+ ids, not the [0-9]+ sent",
@@ -212,11 +214,11 @@ def edit(**change):
         (lambda path, answer: {} if path == "/v1/models" else answer, "lists no model at /v1/models: start vLLM or"),
         (
             lambda path, answer: {"data": [{"id": "x", "owned_by": "openai"}]} if path == "/v1/models" else answer,
-            "belongs to 'openai': only vLLM and SGLang accept new weights",
+            "is owned by 'openai': only vLLM and SGLang accept new weights",
         ),
         (
             lambda path, answer: answer | {"success": False} if "success" in answer else answer,
-            "did not take the weights in .*sft_that_stops: look into its log",
+            "did not load the weights in .*sft_that_stops: check its log",
         ),
     ],
 )
@@ -244,12 +246,12 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_not(ppo, server):
     assert engine.Engine(server.url).kind == server.kind and paths(server) == ["/v1/models"] * 3
     server.asked.clear()
     server.replies[:] = [(503, "loading\nthe model.")] * 3
-    with pytest.raises(InputError, match=r"answered 503 to /v1/models \(loading the model\): look into its log."):
+    with pytest.raises(InputError, match=r"answered 503 to /v1/models \(loading the model\): check its log."):
         engine.Engine(server.url)
     assert len(server.asked) == 3
     server.asked.clear()
     server.replies[:] = [(401, "")]
-    with pytest.raises(InputError, match="answered 401 to /v1/models: look into its log."):
+    with pytest.raises(InputError, match="answered 401 to /v1/models: check its log."):
         engine.Engine(server.url)
     assert len(server.asked) == 1
     server.replies[:] = [(200, "<html>")]
@@ -264,7 +266,7 @@ def http_answer(body: bytes, status: str = "200 OK", **headers: object) -> bytes
 
 
 MODELS = json.dumps({"data": [{"id": "x", "owned_by": "vllm"}]}).encode()
-HOSTILE = {  # what a server sends, None: nothing, a list: a piece every 0.05 s; and what is said of it
+HOSTILE = {  # what a server sends (None: nothing; a list: one item every 0.05 s), and the expected error
     "hangs": (None, "did not answer /v1/models in 1 s"),
     "hangs after the header": ([http_answer(MODELS)[:-1], *[b""] * 60], "did not answer /v1/models in 1 s"),
     "drips its header": ([b"HTTP/1.1 200 OK\r\n", *[b"a: b\r\n"] * 60], "did not answer /v1/models in 1 s"),
@@ -288,10 +290,10 @@ HOSTILE = {  # what a server sends, None: nothing, a list: a piece every 0.05 s;
         http_answer(b"1388\r\n" + b" " * 5000 + b"\r\n0\r\n\r\n", Content_Length=None, Transfer_Encoding="chunked"),
         "sent an answer of more than 4,096 bytes",
     ),
-    "redirects": (http_answer(b"", "302 Found", Location="http://127.0.0.1:9/"), "answered 302 to /v1/models: look"),
+    "redirects": (http_answer(b"", "302 Found", Location="http://127.0.0.1:9/"), "answered 302 to /v1/models: check"),
     "redirects to a file": (http_answer(b"", "301 Moved", Location="file:///etc/hosts"), "answered 301 to /v1/models"),
-    "fails": (http_answer(b"out\nof memory.", "500 Oops"), r"answered 500 to /v1/models \(out of memory\): look into"),
-    "asks for a password": (http_answer(b"", "401 No"), "answered 401 to /v1/models: look into its log"),
+    "fails": (http_answer(b"out\nof memory.", "500 Oops"), r"answered 500 to /v1/models \(out of memory\): check"),
+    "asks for a password": (http_answer(b"", "401 No"), "answered 401 to /v1/models: check its log"),
     "has no content": (http_answer(b"", "204 Nothing"), "answered 204 to /v1/models"),
     "sends a page": (http_answer(b"<html>"), "answered /v1/models with no JSON"),
     "sends bytes": (http_answer(bytes(range(256))), "answered /v1/models with no JSON"),
@@ -302,14 +304,14 @@ HOSTILE = {  # what a server sends, None: nothing, a list: a piece every 0.05 s;
         http_answer(b'{"data": [{"id": 3, "owned_by": "vllm"}]}'), "lists no model at /v1/models",
     ),
     "lists an owner that is a list": (
-        http_answer(b'{"data": [{"id": "x", "owned_by": ["vllm"]}]}'), r"belongs to \['vllm'\]: only vLLM and SGLang",
+        http_answer(b'{"data": [{"id": "x", "owned_by": ["vllm"]}]}'), r"is owned by \['vllm'\]: only vLLM and SGLang",
     ),
 }  # fmt: skip
 
 
 @pytest.fixture
 def raw_server():
-    """Sends the same bytes to each that connects, then closes; `sent` says what, as in HOSTILE."""
+    """A server that sends the same bytes to each client, then closes; `sent` is what it sends, as in HOSTILE."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve(connection: socket.socket, sent: bytes | list[bytes] | None) -> None:
@@ -346,7 +348,7 @@ def test_whatever_a_server_sends_is_one_sentence_in_bounded_time(raw_server, mon
 
 
 def test_a_hostile_completion_is_refused_and_leaves_no_run(ppo, server):
-    """One row of a rollout fails while others are answered: the threads end, and nothing is written."""
+    """If one row of a rollout fails while others are answered, the threads end and nothing is written."""
     first = edit(prompt_token_ids=5)
     server.change = lambda path, answer: first(path, answer) if paths(server).count("/v1/completions") > 3 else answer
     with pytest.raises(InputError, match="returned no token_ids with a log-probability each"):
@@ -367,7 +369,7 @@ def test_a_server_that_is_slow_or_not_there_is_named(ppo, server, monkeypatch):
     monkeypatch.setattr(engine, "TIMEOUT", 0.2)
     known = engine.Engine(server.url)
     server.change = lambda path, answer: time.sleep(0.5) or answer
-    with pytest.raises(InputError, match=f"{server.url} did not answer /v1/models in 0 s: give it less to do at once."):
+    with pytest.raises(InputError, match=f"{server.url} did not answer /v1/models in 0 s: reduce its load."):
         known.served()
     server.shutdown()
     server.server_close()
@@ -387,6 +389,6 @@ def test_a_password_in_the_url_is_refused_and_written_nowhere(ppo, url):
 
 @pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"top_p": 0.9}], ids=str)
 def test_what_the_server_decides_is_no_flag(ppo, change):
-    with pytest.raises(InputError, match="drop --sampler.dtype and --sampler.top-p"):
+    with pytest.raises(InputError, match="can.t be combined with --sampler.dtype or"):
         train_ppo.main(replace(ppo, sampler=SamplerSettings(url="http://127.0.0.1:9", **change)))
     assert not ppo.out.exists()

@@ -1,4 +1,4 @@
-"""Uploading a run: what is refused, what is uploaded, and what the model card says."""
+"""Uploading a run: refused input, uploaded files, and the model card."""
 
 import json
 import re
@@ -32,7 +32,7 @@ class Args(test_run.Args):
 
 @dataclass
 class Recorded:
-    """Stands for HfApi: records what is uploaded, or fails."""
+    """A fake HfApi that records uploads, or fails."""
 
     error: Exception | None = None
     created: list[tuple] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Recorded:
 
     def upload_folder(self, repo_id: str, folder_path: Path, allow_patterns: list[str], commit_message: str) -> None:
         names = (str(path.relative_to(folder_path)) for path in folder_path.rglob("*") if path.is_file())
-        for name in filter_repo_objects(names, allow_patterns=allow_patterns):  # as HfApi chooses
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns):  # HfApi's own selection
             self.files[name] = (folder_path / name).read_bytes()
 
 
@@ -55,13 +55,13 @@ def recorded(monkeypatch) -> Recorded:
     recorded = Recorded()
     monkeypatch.setenv("HF_TOKEN", "hf_x")
     monkeypatch.setattr(hub, "HfApi", lambda: recorded)
-    monkeypatch.setattr("nanorlhf.training.run.digest_inputs", lambda args, data: {})  # a model that only a card names
+    monkeypatch.setattr("nanorlhf.training.run.digest_inputs", lambda args, data: {})  # the model doesn't exist
     monkeypatch.setattr("sys.argv", ["/home/me/train_sft.py", "tldr", "--out", "a run"])
     return recorded
 
 
 def finished(out: Path, kind: type = GPT, **settings: object) -> Args:
-    """A run of two steps, to its end."""
+    """Finish a run of two steps."""
     args = Args(out, save_every=1, **settings)
     tokenizer = train_tokenizer(["one two three"] * 3, 280)
     torch.manual_seed(0)
@@ -86,7 +86,7 @@ def test_the_checkpoint_goes_up_and_neither_state_nor_logs(recorded, tmp_path, c
     assert set(recorded.files) == {
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
-    assert (tmp_path / "run/state").is_dir() and list((tmp_path / "run").glob("events*"))  # there to be left out
+    assert (tmp_path / "run/state").is_dir() and list((tmp_path / "run").glob("events*"))  # exist, but not uploaded
     assert f"pushed: https://huggingface.co/{ID}" in capsys.readouterr().out
 
 
@@ -125,7 +125,7 @@ def test_a_policy_with_adapters_is_not_said_to_load_in_transformers(recorded, tm
     finished(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "adapter_size": 8}))
     card = hub.model_card(tmp_path, ID)
-    assert "has adapters, which transformers does not know" in card.text and "import load_gpt" in card.text
+    assert "has adapters, which transformers does not support" in card.text and "import load_gpt" in card.text
 
 
 def test_the_base_model_is_found_through_the_runs_between(tmp_path) -> None:
@@ -154,7 +154,7 @@ def test_a_failed_upload_is_one_sentence(recorded, tmp_path) -> None:
 def test_a_directory_without_a_finished_run_is_refused(recorded, tmp_path, name) -> None:
     args = finished(tmp_path / "run")
     (args.out / name).unlink()
-    with pytest.raises(InputError, match=f"run holds no finished run: {name} is missing"):
+    with pytest.raises(InputError, match=f"run is not a finished run: {name} is missing"):
         push(args.out)
     assert recorded.created == []
 
@@ -162,14 +162,14 @@ def test_a_directory_without_a_finished_run_is_refused(recorded, tmp_path, name)
 @pytest.mark.parametrize("name", ["name", "a/b/c", "a b/c", "/name", "owner/", "owner/-x", "", "owner/" + "x" * 97])
 def test_what_is_no_owner_and_name_is_refused(name, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    with pytest.raises(InputError, match=r": it must be OWNER/NAME"):
+    with pytest.raises(InputError, match=r": expected OWNER/NAME"):
         hub.check_hub_id(name)
 
 
 def test_without_a_token_nothing_is_sent(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(hub, "get_token", lambda: None)
     monkeypatch.setattr(hub, "HfApi", lambda: pytest.fail("a server was asked"))
-    with pytest.raises(InputError, match=f"{ID}: there is no token: log in with `hf auth login`"):
+    with pytest.raises(InputError, match=f"{ID}: no Hub token: log in with `hf auth login`"):
         push(tmp_path / "run")
 
 

@@ -1,4 +1,4 @@
-"""--resume notices that a file which the run reads has changed, by its content."""
+"""--resume detects changes in the content of the files that a run reads."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from tests.test_train_grpo import KINDS, grpo_args
 
 @dataclass(frozen=True, kw_only=True)
 class Args(RewardArgs):
-    """All settings that name a file, as no single script has them."""
+    """All settings that name a file; no single script has all of them."""
 
     batch_size: int = 8
     micro_batch_size: int = 8
@@ -43,7 +43,7 @@ RULE = "def score(queries, responses):\n    return [0.0 for _ in queries]\n"
 
 @pytest.fixture
 def args(tmp_path) -> Args:
-    """Inputs as files; digests need no model that works."""
+    """Inputs as files; digests don't need working models."""
 
     def model(name: str) -> str:
         directory = tmp_path / name
@@ -77,7 +77,7 @@ def digests(args):
 
 
 def resumed(args, now=None):
-    """Save a state of a run with these settings, and return what loads it."""
+    """Save a state of a run with these settings, and return a function that loads it."""
     save_state(args.out, args, 1, {"inputs": digests(args)})
     return lambda now=args: load_state(now.out, now, digests(now))
 
@@ -116,7 +116,7 @@ def test_touched_files_and_what_is_not_read_may_change(args, tmp_path):
 
 
 def moved(args, old: Path, new: Path) -> Args:
-    """The settings with the paths of copies."""
+    """Return the settings with the paths of copies."""
 
     def there(setting):
         if isinstance(setting, tuple):

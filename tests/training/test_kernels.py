@@ -1,4 +1,4 @@
-"""Which kernels a run computes with: chosen, recorded, kept by --resume, shared by ranks."""
+"""The choice of a run's kernels: it is recorded, kept by --resume and shared by ranks."""
 
 import json
 import os
@@ -32,7 +32,7 @@ TUNED = replace(
 
 @pytest.fixture(autouse=True)
 def chosen(monkeypatch):
-    """What a test chooses ends with it; a measurement would be TUNED."""
+    """Restore the choice after each test; a measurement returns TUNED."""
     monkeypatch.setattr(processor, "chosen", DEFAULT)
     monkeypatch.setattr(tune, "tuned", lambda threads: TUNED)
 
@@ -65,12 +65,12 @@ def test_a_resumed_run_that_was_started_otherwise_is_refused(monkeypatch, tmp_pa
     (tmp_path / "kernels.json").write_text("{}")
     with pytest.raises(InputError, match="kernels.json has no choice of kernels .*: delete it"):
         launch.setup("cpu", tmp_path / "kernels.json")
-    launch.setup("cpu", tmp_path / "nothing.json")  # of a run that is older
+    launch.setup("cpu", tmp_path / "nothing.json")  # as for an older run
     assert processor.chosen == PLAIN
 
 
 def disagree(_: object) -> None:
-    """The ranks' own choices differ."""
+    """Choose different kernels on each rank."""
     os.environ[launch.KERNELS_VARIABLE] = ("plain", "default")[distributed.rank()]
     launch.setup("cpu")
     assert processor.chosen == PLAIN
@@ -91,7 +91,7 @@ def test_a_resumed_run_keeps_its_choice_and_ends_in_the_same_bits(miniature, tmp
         with pytest.raises(KeyboardInterrupt):
             train_sft.main(broken)
     monkeypatch.delenv(launch.KERNELS_VARIABLE)
-    monkeypatch.setattr(tune, "tuned", lambda threads: DEFAULT)  # as on a machine that is measured again
+    monkeypatch.setattr(tune, "tuned", lambda threads: DEFAULT)  # as if the machine were measured again
     train_sft.main(replace(broken, resume=True))
     for out in (args.out, broken.out):
         assert json.loads((out / "kernels.json").read_text()) == json.loads(json.dumps(choice.__dict__))
@@ -105,8 +105,8 @@ def test_a_resumed_run_keeps_its_choice_and_ends_in_the_same_bits(miniature, tmp
     [
         (
             "bfloat16",
-            "--sampler.dtype bfloat16: on this processor a decode step's products take 3.4 times float32's time, "
-            "as measured\n",
+            "--sampler.dtype bfloat16: on this processor the matmuls of a decode step take 3.4 times as long as in "
+            "float32 (measured)\n",
         ),
         ("int8", ""),  # not clearly slower
         ("same", ""),
@@ -114,16 +114,16 @@ def test_a_resumed_run_keeps_its_choice_and_ends_in_the_same_bits(miniature, tmp
 )
 def test_a_slower_sampler_says_what_it_costs_and_goes_on(miniature, tiny_gpt, monkeypatch, capsys, dtype, line):
     args = replace(miniature.ppo, sampler=SamplerSettings(dtype=dtype))
-    for choice, said in ((TUNED, line), (DEFAULT, "")):  # unmeasured, nothing is known
+    for choice, said in ((TUNED, line), (DEFAULT, "")):  # DEFAULT has no measurements
         monkeypatch.setattr(processor, "chosen", choice)
-        Sampler(tiny_gpt, None, args, "after_eos")  # it encodes nothing yet
+        Sampler(tiny_gpt, None, args, "after_eos")  # no tokenizer: nothing is encoded yet
         assert capsys.readouterr().out == said
 
 
 def test_training_in_a_slower_dtype_says_so(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv(launch.KERNELS_VARIABLE, "tuned")
     begin(settings(tmp_path, dtype="bfloat16"))
-    line = "--dtype bfloat16: on this processor a product takes 1.6 times float32's time, as measured\n"
+    line = "--dtype bfloat16: on this processor a matmul takes 1.6 times as long as in float32 (measured)\n"
     assert capsys.readouterr().out == line
     begin(settings(tmp_path))
     monkeypatch.setenv(launch.KERNELS_VARIABLE, "default")

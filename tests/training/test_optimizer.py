@@ -1,4 +1,4 @@
-"""Steps whose gradient is not finite: they are skipped and counted, and too many in a row end the run."""
+"""Steps with a non-finite gradient are skipped and counted; too many in a row end the run."""
 
 import copy
 from pathlib import Path
@@ -11,7 +11,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.training import optimizer
 from nanorlhf.training.optimizer import FiniteSteps
 
-BAD = (float("nan"), float("inf"), -float("inf"), 1e30)  # the last is finite, the norm of its gradient is not
+BAD = (float("nan"), float("inf"), -float("inf"), 1e30)  # 1e30 is finite, but the gradient norm isn't
 
 
 def make():
@@ -46,7 +46,7 @@ def test_a_bad_gradient_moves_neither_weights_nor_the_optimizers_state(bad):
 
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 def test_finite_steps_are_those_of_adamw(max_norm):
-    """To the last bit, those of PyTorch on the finite gradients alone."""
+    """Bit for bit the steps of PyTorch on the finite gradients only."""
     model, steps = make()
     twin = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(twin.parameters(), lr=0.1)
@@ -68,8 +68,8 @@ def test_more_than_the_limit_in_a_row_end_the_run_and_a_finite_step_resets_the_c
         set_gradients(model, 0, float("inf") if bad else None)
         assert steps.step(model.parameters(), 1.0) != bad
     set_gradients(model, 0)
-    with pytest.raises(InputError, match=r"not finite in 3 step\(s\) in a row \(the loss is nan\): lower --lr; run"):
-        steps.step(model.parameters(), float("nan"))  # a loss alone is enough
+    with pytest.raises(InputError, match=r"not finite for 3 step\(s\) in a row \(the loss is nan\): lower --lr; run"):
+        steps.step(model.parameters(), float("nan"))  # a non-finite loss is enough
     assert steps.skipped == 5
 
 

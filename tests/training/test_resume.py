@@ -1,4 +1,4 @@
-"""Training states: what a kill, a full disk or a damaged disk leaves to resume from, and how a signal ends a run."""
+"""Training states: resuming after a kill, a full disk or a damaged disk, and stopping on a signal."""
 
 import errno
 import hashlib
@@ -92,7 +92,7 @@ def test_every_random_number_generator_resumes_where_it_was(args):
     def numbers():
         return random.gauss(0, 1), np.random.standard_normal(), torch.randn(2).tolist()
 
-    numbers()  # Gaussians come in pairs: one is held for the next call
+    numbers()  # Gaussians are drawn in pairs: one is kept for the next call
     write(args, 1)
     expected = numbers()
     numbers()
@@ -104,12 +104,12 @@ def test_the_newest_states_are_kept(args):
     for step in (2, 4, 100_000_000 - 1):
         write(args, step)
     assert names(args.out) == ["step-99999999", "step-00000004"]
-    write(args, 6)  # later ones belong to no run any more
+    write(args, 6)  # later ones are left over from an earlier run
     assert names(args.out) == ["step-00000006", "step-00000004"]
 
 
 def test_a_state_that_a_killed_save_did_not_delete_is_deleted_on_resume(tmp_path):
-    """Also where no save follows: the kill was in the last one."""
+    """Even if no other save follows because the last one was killed."""
     args = ResumableArgs(tmp_path / "run")
     run = Run(args, "test", lambda: None)
     run.log(0, {"loss": 1.0})
@@ -124,7 +124,7 @@ def test_a_state_that_a_killed_save_did_not_delete_is_deleted_on_resume(tmp_path
 
 
 def test_other_files_beside_states_do_no_harm_and_stay(args):
-    """Notes, and what a user copied: the newest state is still the newest state."""
+    """Notes or a user's copies don't change which state is the newest."""
     write(args, 1, weights=torch.zeros(3))
     directory = args.out / "state"
     (directory / "step-99999999").write_text("a file")
@@ -159,16 +159,16 @@ def test_a_damaged_state_is_detected_and_the_one_before_it_used(args, capsys, na
     assert capsys.readouterr().err.count("\n") == 1
     load_state(args.out, args)
     assert "step-00000002 is damaged (" in capsys.readouterr().err
-    write(args, 2, weights=torch.zeros(3))  # the run comes there again
+    write(args, 2, weights=torch.zeros(3))  # the run reaches this step again
     assert load_state(args.out, args)["weights"].tolist() == [0, 0, 0] and capsys.readouterr().err == ""
 
 
 def test_a_run_whose_states_are_all_damaged_cannot_resume(args, capsys):
     write(args, 1)
     damage_at(args.out / "state" / "step-00000001" / "state.pt", "cut off")
-    with pytest.raises(InputError, match="--resume: .* holds no state that can be read: start again with --overwrite"):
+    with pytest.raises(InputError, match="--resume: .* has no readable state: start over with --overwrite"):
         load_state(args.out, args)
-    assert "state.pt does not match its checksum): and there is none before it" in capsys.readouterr().err
+    assert "state.pt does not match its checksum): no earlier state is left" in capsys.readouterr().err
 
 
 def test_a_state_that_could_run_code_is_refused(args):
@@ -188,7 +188,7 @@ class Payload:
 
 
 def change_state(args, change):
-    """Replace a state's content by what another version, run or person wrote, and its checksums by true ones."""
+    """Replace a state's content as another version, run or person might, and update its checksums."""
     path = args.out / "state" / "step-00000002"
     state = torch.load(path / "state.pt", weights_only=False)
     torch.save(change(state), path / "state.pt")
@@ -211,8 +211,8 @@ FOREIGN = {
     "no format": (without("format"), "was written by another version"),
     "format 99": (having(format=99), "was written by another version"),
     "no step": (without("step"), "doesn't fit this run .KeyError: 'step'"),
-    "another step": (having(step=5), "doesn't fit this run .ValueError: it is of another step"),
-    "a step that is a text": (having(step="2"), "doesn't fit this run .ValueError: it is of another step"),
+    "another step": (having(step=5), "doesn't fit this run .ValueError: it belongs to another step"),
+    "a step that is a text": (having(step="2"), "doesn't fit this run .ValueError: it belongs to another step"),
     "no generators": (without("generators"), "doesn't fit this run .KeyError: 'generators'"),
     "an empty list of generators": (having(generators=[]), "doesn't fit this run .ZeroDivisionError"),
     "generators that are a number": (having(generators=3), "doesn't fit this run .TypeError"),
@@ -250,7 +250,7 @@ def test_a_foreign_state_is_one_sentence_and_nothing_is_lost(tmp_path, case):
     run = start(args)
     run.log(0, {"loss": 1.0})
     run.save(2)
-    start(replace(args, resume=True))  # as it is
+    start(replace(args, resume=True))  # resumes if unchanged
     change_state(args, change)
     before = files_of(args.out)
     with pytest.raises(InputError, match=f"^--resume: {args.out}/state.*({sentence}).*--overwrite[.]$") as error:
@@ -281,7 +281,7 @@ def test_foreign_settings_beside_a_state_are_one_sentence(args, change):
 
 
 def test_a_resumed_run_must_have_the_settings_it_was_started_with(args, tmp_path):
-    """Else the learning rate's schedule or the order of the data would change in the middle, silently."""
+    """Otherwise the learning rate schedule or the data order would silently change in the middle of a run."""
     write(args, 1)
     less_memory = {"micro_batch_size": 2, "checkpoint_activations": True, "offload": True}
     load_state(args.out, replace(args, out=tmp_path / "elsewhere", save_every=3, **less_memory))
@@ -347,7 +347,7 @@ def test_a_full_disk_leaves_earlier_states_intact(args, monkeypatch, function):
 
 
 def test_the_error_of_the_operating_system_is_not_hidden_by_pytorchs(args):
-    """A file that may not grow: torch.save says "unexpected pos 768 vs 662" where the disk is full."""
+    """With a limit on the file size: on a full disk torch.save reports "unexpected pos 768 vs 662"."""
     write(args, 1)
     before = files_of(args.out)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -366,7 +366,7 @@ CALLS = "resume.torch.save resume.sha256 resume.to_disk os.rename resume.delete"
 
 @pytest.mark.parametrize(("function", "number"), [(name, n) for name in CALLS for n in (1, 2)])
 def test_a_kill_at_any_call_of_a_save_leaves_a_state_to_resume_from(args, monkeypatch, function, number):
-    """No `finally` runs after a kill: the files are copied as they were at that moment."""
+    """No `finally` runs after a kill, so we copy the files as they are at that moment."""
     monkeypatch.setattr(resume, "KEEP_LAST", 1)
     write(args, 1)
     owner, name = function.rsplit(".", 1)
@@ -387,7 +387,7 @@ def test_a_kill_at_any_call_of_a_save_leaves_a_state_to_resume_from(args, monkey
         if out.exists():
             step = load_state(out, args)["step"]
             assert step in (1, 2)
-            save_state(out, args, step + 1, {})  # what the kill left is in nobody's way
+            save_state(out, args, step + 1, {})  # leftovers of the kill don't get in the way
             assert names(out) == [f"step-{step + 1:08}"]
             assert [path.name for path in (out / "state").iterdir()] == names(out)
 
@@ -429,7 +429,7 @@ def test_a_signal_while_the_ranks_compare_is_not_lost(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(distributed, "largest", interrupted)
-        assert not signals.received()  # it came too late for this step
+        assert not signals.received()  # too late for this step
     assert signals.received()
 
 
@@ -510,6 +510,6 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_validation_loss(miniatur
     if stage == "rm":  # normalised like the last checkpoint, by its own scores
         bias = load_scalar(args.out / "best").reward_bias
         assert bias != 0 and bias != load_scalar(args.out).reward_bias
-        (args.out / "summary.json").unlink()  # killed just before its end: normalised anew, not twice
+        (args.out / "summary.json").unlink()  # as if killed just before the end: must not normalise twice
         script.main(replace(args, resume=True))
         assert load_scalar(args.out / "best").reward_bias == bias

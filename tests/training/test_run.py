@@ -1,4 +1,4 @@
-"""A run's directory: what is refused, what a kill or a full disk leaves, what a resumed run drops."""
+"""A run's directory: refused output paths, what remains after a kill or a full disk, what a resumed run drops."""
 
 import errno
 import json
@@ -121,7 +121,7 @@ def test_a_finished_run_is_not_overwritten_silently(run):
     run.finish({"loss": 1.0})
     before = files_of(run.out)
     for resume in (False, True):
-        with pytest.raises(InputError, match="--out .* holds a finished run.*--overwrite"):
+        with pytest.raises(InputError, match="--out .* contains a finished run.*--overwrite"):
             check_output(run.out, overwrite=False, resume=resume)
     check_output(run.out, overwrite=True, resume=False)
     assert files_of(run.out) == before
@@ -129,7 +129,7 @@ def test_a_finished_run_is_not_overwritten_silently(run):
 
 @contextmanager
 def other_process_has(directory):
-    """Another process that holds the lock of a run's directory, until the end of the block."""
+    """Lock a run's directory in another process until the end of the block."""
     code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print('has it'); input()"
     command = [sys.executable, "-c", code, str(directory / "command.txt")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -140,24 +140,24 @@ def other_process_has(directory):
 
 def test_two_runs_with_one_output_are_refused_and_the_first_loses_nothing(run):
     run.log(0, {"loss": 1.0})
-    run.board.flush()  # TensorBoard writes in a thread of its own
-    run.unlock()  # as if another process had begun it
+    run.board.flush()  # TensorBoard writes in its own thread
+    run.unlock()  # as if another process had started it
     before = files_of(run.out)
     with other_process_has(run.out):
         for settings in ({"overwrite": True, "resume": False}, {"overwrite": False, "resume": True}):
             with pytest.raises(InputError, match=f"^--out {run.out}: another run is writing there: choose another dir"):
                 check_output(run.out, **settings)
-        late = start(Args(run.out))  # both began before the first had written anything
+        late = start(Args(run.out))  # both started before the first had written anything
         for write in (late.opened, lambda: late.log(0, {"loss": 2.0}), lambda: late.finish({})):
             with pytest.raises(InputError, match=f"^--out {run.out}: another run is writing there"):
                 write()
         assert files_of(run.out) == before
-    check_output(run.out, overwrite=True, resume=False)  # it has ended, however
+    check_output(run.out, overwrite=True, resume=False)  # the other process has ended
     start(Args(run.out)).log(0, {"loss": 2.0})
 
 
 def locks(out: Path) -> subprocess.CompletedProcess:
-    """Another process that tries to lock a run's directory."""
+    """Try to lock a run's directory from another process."""
     code = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
     return subprocess.run([sys.executable, "-c", code, str(out / "command.txt")], capture_output=True)
 
@@ -188,12 +188,12 @@ def test_an_interrupted_run_is_not_overwritten_silently(run):
 
 
 def test_resuming_without_a_state_and_both_flags_are_refused(run, tmp_path):
-    with pytest.raises(InputError, match="--resume: .*run/state holds no state yet: start without --resume"):
+    with pytest.raises(InputError, match="--resume: .*run/state has no state yet: start without --resume"):
         check_output(run.out, overwrite=False, resume=True)
     run.log(0, {"loss": 1.0})
     with pytest.raises(
-        InputError, match="holds no state yet: start with --overwrite"
-    ):  # it ended before its first save
+        InputError, match="has no state yet: start with --overwrite"
+    ):  # the run ended before its first save
         check_output(run.out, overwrite=False, resume=True)
     with pytest.raises(InputError, match="--resume: .*nowhere"):
         check_output(tmp_path / "nowhere", overwrite=False, resume=True)
@@ -224,11 +224,11 @@ def test_a_new_run_drops_the_old_one(run):
 
 
 def test_the_summary_says_what_the_run_cost_those_steps_included_that_came_before_a_resume(run, monkeypatch):
-    clock = iter(range(0, 1000, 10))  # every look at it finds 10 seconds gone
+    clock = iter(range(0, 1000, 10))  # each reading is 10 seconds after the last
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     for step in run.steps(2):
         run.log(step, {"loss": 1.0})
-    assert run.seconds == 40  # a step begins and ends with a look
+    assert run.seconds == 40  # each step reads the clock at its start and end
     again = start(Args(run.out, resume=True))
     for step in again.steps(3):
         again.log(step, {"loss": 1.0})

@@ -1,4 +1,4 @@
-"""Every program's settings: numbers have ranges, and every recipe lies within them."""
+"""Settings of every program: numbers have ranges, and every recipe is within them."""
 
 import math
 import re
@@ -21,7 +21,7 @@ by_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: pr
 
 
 def numbers(program: ModuleType) -> list[str]:
-    """Names of the settings that are numbers, may be None, or are tuples of numbers."""
+    """Return the names of settings that are numbers, optional numbers or tuples of numbers."""
     hints = get_type_hints(program.Args)
     return [name for name, hint in hints.items() if re.search(r"\b(int|float)\b", str(hint))]
 

@@ -1,4 +1,4 @@
-"""No NaN and no infinity in the JSON that a run writes, and every reader takes the null that is there instead."""
+"""A run writes NaN and infinity as null in its JSON, and every reader accepts null."""
 
 import json
 import math
@@ -27,8 +27,8 @@ from tests.training.test_resume import ResumableArgs
 
 
 def strict(text: str):
-    """Parse as the standard has it: Python alone reads NaN."""
-    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    """Parse standard JSON; Python's parser would also accept NaN."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} isn't valid JSON"))
 
 
 def strict_files(directory: Path) -> dict[str, list]:

@@ -1,4 +1,4 @@
-"""Micro-batches of the stages that learn from given texts."""
+"""Micro-batches of the supervised stages."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ ROWS = [Demonstration([5, 6, 7], [8, 9, 4, EOS], {}), Demonstration([10], [EOS],
 
 
 def test_a_share_of_an_epoch_is_counted_exactly() -> None:
-    """Against whole numbers: 0.29 epochs of 100 rows are 29 rows, and not 28.999."""
+    """Checked against integer arithmetic: 0.29 epochs of 100 rows are 29 rows, not 28.999."""
     for hundredths in range(1, 301):
         for num_rows in (100, 999, 1000):
             steps = number_of_steps(hundredths / 100, num_rows, 1, Path("sft.train.jsonl"))
@@ -25,7 +25,7 @@ def test_a_share_of_an_epoch_is_counted_exactly() -> None:
 
 
 def test_micro_batches_change_neither_the_gradient_nor_the_means(tiny_gpt) -> None:
-    """The rows hold 4, 1 and 2 labels: a mean of the micro-batches' means would weigh them otherwise."""
+    """The rows have 4, 1 and 2 labels, so a mean of the micro-batches' means would weight them differently."""
     model, found = tiny_gpt.double(), []
 
     def sums(model, rows):
@@ -44,7 +44,7 @@ def test_micro_batches_change_neither_the_gradient_nor_the_means(tiny_gpt) -> No
 
 
 def test_ranks_add_up_to_the_gradient_and_the_means_of_the_whole_batch(tiny_gpt, monkeypatch) -> None:
-    """Two ranks, one after the other, of two rows each: what they send sums to what one process has."""
+    """Two ranks, run one after the other with two rows each, send sums that add up to a single process's result."""
     model, rows = tiny_gpt.double(), [*ROWS, Demonstration([7, 8], [9, EOS], {})]
     sent = []
 

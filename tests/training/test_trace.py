@@ -1,4 +1,4 @@
-"""--trace: the tensors of a few responses, as the run had them, and nothing of the run changed."""
+"""--trace saves the run's tensors of a few responses, and doesn't change the run."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ from tests.two_processes import on_processes
 
 @pytest.fixture(scope="module")
 def ppo(miniature, tmp_path_factory):
-    """Settings of a run with EOS here and there: three updates of 8 responses, two epochs."""
+    """Settings of a run that sometimes samples EOS: three updates of 8 responses, two epochs."""
     sft = str(policy_that_stops(miniature.root))
     return replace(miniature.ppo, sft=sft, out=tmp_path_factory.mktemp("ppo") / "run", trace=4, lr=1e-3)
 
@@ -43,7 +43,7 @@ def grpo_settings(ppo, out):
 
 
 def same(a, b, exactly=True):
-    """Whether two traces hold equal tensors and texts."""
+    """Assert that two traces have equal tensors and texts."""
     for (x, about), (y, other) in zip(a, b, strict=True):
         assert x.keys() == y.keys() and about["texts"] == other["texts"]
         for name in x:
@@ -76,7 +76,7 @@ def test_a_response_without_eos_is_traced_where_there_is_one(ppo, tmp_path):
 
 
 def test_the_tensors_follow_from_each_other_in_float64(ppo, traced):
-    """Rewards, GAE by brute force, whitening with the written statistics, from what the models said."""
+    """Compute rewards, GAE by brute force, and whitening with the saved statistics, from the models' outputs."""
     for tensors, about in traced:
         x = {name: value.double() for name, value in tensors.items() if value.is_floating_point()}
         for i in range(4):
@@ -106,7 +106,7 @@ def test_the_first_epoch_begins_at_ratio_1_and_the_next_has_moved(traced):
 
 
 def test_the_fixed_responses_are_read_by_each_policy(ppo, traced):
-    """Before the first update by the policy it begins with; later they are the first update's responses still."""
+    """The initial policy at the first update; later updates still use the responses of the first one."""
     first, _ = traced[0]
     policy, tokenizer = load_gpt(ppo.sft), load_tokenizer(ppo.sft)
     policy.forbid(tokenizer.pad_id, tokenizer.vocab_size)
@@ -120,7 +120,7 @@ def test_the_fixed_responses_are_read_by_each_policy(ppo, traced):
 
 
 def test_each_policy_answers_the_fixed_queries_anew(ppo, traced, tmp_path):
-    """The first answers are the responses themselves; a policy that does not change gives the same ones again."""
+    """The first answers are the responses themselves; an unchanged policy repeats its answers."""
     assert traced[0][1]["answers"] == ["".join(texts).removesuffix("[EOS]") for texts in traced[0][1]["texts"]]
     assert traced[1][1]["answers"] != traced[2][1]["answers"] or traced[1][1]["answers"] != traced[0][1]["answers"]
     train_ppo.main(replace(ppo, out=tmp_path / "still", lr=0.0))
@@ -153,7 +153,7 @@ def test_overwrite_deletes_the_trace(ppo, tmp_path):
 
 
 def test_micro_batches_do_not_change_the_trace(ppo, tmp_path):
-    """But for rounding; nothing is clipped, so that no kink makes more of it."""
+    """Up to rounding; nothing is clipped, because a kink would amplify it."""
     found = []
     for size in (8, 3):
         train_ppo.main(replace(ppo, **UNCLIPPED, out=tmp_path / str(size), micro_batch_size=size, lr=1e-5, trace=8))
@@ -162,7 +162,7 @@ def test_micro_batches_do_not_change_the_trace(ppo, tmp_path):
 
 
 def test_grpo_traces_whole_groups(ppo, tmp_path):
-    """4 responses are rounded up to two groups of 3; their advantages follow from the groups' scores."""
+    """4 responses are rounded up to two groups of 3; the advantages follow from each group's scores."""
     args = replace(grpo_settings(ppo, tmp_path / "grpo"), trace=4)
     train_grpo.main(args)
     for tensors, about in read_traces(args.out):
@@ -185,7 +185,7 @@ def test_importance_weights_multiply_the_traced_advantages(ppo, tmp_path):
 
 
 def train_on(responses, args):
-    """train_ppo, as a script would that drops all other responses of each rollout."""
+    """Run train_ppo, dropping all other responses of each rollout from the loss."""
 
     def correct(sampler, batch):
         batch.in_loss[[i for i in range(len(batch)) if i not in responses]] = False
@@ -198,7 +198,7 @@ def train_on(responses, args):
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_response_that_no_step_read_has_no_numbers_and_shifts_no_epoch(ppo, tmp_path, processes):
-    """One response of 8 counts: a step per epoch reads it and one that is dropped; the other steps are left out."""
+    """Only one of 8 responses counts: one step per epoch uses it and a dropped one; the other steps are skipped."""
     args = replace(ppo, out=tmp_path / "run", num_minibatches=4, trace=8, num_ppo_epochs=3)
     if processes == 1:
         train_on([5], args)
@@ -221,7 +221,7 @@ def test_a_run_that_drops_every_response_ends_with_its_trace(ppo, tmp_path):
 
 
 def test_reward_statistics_are_traced_only_where_rewards_are_whitened(ppo, traced, tmp_path):
-    """Whitened again with them, the rewards are the run's."""
+    """Whitening the rewards with these statistics gives the run's rewards."""
     assert not [name for _, about in traced for name in about if name.startswith("reward_")]
     train_ppo.main(replace(ppo, out=tmp_path / "run", whiten_rewards=True))
     for tensors, about in read_traces(tmp_path / "run"):
@@ -233,7 +233,7 @@ def test_reward_statistics_are_traced_only_where_rewards_are_whitened(ppo, trace
 
 
 def test_rewards_are_a_tokens_own_minus_beta_times_kl_and_the_score_once():
-    """By hand: a response of two tokens, scored after them, and one of three, scored at its last token."""
+    """A worked example: a response of two tokens, scored after them, and one of three, scored at its last token."""
     tensors = {
         "actions": torch.tensor([[True, True, False, False], [True, True, True, False]]),
         "logprobs": torch.tensor([[-1.0, -2.0, torch.nan, torch.nan], [-3.0, -1.0, -2.0, torch.nan]]),
@@ -248,7 +248,7 @@ def test_rewards_are_a_tokens_own_minus_beta_times_kl_and_the_score_once():
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 def test_reinforce_whitens_the_returns_that_are_traced(ppo, tmp_path, gamma):
-    """Returns of all responses by a double loop in float64, their mean and variance by hand."""
+    """Checked against returns, mean and variance from a double loop in float64."""
     args = replace(grpo_settings(ppo, tmp_path / "run"), algorithm="reinforce++", gamma=gamma, trace=12)
     train_grpo.main(args)
     for tensors, about in read_traces(args.out):
@@ -285,7 +285,7 @@ def test_more_responses_than_a_rollout_has_are_refused(ppo, tmp_path):
 
 
 def test_a_damaged_trace_is_named(ppo, traced, tmp_path):
-    with pytest.raises(InputError, match="holds no trace: train with --trace 4"):
+    with pytest.raises(InputError, match="has no trace: train with --trace 4"):
         read_traces(tmp_path)
     path = tmp_path / "update-00000000.safetensors"
     path.write_bytes(trace_path(ppo.out, 0).read_bytes()[:100])
@@ -293,8 +293,8 @@ def test_a_damaged_trace_is_named(ppo, traced, tmp_path):
         read_trace(path)
     tensors, about = traced[0]
     for missing, sentence in (
-        ("scores", "it lacks the tensor scores"),
-        ("returns", "it lacks the tensor returns"),
+        ("scores", "missing tensor scores"),
+        ("returns", "missing tensor returns"),
         ("update", "update"),
         ("algorithm", "algorithm"),
         ("texts", "texts"),
@@ -308,14 +308,14 @@ def test_a_damaged_trace_is_named(ppo, traced, tmp_path):
         with pytest.raises(InputError, match=sentence):
             read_trace(tmp_path / "a" / "x.safetensors")
     for wrong, sentence in (
-        ({"values": torch.zeros(2, 3)}, r"values has the shape \(2, 3\), and not \(4, \d+\)"),
-        ({"new_values": tensors["new_values"][:1]}, r"new_values has the shape \(1, "),
-        ({"query": tensors["query"][:, 0]}, r"query has the shape \(4,\), and not"),
-        ({"scores": tensors["rewards"]}, r"scores has the shape .*, and not \(4,\)"),
-        ({"actions": tensors["actions"].float()}, "actions holds float, and not bool"),
-        ({"response": tensors["response"].float()}, "response holds float, and not int"),
-        ({"logprobs": tensors["actions"]}, "logprobs holds bool, and not float"),
-        ({name: x[:0] if name.startswith("new_") else x for name, x in tensors.items()}, "it holds no epoch"),
+        ({"values": torch.zeros(2, 3)}, r"values: expected shape \(4, \d+\), got \(2, 3\)"),
+        ({"new_values": tensors["new_values"][:1]}, r"new_values: expected shape .*, got \(1, "),
+        ({"query": tensors["query"][:, 0]}, r"query: expected shape .*, got \(4,\)"),
+        ({"scores": tensors["rewards"]}, r"scores: expected shape \(4,\), got"),
+        ({"actions": tensors["actions"].float()}, "actions: expected bool, got float"),
+        ({"response": tensors["response"].float()}, "response: expected int, got float"),
+        ({"logprobs": tensors["actions"]}, "logprobs: expected float, got bool"),
+        ({name: x[:0] if name.startswith("new_") else x for name, x in tensors.items()}, "has no epochs"),
         ({"eos_index": tensors["eos_index"] + 99}, "eos_index must be from 0 to 11"),
         ({"score_index": -1 - tensors["score_index"]}, "score_index must be from 0 to 11"),
         ({"actions": tensors["actions"] & False}, "a response has no first token"),
@@ -327,7 +327,7 @@ def test_a_damaged_trace_is_named(ppo, traced, tmp_path):
         ({"queries": [5] * 4}, r"'queries\[0\]' must be str, not int"),
         ({"texts": ["abc"] * 4}, r"'texts\[0\]' must be list, not str"),
         ({"texts": [[5]] * 4}, r"'texts\[0\]\[0\]' must be str, not int"),
-        ({"texts": [["a"] * 13] * 4}, "texts must hold the texts of 12 tokens at most"),
+        ({"texts": [["a"] * 13] * 4}, "texts must have at most 12 tokens per response"),
         ({"answers": ["a"]}, "answers must have 4 items"),
         ({"kl_coef": "x"}, "the field 'kl_coef' must be float, not str"),
         ({"kl_coef": 10**30}, "the field 'kl_coef' is an integer with more than 64 bits"),

@@ -1,4 +1,4 @@
-"""Linear reward models: what they read, against one text at a time; the weights; the program."""
+"""Linear reward models: their features, compared with one text at a time; the weights; the program."""
 
 import json
 import sys
@@ -80,7 +80,7 @@ def test_numbers_outside_the_response_reach_no_mean():
 @pytest.mark.parametrize("family", [*CONFIGS, "t5"])
 @torch.no_grad()
 def test_a_pooled_value_is_the_mean_over_the_tokens_of_the_response_so_far(family):
-    """Value t is read before response token t: the mean over tokens 0 to t - 1; value 0 is the query's."""
+    """Value t comes before response token t: it is the mean over tokens 0 to t - 1; value 0 is the query's."""
     config = T5 if family == "t5" else CONFIGS[family]
     plain = model_of(config, ScalarModel).eval()
     pooled = ScalarModel(replace(config, mean_pooled=True)).eval()
@@ -181,7 +181,7 @@ def test_the_weights_are_those_that_made_the_preferences_and_none_where_there_ar
 
 
 def test_pairs_of_a_query_are_never_in_two_folds():
-    """Three pairs of a query are the same one: who may see one of them trusts features that say nothing of others."""
+    """The three pairs of each query are equal: if folds leak, features that don't generalise look useful."""
     queries = np.repeat(np.arange(200), 3)
     inputs = np.eye(200)[queries] * np.random.default_rng(0).choice((-1.0, 1.0), size=200)[queries, None]
     assert fitted(inputs, queries, seed=1)[1] < fitted(inputs, np.arange(600), seed=1)[1]
@@ -194,7 +194,7 @@ def test_the_program_leaves_a_reward_model_that_ppo_trains_against(miniature, tm
     summary = main(Args(data=data, model=str(miniature.sft.out), depth=0.5))
     assert summary == json.loads((out / "summary.json").read_text())
     assert read_settings(out) | {"depth": 0.5, "model": str(miniature.sft.out), "out": str(out)} == read_settings(out)
-    with pytest.raises(InputError, match=f"--out {out} holds a finished run"):
+    with pytest.raises(InputError, match=f"--out {out} contains a finished run"):
         main(Args(data=data, model=str(miniature.sft.out)))
     assert f"{out}: num_pairs {summary['num_pairs']}" in capsys.readouterr().out
     model, tokenizer = load_scalar(out), load_tokenizer(out)
@@ -213,7 +213,7 @@ def test_the_program_leaves_a_reward_model_that_ppo_trains_against(miniature, tm
 
 def test_what_cannot_be_learnt_from_is_refused(miniature, tmp_path, monkeypatch):
     args = Args(data=miniature.root / "data", model=str(miniature.sft.out), out=tmp_path / "out")
-    with pytest.raises(InputError, match=rf"--data {args.data} has comparisons of [0-9]+ queries: 100 are needed"):
+    with pytest.raises(InputError, match=rf"--data {args.data} has comparisons for [0-9]+ queries; at least 100 are"):
         main(args)
     with pytest.raises(InputError, match=r"--depth 1\.5"):
         main(replace(args, depth=1.5))
