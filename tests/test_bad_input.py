@@ -605,7 +605,7 @@ def test_absurd_sizes_and_types_in_config_json_are_rejected_before_allocation(mi
         ({"num_epochs": 1e308}, "--num-epochs 1e.308: it must be above 0, a million at most"),
         ({"d_model": 10**12}, "d_model is 1000000000000, more than"),
         ({"n_layer": 10**8}, "n_layer is 100000000, more than"),
-        ({"n_layer": 4096, "d_model": 2**14, "n_head": 4}, "a model of these sizes has .* weights, room is for"),
+        ({"n_layer": 4096, "d_model": 2**14, "n_head": 4}, "a model of these sizes has .* weights, more than"),
         ({"max_query_length": 10**13}, "--max-query-length 10000000000000: it must be at most 10.12"),
     ],
 )

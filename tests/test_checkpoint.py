@@ -331,7 +331,7 @@ BIAS = "gpt_neox.layers.1.attention.dense.bias"
         (lambda d: (d / "config.json").unlink(), "no config.json"),
         (lambda d: (d / "config.json").write_text("{"), "malformed JSON"),
         (lambda d: (d / "config.json").write_text("[]"), "expected a JSON object"),
-        (lambda d: (d / "model.safetensors").unlink(), "holds no weights"),
+        (lambda d: (d / "model.safetensors").unlink(), "has no weights"),
         (lambda d: os.truncate(d / "model.safetensors", 5000), "can't be read"),
     ],
 )
@@ -402,10 +402,10 @@ def test_a_pickle_that_runs_code_is_refused(written, monkeypatch) -> None:
     monkeypatch.chdir(written)
     (written / "model.safetensors").unlink()
     (written / "pytorch_model.bin").write_bytes(pickle.dumps({"x": Intruder()}, protocol=2))
-    with pytest.raises(InputError, match="damaged or holds more than tensors"):
+    with pytest.raises(InputError, match="damaged or contains more than tensors"):
         load_gpt(written)
     torch.save({"x": Intruder()}, written / "pytorch_model.bin")
-    with pytest.raises(InputError, match="damaged or holds more than tensors"):
+    with pytest.raises(InputError, match="damaged or contains more than tensors"):
         load_gpt(written)
     assert not (written / "intruder").exists()
 

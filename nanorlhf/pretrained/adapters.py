@@ -1,4 +1,4 @@
-"""LoRA's updates in the format of the library peft: written beside a policy, and merged as they are read."""
+"""LoRA updates in the format of the peft library: save them next to a policy, and merge them when loading."""
 
 import json
 import re
@@ -22,11 +22,10 @@ from nanorlhf.pretrained.weight_files import read_tensors, unwrapped
 
 
 def save_updates(model: GPT, directory: Path, base: str) -> None:
-    """Write LoRA's updates as the library peft does, which loads them on top of checkpoint `base`.
+    """Save LoRA updates in peft's format, so that peft can load them on top of checkpoint `base`.
 
-    Where a family stores q, k and v as one tensor, peft has one update of it: ours concatenated,
-    with the sum of their ranks, and zeros at the rows that the one or the other leaves alone. The
-    same where it stores gate and up as one.
+    If a family stores q, k and v as one tensor, peft has a single update for it: we concatenate ours, so the ranks add
+    up, and fill the rows that an update doesn't touch with zeros. The same goes for a fused gate and up.
     """
     config: GPTConfig = model.config
     family = family_of(config.architecture)
@@ -43,7 +42,7 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
             columns = joined.split(layer.rank, dim=1)
             for some, some_columns, up in zip(layer.rows, columns, ups, strict=True):
                 some_columns[some] = up
-            # as a bias: its rows in their order, and never transposed
+            # converted like a bias: rows in the family's order, never transposed
             ups = to_family(f"{path}.bias", joined, config)
             downs = [torch.cat(downs)]
         else:
@@ -56,14 +55,14 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
                 module = module.replace(family.modules[ours], family.fused_gate)
             down_name, up_name = (f"base_model.model.{module}.lora_{x}.weight" for x in "AB")
             if family.fused_gate is not None and ours in GATED:
-                other = torch.zeros_like(up)  # the rows of the tensor's other half
+                other = torch.zeros_like(up)  # rows of the tensor's other half
                 up = torch.cat((up, other) if ours == GATED[0] else (other, up))
                 if down_name in tensors:
                     down = torch.cat((tensors[down_name], down))
                     up = torch.cat((tensors[up_name], up), dim=1)
             tensors |= {down_name: down.contiguous(), up_name: up.contiguous()}
             ranks[".".join(module.split(".")[-2:])] = len(down)
-        rank = layer.rank  # the same in all
+        rank = layer.rank  # the same in all layers
     others = {module: number for module, number in ranks.items() if number != rank}
     settings = {
         "peft_type": "LORA",
@@ -88,14 +87,14 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
 def with_saved_updates(
     tensors: dict[str, Tensor], config: GPTConfig, config_file: Path, file: Path
 ) -> dict[str, Tensor]:
-    """The tensors of a base model with the updates that peft saved merged: W + scale B A.
+    """Merge updates saved by peft into the tensors of a base model: W + scale B A.
 
-    tensors       under the family's names, q, k, v and the gate as they are stored
+    tensors       under the family's names, with q, k, v and the gate as stored in the file
     config_file   adapter_config.json
-    file          the updates, and modules that were trained whole, such as a new head
+    file          the updates, and modules that were trained in full, such as a new head
 
-    scale = lora_alpha / rank, or with use_rslora lora_alpha / sqrt(rank). Raises InputError for
-    another kind of adapter.
+    scale = lora_alpha / rank, or lora_alpha / sqrt(rank) with use_rslora. Raises InputError for
+    other kinds of adapters.
     """
     settings = read_object(config_file)
     kind = settings.get("peft_type")
@@ -110,12 +109,12 @@ def with_saved_updates(
         module, is_update, matrix = name.rpartition(".lora_")
         target = f"{module}.weight"
         if not is_update:
-            merged[name] = tensor  # trained whole
+            merged[name] = tensor  # trained in full
             continue
         names = [f"{module}.lora_{letter}.weight" for letter in "AB"]
         if name not in names or target not in tensors or not all(other in updates for other in names):
-            raise InputError(f"{file}: {name} isn't an update of a layer of the base model: {MERGE}.")
-        if matrix == "A.weight":  # the other half of the same update
+            raise InputError(f"{file}: {name} doesn't match a layer of the base model: {MERGE}.")
+        if matrix == "A.weight":  # merged together with B
             continue
         down, up = (updates[other].float() for other in names)  # (rank, K), (N, rank)
         weight = tensors[target].float()
@@ -123,7 +122,7 @@ def with_saved_updates(
         shape = tuple(weight.t().shape if is_transposed else weight.shape)
         if weight.ndim != 2 or len(down) != up.size(-1) or (len(up), down.size(-1)) != shape:
             shapes = f"{tuple(up.shape)} x {tuple(down.shape)}"
-            raise InputError(f"{file}: the update of {target} has shape {shapes} instead of {shape}.")
+            raise InputError(f"{file}: update of {target}: expected shape {shape}, got {shapes}.")
         rank = len(down)
         scale = lora_alpha(settings, module, config_file) / (rank**0.5 if use_rslora else rank)
         delta = scale * (up @ down)
@@ -132,13 +131,13 @@ def with_saved_updates(
 
 
 def lora_alpha(settings: dict, module: str, config_file: Path) -> float:
-    """lora_alpha of a module, which a regular expression in alpha_pattern may set."""
+    """Return the lora_alpha of a module; a regular expression in alpha_pattern may set it."""
     patterns = settings.get("alpha_pattern") or {}
     try:
         keys = [key for key in patterns if re.match(rf"(.*\.)?({key})$", module)]
     except (TypeError, re.error) as error:
         raise InputError(
-            f"{config_file}: alpha_pattern {patterns!r:.80} must have regular expressions as names."
+            f"{config_file}: the keys of alpha_pattern must be regular expressions, got {patterns!r:.80}."
         ) from error
     if keys:
         return ConfigFile(patterns, config_file).get(keys[0], float)

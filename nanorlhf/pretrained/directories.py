@@ -1,7 +1,7 @@
-"""Find the files of a model: in a directory or on the Hub.
+"""Find the files of a model in a directory or on the Hub.
 
-A PEFT adapter (adapter_config.json) has no config.json and no weights of its own: both are its base
-model's. Other layouts are refused with a sentence that names them.
+A PEFT adapter (adapter_config.json) has neither config.json nor full weights: both come from its base
+model. Other layouts raise an error that names them.
 """
 
 import re
@@ -16,9 +16,9 @@ WEIGHT_FILES = (  # in order of preference: safetensors before pickles, one file
 )
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-MERGE = "merge it with peft's merge_and_unload() and name the merged checkpoint"
+MERGE = "merge it with peft's merge_and_unload() and pass the merged checkpoint"
 CONVERT = "with `python -m nanorlhf.pretrained.gguf {} --out DIR`"
-OTHER_LAYOUTS = (  # file names, and what they are
+OTHER_LAYOUTS = (  # file patterns, and a description with advice
     (("*.gguf",), f"GGUF files: convert one {CONVERT.format('FILE')}"),
     (
         ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin"),
@@ -32,32 +32,32 @@ OTHER_LAYOUTS = (  # file names, and what they are
         ("*.distcp", "*/*.distcp", "pytorch_model_fsdp*"),
         "an FSDP checkpoint in shards: convert it with `accelerate merge-weights`",
     ),
-    (("*.onnx", "*/*.onnx", "openvino_*.xml"), "an export for inference: name the checkpoint that it was made from"),
-    (("*.npz",), "MLX weights: name the checkpoint that they were made from"),
-    (("consolidated*",), "weights in their author's layout: name the same model in the Hugging Face layout"),
-    (("tf_model*.h5", "flax_model*.msgpack"), "TensorFlow or Flax weights: save them again with transformers 4"),
+    (("*.onnx", "*/*.onnx", "openvino_*.xml"), "an export for inference: pass the checkpoint that it was made from"),
+    (("*.npz",), "MLX weights: pass the checkpoint that they were made from"),
+    (("consolidated*",), "weights in the authors' layout: pass the same model in the Hugging Face layout"),
+    (("tf_model*.h5", "flax_model*.msgpack"), "TensorFlow or Flax weights: convert them with transformers 4"),
     (("*.ckpt", "*.pt", "*.pth"), "a training program's own checkpoint: save the model with save_pretrained()"),
 )
 
 
 def refuse_gguf(where: str | Path) -> None:
     if Path(where).suffix == ".gguf":
-        raise InputError(f"{where} is a GGUF file: convert it once {CONVERT.format(where)}, and name DIR.")
+        raise InputError(f"{where} is a GGUF file: convert it once {CONVERT.format(where)} and pass DIR.")
 
 
 def local_directory(where: str | Path, patterns: tuple[str, ...]) -> Path:
-    """The directory itself, or of a Hub id the one with the files that match `patterns`."""
+    """Return the directory itself, or for a Hub id the directory of the downloaded files that match `patterns`."""
     path = Path(where)
     refuse_gguf(path)
     if path.is_file():
-        raise InputError(f"{where} is a file: name a directory with config.json.")
+        raise InputError(f"{where} is a file: expected a directory with config.json.")
     return path if path.is_dir() else hub_directory(str(where), list(patterns))
 
 
 def split_adapter(where: str | Path) -> tuple[str | Path, Path | None]:
-    """A PEFT adapter's base model and the adapter's directory; of any other model itself and None.
+    """Split a PEFT adapter into its base model and its directory; for any other model return the model and None.
 
-    Raises InputError if the base model isn't there.
+    Raises InputError if the base model can't be found.
     """
     directory = local_directory(where, ("config.json", ADAPTER_CONFIG))
     file = directory / ADAPTER_CONFIG
@@ -66,43 +66,43 @@ def split_adapter(where: str | Path) -> tuple[str | Path, Path | None]:
         return where, None
     base = read_object(file).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise InputError(f"{file}: base_model_name_or_path must name the adapter's base model, not {base!r:.80}.")
+        raise InputError(f"{file}: base_model_name_or_path must name the adapter's base model, got {base!r:.80}.")
     try:
         if not (local_directory(base, ("config.json",)) / "config.json").is_file():
             raise InputError(f"{base} has no config.json.")
     except InputError as error:
         reason = str(error).rstrip(".")
         raise InputError(
-            f"{where} is a PEFT adapter, and its base model {base} can't be read ({reason:.300}): correct "
+            f"{where} is a PEFT adapter, but its base model {base} can't be read ({reason:.300}): correct "
             f"base_model_name_or_path in {ADAPTER_CONFIG}, or {MERGE}."
         ) from error
     return base, directory
 
 
 def find_config(where: str | Path) -> Path:
-    """The config.json of a model, of an adapter its base's."""
+    """Return the config.json of a model, or of an adapter's base model."""
     base, _ = split_adapter(where)
     directory = local_directory(base, ("config.json",))
     if not (directory / "config.json").is_file():
-        instead = other_layout(directory) or "name a checkpoint directory or a Hub id"
+        instead = other_layout(directory) or "pass a checkpoint directory or a Hub id"
         raise InputError(f"{where} has no config.json: {instead}.")
     return directory / "config.json"
 
 
 def find_weights(where: str | Path) -> Path:
-    """The file of the weights, or the index of its shards; of an adapter its base's."""
+    """Return the weights file of a model, or the index of its shards; for an adapter those of the base model."""
     base, _ = split_adapter(where)
-    for patterns in WEIGHT_FILES:  # of a Hub repository with both kinds the first is downloaded
+    for patterns in WEIGHT_FILES:  # from a Hub repository with both kinds we download only the first
         directory = local_directory(base, patterns)
         for name in patterns[:2]:
             if (directory / name).is_file():
                 return directory / name
     instead = other_layout(directory) or "no model.safetensors, pytorch_model.bin, or shards of them"
-    raise InputError(f"{base} holds no weights: {instead}.")
+    raise InputError(f"{base} has no weights: {instead}.")
 
 
 def find_updates(where: str | Path) -> Path:
-    """The file with the weights of a PEFT adapter."""
+    """Return the weights file of a PEFT adapter."""
     directory = local_directory(where, ADAPTER_FILES)
     for name in ADAPTER_FILES:
         if (directory / name).is_file():
@@ -115,12 +115,12 @@ def has_weights(directory: Path) -> bool:
 
 
 def other_layout(directory: Path) -> str | None:
-    """What a directory holds instead of a checkpoint, and what to do; None if that isn't known."""
+    """Describe what a directory has instead of a checkpoint, with advice; None if unknown."""
     checkpoints = [file.parent.name for name in ("config.json", ADAPTER_CONFIG) for file in directory.glob(f"*/{name}")]
-    if checkpoints:  # the root of a training run
+    if checkpoints:  # the root directory of a training run
         last = max(checkpoints, key=lambda name: [int(number) for number in re.findall(r"\d+", name)[-1:]])
-        return f"it holds {len(set(checkpoints))} checkpoints: name one of them, such as {directory / last}"
+        return f"it contains {len(set(checkpoints))} checkpoints: pass one of them, such as {directory / last}"
     for patterns, layout in OTHER_LAYOUTS:
         if any(True for pattern in patterns for _ in directory.glob(pattern)):
-            return f"it holds {layout}"
+            return f"it contains {layout}"
     return None

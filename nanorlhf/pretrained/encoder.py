@@ -1,6 +1,6 @@
-"""Pretrained encoders from transformers: token embeddings, for BERTScore and RLCF's discriminator.
+"""Token embeddings from pretrained transformers encoders, for BERTScore and RLCF's discriminator.
 
-transformers is imported where an encoder is loaded and not before: it takes seconds.
+We import transformers only when an encoder is loaded, because the import takes seconds.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from nanorlhf.files import hub_directory, open_regular, read_json, read_object
 from nanorlhf.padding import right_pad
 from nanorlhf.pretrained.families.family import ConfigFile
 
-# `*` enters folders too: 1_Pooling/config.json
+# `*` also matches inside folders: 1_Pooling/config.json
 FILES = ["*.json", "vocab.txt", "merges.txt", "*.model"]
 
 
@@ -30,16 +30,16 @@ class Encoder:
 
     @property
     def name(self) -> str:
-        """For reports: a BERTScore means nothing without its encoder."""
+        """Return the encoder's name for reports: a BERTScore means nothing without it."""
         return f"{self.where}, layer {self.layer} of {self.num_layers}"
 
 
 # ------------------------------------------------------------------------------------------ 1. load
 def load_encoder(where: str | Path, layer: int | None = None, device: str | torch.device = "cpu") -> Encoder:
-    """Load the first `layer` layers (None: all) of a BERT-like encoder: a directory or a Hub id.
+    """Load the first `layer` layers (None: all) of a BERT-like encoder from a directory or Hub id.
 
-    The bert-score library uses layer 17 of 24 of roberta-large, which agrees best with people;
-    layers above are neither computed nor kept. Raises InputError for an encoder that is missing,
+    The bert-score library uses layer 17 of 24 of roberta-large, which agrees best with people.
+    Higher layers are neither computed nor kept. Raises InputError for an encoder that is missing,
     damaged, or not BERT-like.
     """
     try:
@@ -50,7 +50,7 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
     directory = encoder_directory(where)
     check_encoder_files(directory)
 
-    # it would warn of the layers above; missing ones are checked below
+    # transformers would warn about the layers that we drop; missing ones are checked below
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     local = {"local_files_only": True, "trust_remote_code": False}
@@ -60,7 +60,7 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
         if num_layers is None or config.is_encoder_decoder:
             raise InputError(f"{where} is a {config.model_type}, not a BERT-like encoder.")
         if layer is not None and not 1 <= layer <= num_layers:
-            raise InputError(f"layer {layer} of {where}: it must be from 1 to {num_layers}.")
+            raise InputError(f"layer {layer} of {where} must be from 1 to {num_layers}.")
         config.num_hidden_layers = layer or num_layers
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **local)
         model, loading = transformers.AutoModel.from_pretrained(
@@ -68,14 +68,14 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
         )
     except InputError:
         raise
-    except Exception as error:  # transformers checks few of its files: wrong types raise anything
+    except Exception as error:  # transformers hardly checks its files: wrong types raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
         raise InputError(f"{where} can't be read as an encoder ({reason:.300}).") from error
     missing = [name for name in loading["missing_keys"] if not name.startswith("pooler.")]  # unused
     if missing:
-        raise InputError(f"{where} lacks {len(missing)} tensors, {min(missing)} among them.")
+        raise InputError(f"{where}: {len(missing)} tensors are missing, such as {min(missing)}.")
     if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
-        raise InputError(f"{where}: its tokenizer marks no beginning and end: no BERT-like encoder.")
+        raise InputError(f"{where} is not a BERT-like encoder: its tokenizer has no [CLS] or no [SEP] token.")
 
     return Encoder(
         where=str(where),
@@ -88,16 +88,16 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
 
 
 def encoder_directory(where: str | Path) -> Path:
-    """The directory of an encoder: `where` itself, or what its Hub id downloads."""
+    """Return the directory of an encoder: `where` itself, or the download of its Hub id."""
     directory = Path(where)
     if directory.is_file():
-        raise InputError(f"{where} is a file: name the directory with config.json and the weights.")
+        raise InputError(f"{where} is a file: expected a directory with config.json and the weights.")
     if not directory.is_dir():
         directory = hub_directory(str(where), [*FILES, "*.safetensors"])
         if not any(directory.rglob("*.safetensors")):
             directory = hub_directory(str(where), [*FILES, "*pytorch_model*.bin"])
     if not any((directory / name).is_file() for name in ("config.json", "modules.json")):
-        raise InputError(f"{where} holds no config.json: name an encoder's directory, or a Hub id.")
+        raise InputError(f"{where} has no config.json: pass an encoder's directory or Hub id.")
     return directory
 
 
@@ -108,7 +108,7 @@ def files_of_encoder(directory: Path) -> list[Path]:
 
 
 def longest_text(model: Any, tokenizer: Any) -> int:
-    """How many tokens of a text the model reads, special ones included."""
+    """Return how many tokens of a text the model can read, including special ones."""
     limit = tokenizer.model_max_length
     limit = min(limit, getattr(model.config, "max_position_embeddings", limit))
     table: Any = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
@@ -118,9 +118,9 @@ def longest_text(model: Any, tokenizer: Any) -> int:
 
 
 def check_encoder_files(directory: Path) -> None:
-    """Refuse files that transformers would hang on: pipes, absurd JSON, sizes without weights.
+    """Refuse files that transformers would hang on: pipes, absurd JSON, sizes far beyond the weights.
 
-    Folders inside count too: sentence-transformers keeps a folder per module, 1_Pooling say.
+    Subfolders are checked too: sentence-transformers has a folder per module, such as 1_Pooling.
     """
     for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         if path.is_dir():
@@ -133,7 +133,7 @@ def check_encoder_files(directory: Path) -> None:
 
 
 def check_sizes(path: Path) -> None:
-    """Refuse a config.json whose model has more weights than the files next to it."""
+    """Refuse a config.json that describes more weights than the files next to it contain."""
     config = ConfigFile(read_object(path), path)
 
     def size(name: str) -> int:
@@ -145,18 +145,18 @@ def check_sizes(path: Path) -> None:
     count = width * rows
     files = [*path.parent.glob("*.safetensors"), *path.parent.glob("pytorch_model*.bin")]
     num_bytes = sum(file.stat().st_size for file in files)
-    if count > max(2**24, num_bytes // 2):  # a weight takes two bytes at least
-        raise config.error(f"a model of these sizes has {count:,} weights, more than its files.")
+    if count > max(2**24, num_bytes // 2):  # a weight takes at least two bytes
+        raise config.error(f"a model of these sizes has {count:,} weights, more than its files contain.")
 
 
 # ------------------------------------------------------------------------------------ 2. embeddings
 @torch.no_grad()
 def token_embeddings(texts: list[str], encoder: Encoder, max_length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Last hidden states (B, T, C), ids (B, T), and mask (B, T), True = real; right-padded."""
+    """Return the last hidden states (B, T, C), ids (B, T) and mask (B, T), True = real; right-padded."""
     device = next(encoder.model.parameters()).device
     rows = encoder.tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
     ids = right_pad(rows, encoder.tokenizer.pad_token_id or 0).to(device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
-    # not by id: a text may contain [PAD]
+    # from the lengths, not the ids: a text may contain [PAD]
     mask = torch.arange(ids.size(1), device=device) < lengths[:, None]
     return encoder.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state, ids, mask

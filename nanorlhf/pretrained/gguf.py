@@ -1,10 +1,10 @@
-"""Convert a GGUF file, llama.cpp's format, to a checkpoint that the scripts and transformers read.
+"""Convert a GGUF file (llama.cpp's format) to a checkpoint that our scripts and transformers can load.
 
     python -m nanorlhf.pretrained.gguf SmolLM2-135M-Instruct.Q4_1.gguf --out runs/smollm2
     python train_sft.py real --model runs/smollm2
 
-gguf_header.py opens the file; the `gguf` library turns quantised weights into float32. What doesn't
-fit together is refused as the checkpoint is read.
+gguf_header.py opens the file; the `gguf` library dequantises the weights to float32. Inconsistent
+settings and tensors raise an error when the checkpoint is loaded.
 """
 
 import json
@@ -28,12 +28,12 @@ from nanorlhf.pretrained.families.family import Family
 from nanorlhf.pretrained.gguf_header import StoredTensor, open_gguf
 from nanorlhf.pretrained.layout import config_object, parse_config
 
-# general.architecture, and model_type in config.json; llama.cpp calls Mistral's models llama, too
+# general.architecture -> model_type in config.json; llama.cpp also calls Mistral's models llama
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "olmo2": "olmo2", "phi3": "phi3", "gemma2": "gemma2",
     "gemma3": "gemma3_text",
 }  # fmt: skip
-SETTINGS = {  # field of config.json: field of the metadata, after the architecture
+SETTINGS = {  # field of config.json: field of the metadata, without the architecture prefix
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -46,7 +46,7 @@ SETTINGS = {  # field of config.json: field of the metadata, after the architect
 }
 WINDOW = {"sliding_window": "attention.sliding_window"}
 FINAL_CAP = {"final_logit_softcapping": "final_logit_softcapping"}
-MORE_SETTINGS = {  # of an architecture, where the metadata has them
+MORE_SETTINGS = {  # optional fields of some architectures
     "phi3": WINDOW,
     "gemma2": WINDOW | FINAL_CAP | {"attn_logit_softcapping": "attn_logit_softcapping"},
     "gemma3": WINDOW | FINAL_CAP | {
@@ -54,9 +54,9 @@ MORE_SETTINGS = {  # of an architecture, where the metadata has them
     },
 }  # fmt: skip
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
-"""layers of the 27B models: only their logits are divided by another number than the root of the head's width, and the
-metadata doesn't say so"""
-MODULES = {  # of a block: ours
+"""layers of the 27B models: only they don't divide attention logits by the square root of the head width, and the
+metadata doesn't record it"""
+MODULES = {  # module of a block: ours
     "attn_norm": "norm1", "attn_qkv": "attention.qkv", "attn_q_norm": "attention.q_norm",
     "attn_k_norm": "attention.k_norm", "attn_output": "attention.out", "post_attention_norm": "post_norm1",
     "ffn_norm": "norm2", "ffn_gate": "mlp.gate", "ffn_up": "mlp.up", "ffn_down": "mlp.down",
@@ -80,28 +80,28 @@ SPLITS = {  # tokenizer.ggml.pre: how texts are split before byte-pair encoding;
 @dataclass(frozen=True, kw_only=True)
 class Args:
     file: tyro.conf.Positional[Path]
-    """of a model in several files the first, NAME-00001-of-0000N.gguf"""
+    """GGUF file; for a model split into several files, the first: NAME-00001-of-0000N.gguf"""
     out: Path
-    """directory of the checkpoint"""
+    """directory to write the checkpoint to"""
 
 
 def main(args: Args) -> None:
     check_out(args.out)
     if (args.out / "config.json").exists():
-        raise InputError(f"--out {args.out} holds a model: choose another directory.")
+        raise InputError(f"--out {args.out} already contains a model: choose another directory.")
     convert(args.file, args.out)
     print(f"written: {args.out}")
 
 
 def convert(file: Path, out: Path) -> None:
-    """Write the model in the Hugging Face layout, in float32, with its tokenizer if that is of a known kind."""
+    """Write the model in the Hugging Face layout and float32, with its tokenizer if we support its kind."""
     config = parse_config(gguf_settings(file), file)
     settings = config_object(config) | {
         "architectures": [family_of(config.architecture).transformers_class],
         "torch_dtype": "float32",
         "eos_token_id": metadata(file, "tokenizer.ggml.eos_token_id", int),
         "bos_token_id": metadata(file, "tokenizer.ggml.bos_token_id", int),
-        "pad_token_id": None,  # transformers' own may not be in the vocabulary
+        "pad_token_id": None,  # transformers' default may not be in the vocabulary
     }
     backend, tokenizer_settings = gguf_tokenizer(file)
     with atomic_files(out, last="config.json") as partial:
@@ -115,7 +115,7 @@ def convert(file: Path, out: Path) -> None:
 
 
 def metadata(path: Path, name: str, *kinds: type) -> Any:
-    """A field's value; None where it isn't there. Raises InputError for a value of another type than `kinds`."""
+    """Return a field's value, or None if it is missing. Raises InputError if its type isn't one of `kinds`."""
     value = open_gguf(path).fields.get(name)
     if value is not None and type(value) not in kinds:
         names = " or ".join(kind.__name__ for kind in kinds)
@@ -124,7 +124,7 @@ def metadata(path: Path, name: str, *kinds: type) -> Any:
 
 
 def gguf_settings(path: Path) -> dict:
-    """The metadata as config.json would say it; InputError for a model that isn't implemented."""
+    """Convert the metadata to the fields of config.json; raise InputError for an unsupported model."""
     architecture = metadata(path, "general.architecture", str)
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -146,12 +146,12 @@ def gguf_settings(path: Path) -> dict:
         settings["query_pre_attn_scalar"] = settings["hidden_size"] // n_head if is_largest else head_width
     if architecture == "phi3":
         if any(name.startswith("rope_factors") for name in tensors):
-            raise InputError(f"{path}: rope_factors isn't implemented: only Phi-3 models without long context.")
+            raise InputError(f"{path}: rope_factors isn't implemented: only Phi-3 models without long context are.")
         rotated = metadata(path, f"{architecture}.rope.dimension_count", int) or head_width
         settings["partial_rotary_factor"] = rotated / max(head_width, 1)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise InputError(f"{path} has no token_embd.weight of two dimensions: it holds no language model.")
+        raise InputError(f"{path} is not a language model: it has no two-dimensional token_embd.weight.")
     if DIVISORS in tensors:
         divisors = dequantised(tensors[DIVISORS], path).astype(np.float64)
         settings["rope_scaling"] = llama3_scaling(divisors, settings, path)
@@ -173,13 +173,13 @@ def gguf_settings(path: Path) -> dict:
 
 
 def llama3_scaling(divisors: np.ndarray, settings: dict, path: Path) -> dict:
-    """rope_scaling of Llama 3.1 and later, whose files hold what each frequency is divided by.
+    """Recover rope_scaling of Llama 3.1 and later from the divisors of the frequencies.
 
     divisors (rotary_dim / 2,). A frequency with fewer turns in the original context than
-    low_freq_factor is divided by the factor, one with more than high_freq_factor by 1, those
-    between by something in between. Raises InputError for other divisors.
+    low_freq_factor is divided by the factor, one with more than high_freq_factor by 1, and we
+    interpolate in between. Raises InputError for other divisors.
     """
-    few, many, length = 1.0, 4.0, 8192  # of all Llamas; the file doesn't say
+    few, many, length = 1.0, 4.0, 8192  # the same for all Llamas; the file doesn't record them
     n_head = settings["num_attention_heads"] or 1
     half = (settings["head_dim"] or (settings["hidden_size"] or 0) // n_head) // 2
     base = settings["rope_theta"] or 1e4
@@ -195,44 +195,44 @@ def llama3_scaling(divisors: np.ndarray, settings: dict, path: Path) -> dict:
                 "high_freq_factor": many,
                 "original_max_position_embeddings": length,
             }
-    raise InputError(f"{path}: {DIVISORS} isn't Llama 3's: pass a checkpoint in the Hugging Face layout.")
+    raise InputError(f"{path}: {DIVISORS} doesn't match Llama 3: pass a checkpoint in the Hugging Face layout.")
 
 
 def gguf_tensors(path: Path) -> dict[str, Tensor]:
-    """The weights in float32 under their names in the Hugging Face layout."""
+    """Return the weights in float32, under their names in the Hugging Face layout."""
     settings = gguf_settings(path)
     n_head = settings["num_attention_heads"]
     family = family_of(settings["model_type"])
     found = {}
     for tensor in open_gguf(path).tensors.values():
-        if tensor.name == DIVISORS:  # a setting, read above
+        if tensor.name == DIVISORS:  # a setting, read in gguf_settings
             continue
         values = dequantised(tensor, path)
         if settings["model_type"] == "llama" and tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
             num_kv_heads = settings["num_key_value_heads"] or n_head
             num_heads = n_head if tensor.name.endswith("attn_q.weight") else num_kv_heads
             if len(values) % (2 * num_heads):
-                raise InputError(f"{path}: {tensor.name} has {len(values)} rows, which {num_heads} heads can't share.")
+                raise InputError(f"{path}: {tensor.name} has {len(values)} rows, not divisible by {num_heads} heads.")
             values = in_halves(values, num_heads)
         if family.fixed["norm"] == "rms_offset" and tensor.name.endswith("norm.weight"):
-            values = values - 1  # llama.cpp stores what the norm multiplies by
+            values = values - 1  # llama.cpp stores the full factor
         found[hugging_face_name(tensor.name, family)] = torch.from_numpy(values)
     return found
 
 
 def dequantised(tensor: StoredTensor, path: Path) -> np.ndarray:
-    """A tensor's values in float32. Raises InputError for a type that the library can't read."""
+    """Return a tensor's values in float32. Raises InputError for a type that the library doesn't support."""
     import gguf
 
     try:
         values = gguf.quants.dequantize(tensor.data, tensor.kind)
     except NotImplementedError as error:
-        raise InputError(f"{path}: {tensor.name} has the type {tensor.kind.name}, which isn't implemented.") from error
+        raise InputError(f"{path}: {tensor.name} has the unsupported type {tensor.kind.name}.") from error
     return np.array(values, dtype=np.float32)
 
 
 def hugging_face_name(name: str, family: Family) -> str:
-    """blk.0.attn_q.weight -> model.layers.0.self_attn.q_proj.weight; an unknown name stays."""
+    """Translate a name: blk.0.attn_q.weight -> model.layers.0.self_attn.q_proj.weight; keep unknown names."""
     module, _, kind = name.rpartition(".")
     if module.startswith("blk."):
         _, layer, inner = module.split(".", 2)
@@ -246,18 +246,16 @@ def hugging_face_name(name: str, family: Family) -> str:
 
 
 def in_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows (H * D, C) of llama.cpp in our order.
-
-    It rotates channels (0, 1), (2, 3), ... together, we rotate i and i + D / 2.
-    """
+    """Reorder llama.cpp's rows (H * D, C): it rotates channels (0, 1), (2, 3), ...; we rotate i and i + D / 2."""
     pairs = rows.reshape(num_heads, -1, 2, *rows.shape[1:])  # (H, D / 2, 2, C)
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
 def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer | None, dict]:
-    """The tokenizer, and the metadata as tokenizer_config.json would say it.
+    """Return the tokenizer and the fields of tokenizer_config.json.
 
-    None for another kind than byte-level BPE of those above, with a note; InputError for a damaged one.
+    Only byte-level BPE with one of SPLITS is supported: for other kinds print a note and return None. Raises InputError
+    for a damaged tokenizer.
     """
     kind = metadata(path, "tokenizer.ggml.model", str)
     split = metadata(path, "tokenizer.ggml.pre", str)
@@ -265,7 +263,7 @@ def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer | None, dict]:
     if kind != "gpt2" or split not in SPLITS:
         note(
             f"{path}: a tokenizer of kind {kind!r:.40}, {split!r:.40} isn't implemented: "
-            "name the model's Hub id with --tokenizer"
+            "pass the model's Hub id as --tokenizer"
         )
         return None, {}
     names = ("tokens", "token_type", "merges")
@@ -276,7 +274,7 @@ def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer | None, dict]:
         backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs))
         special = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL]
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    except Exception as error:  # the library raises no narrower class
+    except Exception as error:  # the library raises bare Exception
         raise InputError(f"{path}: its tokenizer can't be read ({error!s:.200}).") from error
     pattern = SPLITS[split]
     steps: list[pre_tokenizers.PreTokenizer] = []

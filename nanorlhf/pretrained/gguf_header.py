@@ -1,17 +1,17 @@
-"""The header of a GGUF file: its metadata, and where its tensors are.
+"""Read the header of a GGUF file: its metadata and the positions of its tensors.
 
-Every count, type and offset is checked against the file's size before it is used. The library's own
-reader believes them: it makes Python objects of each element of an array, however long the file
-says it is, and reads tensors that overlap.
+We check every count, type and offset against the file's size before using it. The library's own
+reader trusts them: it creates a Python object per array element, whatever length the file claims,
+and accepts overlapping tensors.
 
-    bytes     what, all numbers little-endian
+    bytes     content (all numbers are little-endian)
     4         "GGUF"
     4         version, 2 or 3
     8, 8      number of tensors, number of fields
-    fields    name, type (4), value; a string is its length (8) and UTF-8; an array the type of its elements (4), their
-              number (8), then they
-    tensors   name, number of dimensions (4), dimensions (8 each, the fastest first), type (4), offset (8)
-    data      from the next multiple of general.alignment; offsets count from here, are multiples of it and leave no gap
+    fields    name, type (4), value; a string is its length (8) and UTF-8; an array is the type of its elements (4),
+              their number (8), and the elements
+    tensors   name, number of dimensions (4), dimensions (8 each, fastest first), type (4), offset (8)
+    data      starts at the next multiple of general.alignment; offsets are relative to it, aligned, and without gaps
 
 Source: docs/gguf.md of ggml.
 """
@@ -40,12 +40,12 @@ MAX_VALUES = 2**23  # in all fields; a vocabulary has at most 300,000
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as its file stores it."""
+    """A tensor as stored in the file."""
 
     name: str
     kind: Any  # the library's GGMLQuantizationType
-    shape: tuple[int, ...]  # in elements, the fastest dimension last
-    data: np.ndarray  # uint8, mapped; `shape`, but with the bytes of a row
+    shape: tuple[int, ...]  # in elements, fastest dimension last
+    data: np.ndarray  # uint8, memory-mapped; like `shape`, but the last dimension is in bytes
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Header:
 
 @cache
 def open_gguf(path: Path) -> Header:
-    """Read the header and map the tensors, also those of a model's further files, NAME-00002-of-00003.gguf and so on.
+    """Read the header and map the tensors, including those in further files (NAME-00002-of-00003.gguf, ...).
 
-    Raises InputError if a file is damaged or isn't there, and if the library is missing.
+    Raises InputError if a file is damaged or missing, or if the library isn't installed.
     """
     first = read_header(path)
     count = first.fields.get("split.count", 1)
@@ -66,32 +66,32 @@ def open_gguf(path: Path) -> Header:
         return first
     name = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})\.gguf", path.name)
     if name is None or int(name[3]) != count:
-        raise InputError(f"{path} is one of {count} files: its name must end in -00001-of-0000N.gguf, N = {count}.")
+        raise InputError(f"{path} is one of {count} files: its name must end with -00001-of-0000N.gguf, N = {count}.")
     parts = [path.with_name(f"{name[1]}-{number:05}-of-{name[3]}.gguf") for number in range(1, count + 1)]
     if path != parts[0]:
-        raise InputError(f"{path} is part {int(name[2])} of {count}: name the first, {parts[0].name}.")
+        raise InputError(f"{path} is part {int(name[2])} of {count}: pass the first part, {parts[0].name}.")
     tensors = dict(first.tensors)
     for part in parts[1:]:
         if not part.is_file():
-            raise InputError(f"{path} is the first of {count} files, and {part.name} isn't there: download it too.")
+            raise InputError(f"{path} is the first of {count} files, but {part.name} is missing: download it too.")
         for tensor in read_header(part).tensors.values():
             if tensor.name in tensors:
-                raise InputError(f"{part}: tensor {tensor.name:.80} is in another part too: download it again.")
+                raise InputError(f"{part}: tensor {tensor.name:.80} is also in another part: download it again.")
             tensors[tensor.name] = tensor
     return Header(first.fields, tensors)
 
 
 def read_header(path: Path) -> Header:
-    """The metadata of one file, and where its tensors are."""
+    """Read the metadata of one file and map its tensors."""
     open_regular(path).close()
     try:
         import gguf
     except ImportError as error:  # part of the optional extra `gguf`
-        raise InputError(f"{path}: GGUF needs a library: `pip install gguf`.") from error
+        raise InputError(f"{path}: reading GGUF needs `pip install gguf`.") from error
     with open_regular(path) as file:
         reader = Reader(path, file)
         if reader.take(4, "its first bytes") != b"GGUF":
-            reader.fail("it doesn't begin with GGUF")
+            reader.fail("it doesn't start with GGUF")
         version = reader.number("<u4", "its version")
         if version not in (2, 3):
             reader.fail(f"version {version} isn't 2 or 3, little-endian")
@@ -111,16 +111,16 @@ def read_header(path: Path) -> Header:
             places[name] = reader.place(name, gguf.GGMLQuantizationType, gguf.GGML_QUANT_SIZES)
         alignment = fields.get("general.alignment", 32)
         if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
-            reader.fail(f"general.alignment is {alignment!r:.80}, not a power of two")
+            reader.fail(f"general.alignment must be a power of two, got {alignment!r:.80}")
         start = -(-file.tell() // alignment) * alignment
     end = 0
     for name, (_, _, offset, size) in sorted(places.items(), key=lambda item: item[1][2]):
         end = -(-end // alignment) * alignment
-        if offset != end:  # neither over another one nor after a gap: then a type or a shape is wrong
-            reader.fail(f"tensor {name:.80} begins at byte {offset:,} of the data instead of {end:,}")
+        if offset != end:  # an overlap or a gap means that a type or a shape is wrong
+            reader.fail(f"tensor {name:.80} starts at byte {offset:,} of the data instead of {end:,}")
         end += size
         if start + end > reader.size:
-            reader.fail(f"tensor {name:.80} ends at byte {start + end:,}, the file at {reader.size:,}")
+            reader.fail(f"tensor {name:.80} ends at byte {start + end:,}, but the file has only {reader.size:,}")
     mapped = np.memmap(path, mode="r")
     tensors = {
         name: StoredTensor(name, kind, shape, mapped[start + offset : start + offset + size].reshape(*shape[:-1], -1))
@@ -130,7 +130,7 @@ def read_header(path: Path) -> Header:
 
 
 class Reader:
-    """Take numbers and texts from a file that may lie about how many there are."""
+    """Read numbers and strings from a file with untrusted counts."""
 
     def __init__(self, path: Path, file: BufferedReader):
         self.path, self.file = path, file
@@ -143,17 +143,17 @@ class Reader:
     def take(self, num_bytes: int, what: str) -> bytes:
         left = self.size - self.file.tell()
         if num_bytes > left:
-            self.fail(f"{what} needs {num_bytes:,} bytes, {left:,} are left")
+            self.fail(f"{what} needs {num_bytes:,} bytes, but only {left:,} are left")
         return self.file.read(num_bytes)
 
     def number(self, kind: str, what: str) -> Any:
         return np.frombuffer(self.take(np.dtype(kind).itemsize, what), kind)[0].item()
 
     def count(self, what: str, least_bytes: int) -> int:
-        """A number of things of at least so many bytes each."""
+        """Read the number of items that take at least `least_bytes` each."""
         count = self.number("<u8", f"its {what}")
         if count * least_bytes > self.size:
-            self.fail(f"its {what} is {count:,}, too many for {self.size:,} bytes")
+            self.fail(f"its {what} is {count:,}, too large for {self.size:,} bytes")
         return count
 
     def text(self, what: str) -> str:
@@ -166,7 +166,7 @@ class Reader:
         return name
 
     def value(self, name: str) -> Any:
-        """The value of a field."""
+        """Read the value of a field."""
         what = f"field {name:.80}"
         kind = self.number("<u4", what)
         if kind == STRING:
@@ -178,15 +178,15 @@ class Reader:
         kind, count = self.number("<u4", what), self.number("<u8", what)
         self.num_values += count
         if self.num_values > MAX_VALUES:
-            self.fail(f"{what} has {count:,} elements: more than {MAX_VALUES:,} in all")
+            self.fail(f"{what} has {count:,} elements: more than {MAX_VALUES:,} in total")
         if kind == STRING:
             return [self.text(what) for _ in range(count)]
         if kind not in SCALARS:
-            self.fail(f"{what} is an array of the type {kind}")
+            self.fail(f"{what} is an array of unsupported type {kind}")
         return np.frombuffer(self.take(count * np.dtype(SCALARS[kind]).itemsize, what), SCALARS[kind]).tolist()
 
     def place(self, name: str, kinds: Any, sizes: dict) -> tuple[Any, tuple[int, ...], int, int]:
-        """The kind, shape, offset and size in bytes of a tensor; kinds, sizes: of the library."""
+        """Read the kind, shape, offset and size in bytes of a tensor; kinds and sizes come from the library."""
         what = f"tensor {name:.80}"
         num_dimensions = self.number("<u4", what)
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
@@ -198,5 +198,5 @@ class Reader:
         kind = kinds(number)
         elements, num_bytes = sizes[kind]  # of a block
         if min(shape) < 1 or shape[-1] % elements:
-            self.fail(f"{what} has the shape {shape}, which {kind.name} can't have")
+            self.fail(f"{what} has shape {shape}, which is invalid for {kind.name}")
         return kind, shape, offset, math.prod(shape) // elements * num_bytes

@@ -1,6 +1,6 @@
-"""Between our model and its family's files (families/): config.json, tensor names and layouts.
+"""Convert between our model and the files of its family (families/): config.json, tensor names, layouts.
 
-Nothing is dropped silently: a setting that our model doesn't have is an error.
+Nothing is dropped silently: a setting that our model doesn't have raises an error.
 """
 
 import re
@@ -16,12 +16,12 @@ from nanorlhf.errors import InputError
 from nanorlhf.pretrained.families import FILES, family_of
 from nanorlhf.pretrained.families.family import RANGES, ConfigFile
 
-# suffixes of model_type: transformers refuses them, instead of dropping adapters or reading the last token alone
+# suffixes of model_type: they make transformers raise an error, instead of dropping adapters or the mean pooling
 ADAPTER, POOLED = "_adapter", "_mean_pooled"
 GATED = ("mlp.gate", "mlp.up")
 # tensors without the prefix
 HEADS = ("lm_head.", "embed_out.", "score.", "classifier.", "v_head.", "reward_bias")
-# masks and rotary tables that older versions of transformers saved, and a bias that T5 never used
+# masks and rotary tables saved by older versions of transformers, and a bias that T5 never used
 BUFFERS = re.compile(
     r"(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask|embed_positions)$"
     r"|rotary_emb\.((original_)?inv_freq|cos_cached|sin_cached)$"
@@ -37,7 +37,7 @@ UNSUPPORTED: dict[str, Any] = {
     "is_encoder_decoder": False, "is_causal": True, "pruned_heads": {},
     "per_layer_config": None, "use_bidirectional_attention": False,
 }  # fmt: skip
-# settings that may be None, and the properties that say what None means
+# settings that may be None, and the properties that resolve None
 RESOLVED = {
     "n_kv_head": "kv_heads",
     "d_head": "head_width",
@@ -46,17 +46,17 @@ RESOLVED = {
 
 
 def check_fits(config: GPTConfig, where: str | Path, num_weights: int) -> None:
-    """InputError for sizes above RANGES, and for a model of more than `num_weights` weights.
+    """Raise InputError for sizes above RANGES, and for a model with more than `num_weights` weights.
 
-    That many are in its files, or fit into memory. Counted without biases and norms, from the
-    numbers alone: no model is made.
+    num_weights: how many are in the files or fit into memory. We count without biases and norms,
+    from the config, without creating a model.
     """
     for name, (_, most) in RANGES.items():
         size = getattr(config, name, None) or 0
         if size > most:
-            raise InputError(f"{where}: {name} is {size}, more than {most}.")
+            raise InputError(f"{where}: {name} must be at most {most}, got {size}.")
     num_decoder_blocks = config.num_decoder_blocks
-    # rows of q, k, v, and columns of the output
+    # rows of q, k and v, and columns of the output
     attention = 2 * (config.n_head + config.kv_heads) * config.head_width
     mlp = (3 if config.gated_mlp else 2) * config.d_mlp
     rows = config.vocab_size + (config.n_ctx if config.positions == "learned" else 0)
@@ -64,19 +64,19 @@ def check_fits(config: GPTConfig, where: str | Path, num_weights: int) -> None:
     count = rows * config.d_model
     if count > num_weights:
         sizes = f"a model of these sizes has {count:,} weights"
-        raise InputError(f"{where}: {sizes}, room is for {num_weights:,}.")
+        raise InputError(f"{where}: {sizes}, more than the limit of {num_weights:,}.")
 
 
 # ----------------------------------------------------------------------- tensors: names and layouts
 def tensor_names(name: str, config: GPTConfig) -> list[str]:
-    """Our tensor name -> its names in a file: one, or several if q, k and v are separate."""
+    """Translate our tensor name to its names in a file: one, or several if q, k and v are separate."""
     family = family_of(config.architecture)
     module, _, kind = name.rpartition(".")
     block = re.fullmatch(r"transformer\.blocks\.(\d+)\.(.+)", module)
     if block:
         number = int(block[1])
         theirs = f"{family.modules['transformer.blocks']}.#.{family.modules[block[2]]}"
-        if config.num_decoder_blocks:  # with us the decoder's blocks follow the encoder's
+        if config.num_decoder_blocks:  # in our model the decoder's blocks follow the encoder's
             in_decoder = number >= config.n_layer
             number -= config.n_layer if in_decoder else 0
             theirs = theirs.format(
@@ -96,7 +96,7 @@ def tensor_names(name: str, config: GPTConfig) -> list[str]:
 
 
 def qkv_layout(config: GPTConfig) -> tuple[int, list[int]]:
-    """Number of groups of a fused q, k, v in the file, and where q, k and v stand in a group."""
+    """Return the number of groups of a fused q, k, v in the file, and the order of q, k and v in a group."""
     family = family_of(config.architecture)
     groups = config.n_head if family.qkv_groups is None else family.qkv_groups
     return groups, ["qkv".index(letter) for letter in family.qkv_order]
@@ -108,11 +108,11 @@ def is_transposed(name: str, config: GPTConfig) -> bool:
 
 
 def to_family(name: str, tensor: Tensor, config: GPTConfig) -> list[Tensor]:
-    """Our tensor in the layout of its family: one for each of `tensor_names`."""
+    """Convert our tensor to the layout of its family: one tensor for each of `tensor_names`."""
     groups, order = qkv_layout(config)
     if "attention.qkv" in name and groups > 1:  # (3 * G * rows, ...) -> (G * 3 * rows, ...)
         split = tensor.view(3, groups, -1, *tensor.shape[1:])
-        if order != [0, 1, 2]:  # to index on the meta device PyTorch imports sympy
+        if order != [0, 1, 2]:  # indexing on the meta device makes PyTorch import sympy
             split = split[order]
         tensor = split.transpose(0, 1).reshape(tensor.shape)
     if is_transposed(name, config):
@@ -124,39 +124,39 @@ def to_family(name: str, tensor: Tensor, config: GPTConfig) -> list[Tensor]:
 
 
 def from_family(name: str, tensors: list[Tensor], config: GPTConfig, rows: slice = slice(None)) -> Tensor:
-    """The inverse of `to_family`, maybe a view: of a mapped file only `rows` are read."""
+    """Invert `to_family`. May return a view; from a memory-mapped file only `rows` are read."""
     if is_transposed(name, config):
         tensors = [tensor.t() for tensor in tensors]
     if not re.search(r"\.(qkv|kv)\.", name):
         return tensors[0][rows] if tensors[0].ndim else tensors[0]
     groups, order = qkv_layout(config)
     index = torch.arange(sum(map(len, tensors)))
-    if groups > 1:  # where our rows are in the file: (groups, 3, rows) -> (3, groups, rows)
+    if groups > 1:  # positions of our rows in the file: (groups, 3, rows) -> (3, groups, rows)
         index = index.view(groups, 3, -1)[:, order].transpose(0, 1).flatten()
     index = index[rows]
     found = []
-    for tensor in tensors:  # one, or (q,) k and v, in ascending order of our rows
+    for tensor in tensors:  # one, or (q,) k and v, in the order of our rows
         found.append(tensor[index[(index >= 0) & (index < len(tensor))].to(tensor.device)])
         index = index - len(tensor)
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> dict[str, Tensor]:
-    """Normalise tensor names: with the family's prefix and name of the head, without buffers.
+    """Normalise tensor names: add the family's prefix and name of the head, drop buffers.
 
-    T5's embedding may be there once more for each stack. Raises InputError if a tensor appears
+    T5's file may have a copy of the embedding for each stack. Raises InputError if a tensor appears
     under two names.
     """
     if config.num_decoder_blocks:
         copies = [f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")]
         found = [tensors[name] for name in ("shared.weight", *copies) if name in tensors]
         if not all(torch.equal(embedding, found[0]) for embedding in found):
-            raise InputError(f"{file}: encoder and decoder have different embeddings: T5 shares one.")
+            raise InputError(f"{file}: encoder and decoder have different embeddings, but T5 shares one.")
         tensors = {name: tensor for name, tensor in tensors.items() if name not in copies}
         if found:
             tensors["shared.weight"] = found[0]
     family = family_of(config.architecture)
-    # the file may hold only the trunk, as OpenAI's GPT-2 does
+    # the file may contain only the trunk, like OpenAI's GPT-2
     is_bare = not any(name.startswith(family.prefix) for name in tensors)
     renamed = {}
     for name, tensor in tensors.items():
@@ -167,13 +167,13 @@ def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> di
         elif is_bare and not name.startswith(HEADS):
             name = family.prefix + name
         if name in renamed:
-            raise InputError(f"{file} holds {name} under two names: remove one of them.")
+            raise InputError(f"{file} has {name} under two names: remove one of them.")
         renamed[name] = tensor
     return renamed
 
 
 def split_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """The names and tensors of a file, with the MLP's gate and up as two where the family has one."""
+    """Split the MLP's gate and up into two tensors if the family stores them as one."""
     family = family_of(config.architecture)
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -186,7 +186,7 @@ def split_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tens
 
 
 def fuse_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """The inverse of `split_gates`."""
+    """Invert `split_gates`."""
     family, found = family_of(config.architecture), dict(tensors)
     if family.fused_gate is not None:
         gate, up = (family.modules[ours] for ours in GATED)
@@ -198,10 +198,10 @@ def fuse_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tenso
 
 # -------------------------------------------------------------------------------------- config.json
 def parse_config(settings: dict, path: Path) -> GPTConfig:
-    """The fields of config.json, as transformers 4 or 5 writes them -> GPTConfig.
+    """Convert the fields of config.json, as written by transformers 4 or 5, to a GPTConfig.
 
-    Raises InputError for a value of the wrong kind or range and for a setting that isn't
-    implemented; `path` is for its message.
+    Raises InputError, naming `path`, for a value of the wrong type or range, and for an unsupported
+    setting.
     """
     file = ConfigFile(settings, path)
     model_type = settings.get("model_type")
@@ -210,10 +210,10 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
     if name not in FILES:
         raise file.error(f"model_type {model_type!r} isn't one of {', '.join(FILES)}.")
     family = family_of(name)
-    for quantised in ("quantization_config", "quantization"):  # of transformers, and of MLX
+    for quantised in ("quantization_config", "quantization"):  # transformers' and MLX's field
         if settings.get(quantised) is not None:
             raise file.error(
-                f"the weights are quantised ({quantised} {settings[quantised]!r:.80}): name the checkpoint that they "
+                f"the weights are quantised ({quantised} {settings[quantised]!r:.80}): pass the checkpoint that they "
                 "were made from."
             )
     for theirs, unused in UNSUPPORTED.items():
@@ -245,7 +245,7 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
         theirs, activations = family.settings["activation"][0], ", ".join(ACTIVATIONS)
         raise file.error(f"{theirs} {config.activation!r} isn't one of {activations}.")
     config = replace(config, activation=ACTIVATIONS[config.activation])
-    # an odd number rotates one channel more; where config.json has the number, transformers fails
+    # an odd number rotates one more channel; transformers fails on one set in config.json
     is_odd = config.rotary_dim % 2
     if config.rotary_dim + is_odd > config.head_width or (is_odd and "rotary_dim" in values):
         width = f"a head of width {config.head_width}"
@@ -254,7 +254,7 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
 
 
 def canonical(config: GPTConfig) -> GPTConfig:
-    """None for a setting whose value is what None means."""
+    """Set each setting to None if its value is what None resolves to."""
     none: dict[str, Any] = {}
     if not any(config.windows):
         none["attention_windows"] = none["local_rotary_base"] = None
@@ -270,7 +270,7 @@ def canonical(config: GPTConfig) -> GPTConfig:
 
 
 def config_object(config: GPTConfig) -> dict[str, Any]:
-    """GPTConfig -> config.json as transformers 4 writes it, which 5 reads too.
+    """Convert a GPTConfig to config.json as written by transformers 4, which 5 also reads.
 
     Raises InputError for a setting that the family's config.json can't express.
     """

@@ -1,4 +1,4 @@
-"""Read the settings and tensors of a model: safetensors, pickles, shards of them."""
+"""Read the tensors of a model from safetensors, pickles, or shards of them."""
 
 import re
 import zipfile
@@ -20,19 +20,19 @@ from nanorlhf.pretrained.directories import (
     split_adapter,
 )
 
-# what wrappers put into tensor names: torch.compile, DDP, FSDP, activation checkpointing, peft, TRL
+# what wrappers insert into tensor names: torch.compile, DDP, FSDP, activation checkpointing, peft, TRL
 WRAPPERS = re.compile(
     r"(?<![^.])(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_model\.model|base_layer"
     r"|pretrained_model)\."
 )
 # peft's trained copies of whole modules, next to their originals
 TRAINED_COPY, ORIGINAL = re.compile(r"\.modules_to_save\.[^.]+\."), ".original_module."
-# what the readers raise for damaged bytes, besides errors of their own
+# what the readers raise for damaged bytes, in addition to their own errors
 WRONG_BYTES = (RuntimeError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def shards_of(path: Path) -> dict[Path, set[str]]:
-    """The file itself, or the files next to it that an index names, each with the tensors that it names there."""
+    """Return the file itself, or the shards that an index lists next to it, each with the names of its tensors."""
     if not path.name.endswith(".index.json"):
         return {path: set()}
     weight_map = read_object(path).get("weight_map") or {}
@@ -42,9 +42,9 @@ def shards_of(path: Path) -> dict[Path, set[str]]:
     for name in set(names):
         is_name = Path(name).name == name and "\0" not in name and len(name) < 256
         if not name or not is_name:  # ../.. would read anything
-            raise InputError(f"{path} names {name!r:.300}, which isn't a file next to it.")
+            raise InputError(f"{path} lists {name!r:.300}, which isn't a file next to it.")
         if not (path.parent / name).is_file():
-            raise InputError(f"{path} names {name}, which isn't there: download it too.")
+            raise InputError(f"{path} lists {name}, which is missing: download it too.")
     shards: dict[Path, set[str]] = {path.parent / name: set() for name in sorted(set(names))}
     for tensor, name in weight_map.items():
         shards[path.parent / name].add(tensor)
@@ -62,20 +62,20 @@ def files_of_model(where: str | Path) -> list[Path]:
 
 
 def unwrapped(tensors: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """The tensors under the names that the model itself gives them, without those of wrappers around it."""
+    """Remove the prefixes that wrappers around the model added to the tensor names."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if ORIGINAL in name:
             continue
         plain = TRAINED_COPY.sub(".", WRAPPERS.sub("", name))
         if plain in found:
-            raise InputError(f"{file} holds {plain} under two names: remove one of them.")
+            raise InputError(f"{file} has {plain} under two names: remove one of them.")
         found[plain] = tensor
     return found
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file, by name; InputError for a damaged file or one that holds more."""
+    """Read the tensors of one file by name; raise InputError if the file is damaged or has anything else in it."""
     open_regular(path).close()
     if path.suffix == ".safetensors":
         try:
@@ -92,23 +92,23 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_pickle(path: Path, **settings: Any) -> Any:
-    """What `torch.save` wrote, if it is data and tensors only: code is refused, and never run.
+    """Load what `torch.save` wrote if it contains only data and tensors; code is refused and never run.
 
-    settings: of `torch.load`.
+    settings: passed to `torch.load`.
     """
     open_regular(path).close()
     try:
         with interrupts_wait():
-            if zipfile.is_zipfile(path):  # torch stores: a compressed member is a bomb or not torch's
+            if zipfile.is_zipfile(path):  # torch doesn't compress: a compressed member may be a zip bomb
                 with zipfile.ZipFile(path) as members:
                     size = sum(member.file_size for member in members.infolist())
                     if size > path.stat().st_size:
                         raise RuntimeError("it is compressed")
             return torch.load(path, map_location="cpu", weights_only=True, **settings)
-    except Exception as error:  # the unpickler interprets damaged bytes, whatever they say
+    except Exception as error:  # damaged bytes can make the unpickler raise anything
         raise unreadable(path, error) from error
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    return InputError(f"{path} can't be read: it is damaged or holds more than tensors ({reason:.300}).")
+    return InputError(f"{path} can't be read: it is damaged or contains more than tensors ({reason:.300}).")

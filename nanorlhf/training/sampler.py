@@ -104,8 +104,7 @@ class Sampler:
         return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
 
     def writer(self) -> Any:
-        """Return `generate` with the current parameters; a sharded policy is gathered once per rollout, not per token.
-        """
+        """Return `generate` with the current parameters; gather a sharded policy once per rollout, not per token."""
         if self.engine is not None:
             forbidden = self.policy.forbidden
             ids = [] if forbidden is None else forbidden.nonzero().flatten().tolist()

@@ -1,4 +1,4 @@
-"""GGUF files become the checkpoint that they were written from: weights, settings, tokens; damage is one sentence."""
+"""A GGUF file converts back to the checkpoint it was written from: weights, settings, tokenizer; and bad files."""
 
 import dataclasses
 import importlib.util
@@ -76,19 +76,19 @@ NAMES = {
     **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
     "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up", "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
-OWN_NAMES = {  # of the families with a norm after attention
+OWN_NAMES = {  # in families with a norm after attention
     "pre_feedforward_layernorm": "ffn_norm", "post_attention_layernorm": "post_attention_norm",
 }  # fmt: skip
 TOKENS = ["<|endoftext|>", "<|im_end|>", *(chr(c) for c in range(33, 127)), "Ġ", "Ċ", "he", "Ġhe"]
 
 
 def in_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """As llama.cpp's converter does: channels i and i + D / 2 of a head become neighbours."""
+    """Reorder rows as llama.cpp's converter does: channels i and i + D / 2 of a head become neighbours."""
     return rows.reshape(num_heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def write(path: Path, family: str, tensors: dict, settings: dict, kind: str = "F32", **changes) -> Path:
-    """A GGUF file by the library's own writer."""
+    """Write a GGUF file with the library's own writer."""
     writer = gguf.GGUFWriter(path, family, split_max_tensors=changes.pop("tensors_per_file", 0))
     quantised = gguf.GGMLQuantizationType[kind]
     for ours, theirs in (SETTINGS | MORE_SETTINGS.get(family, {})).items():
@@ -131,7 +131,7 @@ def write(path: Path, family: str, tensors: dict, settings: dict, kind: str = "F
 
 
 def split_name(name: str, family: str) -> tuple[str, ...]:
-    """model.layers.0.mlp.up_proj.weight -> blk, 0, ffn_up, weight."""
+    """Split model.layers.0.mlp.up_proj.weight into blk, 0, ffn_up, weight."""
     names = NAMES | OWN_NAMES if family in ("olmo2", "gemma2", "gemma3") else NAMES
     name, _, suffix = name.removeprefix("model.").rpartition(".")
     if name.startswith("layers."):
@@ -141,14 +141,14 @@ def split_name(name: str, family: str) -> tuple[str, ...]:
 
 
 def converted(path: Path) -> Path:
-    """The checkpoint, beside the file and made again each time."""
+    """Convert the file to a checkpoint next to it, replacing an earlier one."""
     convert(path, Path(f"{path}.hf"))
     return Path(f"{path}.hf")
 
 
 @pytest.fixture(params=CONFIGS)
 def written(request, tmp_path) -> tuple[str, GPT, Path, dict]:
-    """A random model in the Hugging Face layout, its tensors' names and its settings."""
+    """Return a family, a random model, the directory with its hf/ checkpoint, and its tensors by name."""
     torch.manual_seed(0)
     model = GPT(CONFIGS[request.param])
     with torch.no_grad():
@@ -164,13 +164,13 @@ def test_a_file_has_the_weights_and_settings_that_were_written(written, kind) ->
     path = write(root / "model.gguf", family, tensors, config_object(model.config), kind)
     ours = load_gpt(converted(path))
     assert ours.config.architecture == ARCHITECTURES[family]
-    own = ("n_ctx", "rotary_base", "norm_eps", "local_rotary_base")  # of float32 precision, and qwen's windows
+    own = ("n_ctx", "rotary_base", "norm_eps", "local_rotary_base")  # stored in float32
     for field in dataclasses.fields(GPTConfig):
         value, got = getattr(model.config, field.name), getattr(ours.config, field.name)
         assert got == pytest.approx(value) if field.name in own else got == value, field.name
     precision = {"F32": 0, "F16": 1e-3, "BF16": 8e-3, "Q8_0": 0.02, "Q4_1": 0.25}[kind]
     for (name, a), b in zip(model.state_dict().items(), ours.state_dict().values(), strict=True):
-        rounding = 2**-24 if "gemma" in family and "norm" in name else 0  # of 1 + weight, which the file has
+        rounding = 2**-24 if "gemma" in family and "norm" in name else 0  # the file stores 1 + weight
         assert (a - b).abs().max() <= precision * a.abs().max() + rounding, name
     assert read_config(converted(path)) == ours.config
 
@@ -186,24 +186,24 @@ def test_a_model_in_several_files_is_read_by_the_name_of_the_first(tmp_path) -> 
     for name, tensor in load_gpt(converted(first)).state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
     load_tokenizer(converted(first))
-    with pytest.raises(InputError, match="m-00002-of-00003.gguf is part 2 of 3: name the first, m-00001-of-00003.gguf"):
+    with pytest.raises(InputError, match="m-00002-of-00003.gguf is part 2 of 3: pass the first part, m-00001"):
         converted(second)
     third.rename(tmp_path / "gone")
     open_gguf.cache_clear()
-    with pytest.raises(InputError, match="the first of 3 files, and m-00003-of-00003.gguf isn't there: download it"):
+    with pytest.raises(InputError, match="the first of 3 files, but m-00003-of-00003.gguf is missing: download it"):
         load_gpt(converted(first))
     third.write_bytes(second.read_bytes())
-    with pytest.raises(InputError, match="m-00003-of-00003.gguf: tensor .* is in another part too: download it again"):
+    with pytest.raises(InputError, match="m-00003-of-00003.gguf: tensor .* is also in another part: download it again"):
         load_gpt(converted(first))
     first.rename(tmp_path / "renamed.gguf")
-    with pytest.raises(InputError, match="is one of 3 files: its name must end in -00001-of-0000N.gguf, N = 3"):
+    with pytest.raises(InputError, match="is one of 3 files: its name must end with -00001-of-0000N.gguf, N = 3"):
         converted(tmp_path / "renamed.gguf")
 
 
 def test_logits_are_those_of_transformers_from_the_directory(written) -> None:
     family, model, root, tensors = written
     path = write(root / "model.gguf", family, tensors, config_object(model.config))
-    # eager: transformers 5.17 takes SDPA for Gemma 2, which ignores the cap of the attention logits
+    # eager: for Gemma 2 transformers 5.17 uses SDPA, which ignores the cap on attention logits
     theirs = transformers.AutoModelForCausalLM.from_pretrained(root / "hf", attn_implementation="eager").eval()
     ids = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -214,7 +214,7 @@ def test_logits_are_those_of_transformers_from_the_directory(written) -> None:
 @pytest.mark.parametrize("family", ["phi3", "gemma2", "gemma3"])
 @torch.no_grad()
 def test_logits_are_those_of_transformers_from_the_file(family, tmp_path) -> None:
-    """Another judge of how llama.cpp names and stores tensors; it drops some settings, and does not know OLMo 2."""
+    """A second check of how llama.cpp names and stores tensors; transformers drops some settings, and lacks OLMo 2."""
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("transformers reads GGUF with accelerate only: pip install accelerate")
     torch.manual_seed(0)
@@ -235,7 +235,7 @@ def test_logits_are_those_of_transformers_from_the_file(family, tmp_path) -> Non
 
 @pytest.mark.parametrize(("family", "layers"), [("gemma2", 46), ("gemma3", 62)])
 def test_the_largest_gemmas_divide_attention_logits_by_another_number(family, layers, tmp_path) -> None:
-    """Gemma 2 27B: 4608 / 32 = 144 and not its heads' 128; Gemma 3 27B: 5376 / 32 = 168."""
+    """Gemma 2 27B: 4608 / 32 = 144 instead of the head width, 128; Gemma 3 27B: 5376 / 32 = 168."""
     config = replace(CONFIGS[family], d_head=32, rotary_dim=32, attention_divisor=32)
     tensors = {"model.embed_tokens.weight": torch.zeros(300, 64)}
     for num_layers, divisor in ((2, 32), (layers, 64 // 4)):
@@ -258,7 +258,7 @@ def test_the_divisors_of_a_llama_3_are_its_rope_scaling(tmp_path) -> None:
     save(model, tmp_path / "hf")
     config = transformers.AutoConfig.from_pretrained(tmp_path / "hf")
     plain = 500000.0 ** -(torch.arange(0, 16, 2) / 16)
-    divisors = plain / ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0]  # as llama.cpp's converter has them
+    divisors = plain / ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0]  # as in llama.cpp's converter
     assert divisors.tolist()[:4] == pytest.approx([1] * 4) and divisors.tolist()[-3:] == pytest.approx([8] * 3)
     tensors = load_file(tmp_path / "hf/model.safetensors")
     path = write(
@@ -271,7 +271,7 @@ def test_the_divisors_of_a_llama_3_are_its_rope_scaling(tmp_path) -> None:
             tmp_path / f"{wrong.sum()}.gguf", "llama", tensors | {"rope_freqs.weight": wrong},
             config_object(model.config),
         )  # fmt: skip
-        with pytest.raises(InputError, match="rope_freqs.weight isn't Llama 3's"):
+        with pytest.raises(InputError, match="rope_freqs.weight doesn't match Llama 3"):
             load_gpt(converted(path))
 
 
@@ -288,8 +288,8 @@ def test_the_tokenizer_knows_its_symbols_and_eos(tmp_path) -> None:
     assert tokenizer.backend.id_to_token(tokenizer.eos_id) == "<|im_end|>" and tokenizer.pad_id == 300
     assert tokenizer.decode(tokenizer.encode("he said 42")) == "he said 42"
     pieces = [tokenizer.backend.id_to_token(i) for i in tokenizer.encode("he he 42")]
-    assert pieces == ["he", "Ġhe", "Ġ", "4", "2"]  # each digit by itself
-    assert tokenizer.encode("<|im_end|>") != [1]  # in a text it is ten characters
+    assert pieces == ["he", "Ġhe", "Ġ", "4", "2"]  # one token per digit
+    assert tokenizer.encode("<|im_end|>") != [1]  # plain characters, not a special token
     assert tokenizer.encode("<|im_end|>", parse_special=True) == [1]
     assert (tokenizer.bos, tokenizer.chat_template) == ("<|endoftext|>", "{{ messages[0].content }}")
 
@@ -337,7 +337,7 @@ def test_a_tokenizer_of_another_kind_asks_for_the_hub_id(tmp_path, change, capsy
     tensors = {"model.embed_tokens.weight": torch.zeros(300, 64)}
     path = write(tmp_path / "m.gguf", "llama", tensors, config_object(CONFIGS["llama"]), **change)
     written = converted(path)
-    assert "isn't implemented: name the model's Hub id with --tokenizer" in capsys.readouterr().err
+    assert "isn't implemented: pass the model's Hub id as --tokenizer" in capsys.readouterr().err
     assert sorted(file.name for file in written.iterdir()) == ["config.json", "model.safetensors"]
 
 
@@ -356,7 +356,7 @@ def test_a_checkpoint_is_written_once_and_transformers_reads_it(written, monkeyp
         assert (model.logits(model(ids)) - theirs(ids).logits).abs().max() < 1e-4
     with pytest.raises(SystemExit):
         run_module(main, Args)
-    assert f"--out {root / 'out'} holds a model: choose another directory." in capsys.readouterr().err
+    assert f"--out {root / 'out'} already contains a model: choose another directory." in capsys.readouterr().err
 
 
 def test_the_scripts_refuse_a_file_by_the_command_that_converts_it(tmp_path) -> None:
@@ -364,7 +364,7 @@ def test_the_scripts_refuse_a_file_by_the_command_that_converts_it(tmp_path) -> 
     file.touch()
     command = re.escape(f"`python -m nanorlhf.pretrained.gguf {file} --out DIR`")
     for read in (load_gpt, load_scalar, load_tokenizer, read_config, files_of_model):
-        with pytest.raises(InputError, match=f"m.gguf is a GGUF file: convert it once with {command}, and name DIR"):
+        with pytest.raises(InputError, match=f"m.gguf is a GGUF file: convert it once with {command} and pass DIR"):
             read(file)
 
 
@@ -374,7 +374,7 @@ def test_damage_is_one_sentence(tmp_path) -> None:
     whole = write(tmp_path / "whole.gguf", "llama", load_file(tmp_path / "hf/model.safetensors"), config_object(config))
     data, rng = whole.read_bytes(), np.random.default_rng(1)
     damaged = [data[: len(data) // 2], data[:100], b"", b"GGUF" + bytes(100), b"no gguf at all"]
-    for _ in range(40):  # a flipped byte of the header or of the metadata; the weights have no checksum
+    for _ in range(40):  # flip a bit in the header or the metadata; the weights have no checksum
         place = int(rng.integers(6000))
         damaged.append(data[:place] + bytes([data[place] ^ (1 << int(rng.integers(8)))]) + data[place + 1 :])
     for number, content in enumerate(damaged):
@@ -405,7 +405,7 @@ def smollm2() -> Path:
 @pytest.mark.slow
 @torch.no_grad()
 def test_smollm2_is_that_of_transformers(smollm2, tmp_path) -> None:
-    """Logits within a hundred-thousandth of the largest, and the same greedy text: at each of its tokens."""
+    """The logits agree within 1e-5 of the largest, and greedy decoding chooses the same tokens."""
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("transformers reads GGUF with accelerate only: pip install accelerate")
     convert(smollm2, tmp_path)
@@ -414,7 +414,7 @@ def test_smollm2_is_that_of_transformers(smollm2, tmp_path) -> None:
         smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32
     )
     chat = tokenizer.backend
-    chat.encode_special_tokens = False  # the marks of the template
+    chat.encode_special_tokens = False  # parse the chat template's special tokens
     ids = torch.tensor([chat.encode("<|im_start|>user\nWhat is gravity?<|im_end|>\n<|im_start|>assistant\n").ids])
     logits = theirs(ids).logits
     assert (ours.logits(ours(ids)) - logits).abs().max() < 1e-5 * logits.abs().max()

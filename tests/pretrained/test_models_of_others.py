@@ -1,4 +1,4 @@
-"""Models that other programs saved: transformers' classifiers, TRL's value heads, peft's adapters, other layouts."""
+"""Models saved by other programs: transformers' classifiers, TRL's value heads, peft's adapters, other layouts."""
 
 import json
 import shutil
@@ -19,8 +19,8 @@ from nanorlhf.training.loading import new_value_model
 from tests.test_checkpoint import FAMILIES, VOCAB, change_config, change_tensors, theirs_of
 
 CPU = torch.device("cpu")
-PAD, EOS = VOCAB, 7  # ours lies outside the embedding
-CLASSIFIERS = sorted(FAMILIES.keys() - {"codegen"})  # transformers has none of CodeGen
+PAD, EOS = VOCAB, 7  # our [PAD] is outside the embedding
+CLASSIFIERS = sorted(FAMILIES.keys() - {"codegen"})  # transformers has no classifier for CodeGen
 TEXTS = [Demonstration([1, 2, 3], [4, 5, 6, EOS], {}), Demonstration([8, 9], [10, 11, EOS], {}),
          Demonstration([12], [EOS], {}), Demonstration([13, 14, 15, 16], [17] * 7 + [EOS], {})]  # fmt: skip
 
@@ -41,7 +41,7 @@ def classifier(family: str, kind: str = "Sequence", **changes) -> transformers.P
 
 @torch.no_grad()
 def their_scores(theirs: transformers.PreTrainedModel, rows: list[Demonstration], pad_id: int) -> torch.Tensor:
-    """Of right-padded texts, by the class's own choice of the token that counts."""
+    """Score right-padded texts; transformers chooses the token whose score counts."""
     texts = [row.query + row.response for row in rows]
     ids = torch.tensor([text + [pad_id] * (12 - len(text)) for text in texts])
     mask = torch.tensor([[1] * len(text) + [0] * (12 - len(text)) for text in texts])
@@ -86,7 +86,7 @@ def test_skipped_ids_in_the_middle_and_after_the_end_do_not_count() -> None:
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama"])
 @torch.no_grad()
 def test_a_token_classifier_of_one_label_has_its_value_at_each_token(family, tmp_path) -> None:
-    """As other programs' value models are. Its head has a bias, and is called score or classifier."""
+    """Other programs save value models this way. The head has a bias, and is called score or classifier."""
     theirs = classifier(family, "Token")
     theirs.save_pretrained(tmp_path)
     ids = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -181,7 +181,7 @@ ALL = {"gpt2": ["c_attn", "c_proj", "c_fc"], "gpt_neox": ["query_key_value", "de
 
 
 def adapter(family: str, root: Path, theirs: transformers.PreTrainedModel | None = None, **settings) -> torch.nn.Module:
-    """A random LoRA of the model in root/base, saved in root/adapter; returns peft's model."""
+    """Save a model in root/base and a random LoRA of it in root/adapter; return peft's model."""
     theirs = theirs_of(family, {}) if theirs is None else theirs
     theirs.save_pretrained(root / "base")
     config = LoraConfig(r=3, lora_alpha=7, target_modules=ALL[family], **settings)
@@ -217,7 +217,7 @@ def test_an_adapter_is_merged_as_peft_does(family, settings, tmp_path, capsys) -
 
 @torch.no_grad()
 def test_an_adapter_of_a_classifier_on_a_policy_is_a_reward_model(tmp_path) -> None:
-    """TRL trains the head whole and saves it with the updates; its base on disk is a language model."""
+    """TRL trains the head in full and saves it with the updates; its base on disk is a language model."""
     policy, scorer = theirs_of("llama", {}), classifier("llama")
     scorer.model.load_state_dict(policy.model.state_dict())
     theirs = adapter("llama", tmp_path, scorer, task_type="SEQ_CLS", modules_to_save=["score"])
@@ -230,7 +230,7 @@ def test_an_adapter_of_a_classifier_on_a_policy_is_a_reward_model(tmp_path) -> N
 
 
 def test_updates_beside_the_weights_are_refused(tmp_path) -> None:
-    """The state dict of peft's model, saved as if it were the model's own."""
+    """A state dict of peft's model, saved as if it were the plain model's."""
     theirs = adapter("llama", tmp_path)
     tensors = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
     save_file(tensors, tmp_path / "base/model.safetensors", metadata={"format": "pt"})
@@ -249,11 +249,11 @@ def test_an_adapter_has_the_tokenizer_of_its_base(tmp_path) -> None:
     ("changes", "sentence"),
     [
         ({"base_model_name_or_path": "/nowhere/base"}, "base model /nowhere/base can't be read .*: correct base_model"),
-        ({"base_model_name_or_path": None}, "base_model_name_or_path must name the adapter's base model, not None"),
+        ({"base_model_name_or_path": None}, "base_model_name_or_path must name the adapter's base model, got None"),
         ({"peft_type": "IA3"}, "peft_type 'IA3' isn't implemented, only LoRA: merge it with peft's merge_and_unload"),
         ({"use_dora": True}, "DoRA isn't implemented"),
         ({"lora_alpha": "7"}, "lora_alpha must be a number"),
-        ({"alpha_pattern": {"(": 2}}, "alpha_pattern .* must have regular expressions as names"),
+        ({"alpha_pattern": {"(": 2}}, "the keys of alpha_pattern must be regular expressions"),
     ],
 )
 def test_an_adapter_that_cannot_be_merged_is_one_sentence(changes, sentence, tmp_path) -> None:
@@ -271,10 +271,10 @@ def test_an_update_of_another_shape_or_layer_is_refused(tmp_path) -> None:
     tensors = load_file(file)
     name = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
     save_file(tensors | {name: torch.zeros(5, 3)}, file)
-    with pytest.raises(InputError, match=r"layers.1.self_attn.q_proj.weight has shape \(5, 3\) x \(3, 24\)"):
+    with pytest.raises(InputError, match=r"layers.1.self_attn.q_proj.weight: expected .*, got \(5, 3\) x \(3, 24\)"):
         load_gpt(tmp_path / "adapter")
     save_file({key.replace("layers.1", "layers.8"): tensor for key, tensor in tensors.items()}, file)
-    with pytest.raises(InputError, match="layers.8.* isn't an update of a layer of the base model"):
+    with pytest.raises(InputError, match="layers.8.* doesn't match a layer of the base model"):
         load_gpt(tmp_path / "adapter")
     file.unlink()
     with pytest.raises(InputError, match="has no adapter_model.safetensors or adapter_model.bin"):
@@ -285,8 +285,8 @@ def test_an_update_of_another_shape_or_layer_is_refused(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("file", "sentence"),
     [
-        ("checkpoint-500/config.json", "it holds 1 checkpoints: name one of them, such as .*checkpoint-500"),
-        ("model.gguf", "it holds GGUF files: convert one with `python -m nanorlhf.pretrained.gguf FILE --out DIR`"),
+        ("checkpoint-500/config.json", "it contains 1 checkpoints: pass one of them, such as .*checkpoint-500"),
+        ("model.gguf", "it contains GGUF files: convert one with `python -m nanorlhf.pretrained.gguf FILE --out DIR`"),
         ("model-00001-of-00002.safetensors", "shards without their index: download model.safetensors.index.json"),
         ("zero_to_fp32.py", "a DeepSpeed checkpoint: convert it with its zero_to_fp32.py"),
         ("global_step5/zero_pp_rank_0_mp_rank_00_model_states.pt", "a DeepSpeed checkpoint"),
@@ -296,7 +296,7 @@ def test_an_update_of_another_shape_or_layer_is_refused(tmp_path) -> None:
         ),
         ("onnx/model.onnx", "an export for inference"),
         ("weights.npz", "MLX weights"),
-        ("consolidated.00.pth", "weights in their author's layout"),
+        ("consolidated.00.pth", "weights in the authors' layout"),
         ("tf_model.h5", "TensorFlow or Flax weights"),
         ("last.ckpt", "a training program's own checkpoint"),
     ],
@@ -318,7 +318,7 @@ def test_of_several_checkpoints_the_last_is_suggested(tmp_path) -> None:
     for step in (500, 1000, 90):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "config.json").touch()
-    with pytest.raises(InputError, match="it holds 3 checkpoints: name one of them, such as .*checkpoint-1000"):
+    with pytest.raises(InputError, match="it contains 3 checkpoints: pass one of them, such as .*checkpoint-1000"):
         load_gpt(tmp_path)
 
 
@@ -334,5 +334,5 @@ def test_quantised_weights_are_refused_with_their_kind(quantised, tmp_path) -> N
     theirs_of("llama", {}).save_pretrained(tmp_path)
     change_config(tmp_path, **quantised)
     [name] = quantised
-    with pytest.raises(InputError, match=f"the weights are quantised \\({name} .*: name the checkpoint"):
+    with pytest.raises(InputError, match=f"the weights are quantised \\({name} .*: pass the checkpoint"):
         load_gpt(tmp_path)

@@ -87,7 +87,7 @@ def test_a_reward_replaces_the_reward_model_and_only_models_are_read():
         (None, None, None, "--reward-model None leaves nothing to score with"),
         ("rm", ("a.py:f", "b.py:g"), (1.0,), r"--reward-weights 1: expected 2, one for each --reward\."),
         (("rm", "rm2"), None, (1.0, 2.0, 3.0), "--reward-weights 1 2 3: expected 2, one for each --reward-model"),
-        ("rm", "a.py:f", "min", "--reward-weights min works with --reward-model only: with --reward, pass one weight for each"),
+        ("rm", "a.py:f", "min", "--reward-weights min works with --reward-model only: with --reward, pass one weight"),
         ("rm", None, "mean", "--reward-weights mean needs several models in --reward-model"),
     ],
 )

@@ -362,7 +362,7 @@ def test_another_directory_is_reported_by_name(roberta, tmp_path):
 
 
 def test_only_a_whole_encoder_directory_is_accepted(tmp_path, roberta):
-    with pytest.raises(InputError, match="holds no config.json"):
+    with pytest.raises(InputError, match="has no config.json"):
         discriminator_from_encoder(tmp_path)
     shutil.copytree(roberta, tmp_path / "cut")
     (tmp_path / "cut" / "model.safetensors").write_bytes(b"no weights")

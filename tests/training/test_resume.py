@@ -264,7 +264,7 @@ def test_a_payload_in_a_pickle_is_refused_and_never_run(args, tmp_path, is_whole
     payload = Payload(tmp_path / "made")
     change_state(args, lambda state: payload if is_whole else state | {"thing": payload})
     with pytest.raises(
-        InputError, match="--resume: .*state.pt can't be read: it is damaged or holds more than tensors"
+        InputError, match="--resume: .*state.pt can't be read: it is damaged or contains more than tensors"
     ):
         load_state(args.out, args)
     assert not (tmp_path / "made").exists()

@@ -1,14 +1,14 @@
-"""The model families that are read and written, by model_type in config.json.
+"""The supported model families, by model_type in config.json.
 
-A run needs one or two of them, so a family's file is read with its first model. To add a family,
-write a `Family` (family.py) into the file of its relatives and name it here.
+A run needs only one or two, so a family's module is imported with its first model. To add a family,
+define a `Family` (family.py) in the module of its relatives and list it here.
 """
 
 from importlib import import_module
 
 from nanorlhf.pretrained.families.family import Family
 
-FILES = {  # the file next to this one that has it
+FILES = {  # model_type: module in this package
     "gpt2": "gpt2",
     "gpt_neo": "gpt2",
     "gpt_neox": "neox",

@@ -1,7 +1,8 @@
-"""What is known of a model family in the Hugging Face layout: a `Family`.
+"""The description of a model family in the Hugging Face layout: a `Family`.
 
-That is how config.json calls the settings of `GPTConfig`, what it doesn't say, how tensors are
-called, and the order of q, k and v. layout.py reads and writes by it.
+It maps the settings of `GPTConfig` to fields of config.json, adds the settings that config.json
+doesn't have, and gives the tensor names and the order of q, k and v. layout.py uses it to read and
+write checkpoints.
 """
 
 import math
@@ -14,7 +15,7 @@ from kernels.attention import RotaryScaling
 from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 
-# integer settings: the least and the largest, far above any model, far below what overflows
+# integer settings: minimum and maximum, which is far above any model but can't overflow
 RANGES: dict[str, tuple[int, int]] = {
     "vocab_size": (1, 2**24), "n_ctx": (1, 2**28), "d_model": (1, 2**18), "n_layer": (1, 2**12),
     "n_head": (1, 2**12), "n_kv_head": (1, 2**12), "d_head": (1, 2**18), "d_mlp": (1, 2**20),
@@ -34,9 +35,9 @@ class ConfigFile:
         return InputError(f"{self.where}: {message}")
 
     def get(self, name: str, kind: type, default: Any = ..., least: float = 0, most: float = math.inf) -> Any:
-        """A field of this type and range, or InputError. null is as if it were absent.
+        """Return a field of this type and range, or raise InputError. null counts as missing.
 
-        default: None for a field that may be absent; without a default it must be there.
+        default: for a missing field, possibly None; without a default the field is required.
         """
         value: Any = self.fields.get(name)
         if value is None and default is not ...:
@@ -57,7 +58,7 @@ class ConfigFile:
         raise self.error(f"{name} must be {wanted}, not {value!r:.80}.")
 
 
-Setting = str | tuple[str, Any]  # field of config.json; with transformers' default, if it has one
+Setting = str | tuple[str, Any]  # field of config.json, with transformers' default if there is one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,28 +66,28 @@ class Family:
     transformers_class: str
     config_class: type[GPTConfig] = GPTConfig
     settings: dict[str, Setting]
-    """of GPTConfig, and what config.json calls them"""
+    """settings of GPTConfig, and their fields in config.json"""
     fixed: dict[str, Any]
     """settings of GPTConfig that config.json doesn't have"""
     constants: dict[str, Any] = field(default_factory=dict)
-    """fields of config.json that are always the same"""
+    """fields of config.json with a constant value"""
     read: Callable[[ConfigFile, Any], dict[str, Any]] = lambda file, config: {}
-    """the config so far -> what else config.json says"""
+    """(file, config so far) -> the remaining settings from config.json"""
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
-    """its inverse: further fields of config.json"""
+    """the inverse of `read`: the remaining fields of config.json"""
     prefix: str = "transformer."
-    """of all tensors but the head's"""
+    """prefix of all tensor names except the head's"""
     modules: dict[str, str]
     """our module: theirs; [qkv] stands for three tensors that we store as one"""
     qkv_groups: int | None = 1
     """number of groups of rows in a fused q, k, v, each with a share of all three; None: one per
     head. Ours has one group: q of all heads, then k, then v."""
     qkv_order: str = "qkv"
-    """within a group"""
+    """order within a group"""
     transposed: bool = False
     """the weights of the blocks' linear layers are (in, out)"""
     fused_gate: str | None = None
-    """the name of one tensor per block that holds the MLP's gate, then up; None: there are two"""
+    """name of the tensor in each block that contains the MLP's gate, then up; None: two tensors"""
 
 
 # ----------------------------------------------------------------- rotary positions in config.json
@@ -113,9 +114,9 @@ def read_rotary(
     share_names: tuple[str, ...],
     base_names: tuple[str, ...],
 ) -> tuple[float | None, float, ConfigFile | None]:
-    """The fraction of a head's channels that is rotated, the base of the angles, and rope_scaling.
+    """Return the fraction of a head's channels that is rotated, the base of the angles, and rope_scaling.
 
-    transformers 4 writes numbers of their own, and rope_scaling; transformers 5 rope_parameters.
+    transformers 4 writes separate numbers and rope_scaling; transformers 5 writes rope_parameters.
     """
     name = "rope_parameters" if file.fields.get("rope_parameters") else "rope_scaling"
     rope = file.fields.get(name) or {}
@@ -143,7 +144,7 @@ def read_rotary(
 
 
 def read_scaling(rope: ConfigFile, n_ctx: int) -> RotaryScaling:
-    """rope_scaling as transformers reads it; InputError for numbers that make no sense."""
+    """Read rope_scaling as transformers does; raise InputError for invalid numbers."""
 
     def number(name: str, default: Any = ...) -> float:
         return rope.get(name, float, default, least=1e-6, most=2.0**63)
@@ -172,6 +173,6 @@ def read_scaling(rope: ConfigFile, n_ctx: int) -> RotaryScaling:
 
 
 def write_scaling(scaling: RotaryScaling) -> dict[str, Any]:
-    """The inverse of `read_scaling`."""
+    """Invert `read_scaling`."""
     fields = {theirs: getattr(scaling, ours) for ours, theirs in SCALING[scaling.kind].items()}
     return {"rope_type": scaling.kind} | fields

@@ -17,7 +17,7 @@ from nanorlhf.pretrained.families.llama import (
 
 
 def read_gemma2(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
-    """Every second layer has a window, from the first on."""
+    """Every second layer has a window, starting with the first."""
     kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(config.n_layer)]
     caps = {
         "attention_cap": read_cap(file, "attn_logit_softcapping", 50.0),
@@ -28,7 +28,7 @@ def read_gemma2(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
 
 
 def read_cap(file: ConfigFile, name: str, default: float | None) -> float | None:
-    if name in file.fields and file.fields[name] is None:  # null: none
+    if name in file.fields and file.fields[name] is None:  # null: no cap
         return None
     return file.get(name, float, default, least=1e-3)
 
@@ -41,18 +41,18 @@ def write_gemma(config: GPTConfig) -> dict[str, Any]:
     is_tanh = config.activation == "gelu_new"
     return {
         "layer_types": [LAYER_KINDS[window is not None] for window in config.windows],
-        # transformers fails without one, also if no layer has it
+        # transformers fails without a window, even if no layer has one
         "sliding_window": next(filter(None, config.windows), 4096),
         "final_logit_softcapping": config.logit_cap,
-        # vLLM knows this name alone
+        # the only name that vLLM accepts
         "hidden_activation": "gelu_pytorch_tanh" if is_tanh else config.activation,
     }
 
 
 def read_gemma3(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
-    """Every sixth layer has no window; those with one have a rotary base of their own.
+    """Every sixth layer has no window; layers with a window have a separate rotary base.
 
-    transformers 4 has rope_local_base_freq for it, transformers 5 rope_parameters for each kind.
+    It is rope_local_base_freq in transformers 4, and in transformers 5 rope_parameters per kind of layer.
     """
     period = file.get("sliding_window_pattern", int, 6, 1)
     full, local = LAYER_KINDS

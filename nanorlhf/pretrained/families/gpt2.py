@@ -28,15 +28,15 @@ GPT2 = Family(
 
 
 def read_neo(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
-    """attention_layers names each layer's kind; attention_types is [[kinds, repeats], ...]."""
+    """Read attention_layers, the kind of each layer, and attention_types, [[kinds, repeats], ...]."""
     window = file.get("window_size", int, 256, 1, RANGES["n_ctx"][1])
     types, layers = file.fields.get("attention_types"), file.fields.get("attention_layers")
     if types is None:
         types = [[["global", "local"], 12]] if layers is None else [[layers, 1]]
     try:
         repeated = (kind for group, times in types for _ in range(times) for kind in group)
-        kinds = [*islice(repeated, config.n_layer + 1)]  # however often it says to repeat
-    except (TypeError, ValueError):  # not of that form
+        kinds = [*islice(repeated, config.n_layer + 1)]  # bounded, whatever number of repeats the file has
+    except (TypeError, ValueError):  # not in that form
         kinds = []
     is_known = len(kinds) == config.n_layer and all(kind in ("global", "local") for kind in kinds)
     if not is_known or layers not in (None, kinds):

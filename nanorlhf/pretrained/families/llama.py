@@ -22,7 +22,7 @@ LAYER_KINDS = ("full_attention", "sliding_attention")
 def read_llama(
     file: ConfigFile, config: GPTConfig, window: int | None = None, kinds: list | None = None
 ) -> dict[str, Any]:
-    """Rotary positions and windows; `kinds` are the layers' where layer_types doesn't say."""
+    """Read rotary positions and windows; `kinds` are the kinds of the layers if layer_types is missing."""
     if config.n_head % config.kv_heads:
         heads = f"num_attention_heads {config.n_head}"
         raise file.error(f"num_key_value_heads {config.kv_heads} must divide {heads}.")
@@ -60,7 +60,7 @@ def read_mistral(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
 
 
 def sliding_window(file: ConfigFile) -> int | None:
-    has_window = file.fields.get("sliding_window", 4096) is not None  # null: none
+    has_window = file.fields.get("sliding_window", 4096) is not None  # null: no window
     return file.get("sliding_window", int, 4096 if has_window else None, 1, RANGES["n_ctx"][1])
 
 
@@ -148,7 +148,7 @@ OLMO2 = replace(
 
 
 def read_phi3(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
-    """Some of a head's channels may be rotated, and all layers have the window."""
+    """Read rotary positions, perhaps for only some of a head's channels, and one window for all layers."""
     names = ("partial_rotary_factor",), ("rope_theta",)
     share, base, _ = read_rotary(file, ("default",), *names)
     window = None if file.fields.get("sliding_window") is None else sliding_window(file)

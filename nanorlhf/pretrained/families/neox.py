@@ -19,7 +19,7 @@ def read_neox(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
 
 def write_neox(config: GPTConfig) -> dict[str, Any]:
     share = config.rotary_dim / config.head_width
-    if int(config.head_width * share) < config.rotary_dim:  # would not be the same when read again
+    if int(config.head_width * share) < config.rotary_dim:  # reading it back would round down
         share = math.nextafter(share, math.inf)
     return {"rotary_pct": share, "rotary_emb_base": config.rotary_base}
 
@@ -44,7 +44,7 @@ GPT_NEOX = Family(
         "attention.out": "attention.dense", "norm2": "post_attention_layernorm",
         "mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h",
         "transformer.norm": "final_layer_norm",
-        # transformers 5 calls it lm_head in memory; in files it is embed_out, which 4 and 5 read
+        # transformers 5 calls it lm_head in memory, but embed_out in files, which 4 and 5 read
         "lm_head": "embed_out",
     },
     qkv_groups=None,

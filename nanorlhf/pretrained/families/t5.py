@@ -7,22 +7,22 @@ from nanorlhf.t5 import T5Config
 
 
 def read_t5(file: ConfigFile, config: T5Config) -> dict[str, Any]:
-    """The activation that feed_forward_proj names, and whether the head is the embedding.
+    """Read the activation in feed_forward_proj, and whether the head is tied to the embedding.
 
-    The first T5s scale what a tied head reads, version 1.1 has a head of its own. transformers 5
-    writes tie_word_embeddings: true for both, and tells them apart by scale_decoder_outputs.
+    The original T5 scales the input of its tied head; version 1.1 has a separate head. transformers 5
+    writes tie_word_embeddings: true for both and distinguishes them by scale_decoder_outputs.
     """
     projection = config.activation
     gate, _, activation = projection.rpartition("-")
     if gate not in ("", "gated"):
         raise file.error(f"feed_forward_proj {projection!r:.80} isn't gated-ACTIVATION or ACTIVATION.")
     if projection == "gated-gelu":
-        activation = "gelu_new"  # which is how T5 1.1 has been trained
-    exact = config.num_buckets // 2  # of the decoder; the encoder has half as many on each side
+        activation = "gelu_new"  # T5 1.1 was trained with it
+    exact = config.num_buckets // 2  # in the decoder; the encoder has half as many on each side
     file.get("relative_attention_max_distance", int, config.max_distance, exact + 1)
     is_scaled = file.get("scale_decoder_outputs", bool, config.tied_head)
     if is_scaled and not config.tied_head:
-        raise file.error("scale_decoder_outputs needs tie_word_embeddings: both true, or both false.")
+        raise file.error("scale_decoder_outputs needs tie_word_embeddings: set both to true or both to false.")
     return {
         "gated_mlp": gate == "gated",
         "activation": activation,
@@ -35,7 +35,7 @@ def write_t5(config: T5Config) -> dict[str, Any]:
     projection = f"gated-{config.activation}" if config.gated_mlp else config.activation
     return {
         "feed_forward_proj": "gated-gelu" if projection == "gated-gelu_new" else projection,
-        # transformers 5 gives its cache as many layers as the encoder has
+        # transformers 5 creates its cache with as many layers as the encoder has
         "use_cache": config.num_decoder_blocks <= config.n_layer,
     }
 
@@ -52,7 +52,7 @@ T5 = Family(
         "num_buckets": ("relative_attention_num_buckets", 32),
         "max_distance": ("relative_attention_max_distance", 128),
         "start_id": ("decoder_start_token_id", 0),
-        # what the tokenizers of T5 and CodeT5 put around every text
+        # the tokens that T5's and CodeT5's tokenizers put around every text
         "query_start_id": ("bos_token_id", None), "query_end_id": ("eos_token_id", None),
     },
     fixed={},  # T5Config has them
