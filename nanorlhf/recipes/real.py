@@ -1,8 +1,8 @@
 """A pretrained model on real preferences: SmolLM2-135M-Instruct on TL;DR, sized for two CPU cores (`make real`).
 
-N+'s stages with low-rank updates, shorter posts and an independent reward model as gold: it learns from the other half
-of the posts and scores only the evaluation. `harmless` is the same on HH-RLHF, where comparisons teach more than which
-reply is longer, with linear reward models and PPO and RLOO of 64 updates. `sentiment` has a known reward instead.
+N+'s stages with low-rank updates, shorter posts and an independent reward model as gold: it is trained on the other
+half of the posts and used only for evaluation. `harmless` does the same on HH-RLHF, whose comparisons teach more than
+which reply is longer, with linear reward models and 64 updates of PPO or RLOO. `sentiment` has a known reward instead.
 `rewards` compares reward models on published benchmarks, by default those of docs/data.md's chat.
 """
 
@@ -14,7 +14,7 @@ REASONING: dict = dict(
     sft="HuggingFaceTB/SmolLM2-135M-Instruct",
     reward_model=None,
     reward=("data/reason.py:solved", "data/reason.py:says_a_number"),
-    reward_weights=(1.0, 0.2),  # by the first alone most groups of samples are alike: all wrong
+    reward_weights=(1.0, 0.2),  # with only the first, most groups have equal scores: all wrong
     max_query_length=64,
     response_length=16,
     **LORA,
@@ -61,7 +61,7 @@ RECIPES: dict = {
     "real": {
         "help": "SmolLM2-135M on real posts and preferences, on two CPU cores in hours",
         "sft": SFT | LENGTHS | dict(data=Path("runs/real/first"), out=Path("runs/real/sft")),
-        # the gold model's data is the other half
+        # the gold model is trained on the other half
         "rm": dict(
             data=Path("runs/real/first"),
             sft="runs/real/sft",
@@ -137,7 +137,7 @@ RECIPES: dict = {
         ),
     },
     "sentiment": {
-        "help": "SmolLM2-135M continues film dialogues, rewarded for good spirits; on two CPU cores in minutes",
+        "help": "SmolLM2-135M continues film dialogues, rewarded for positive sentiment; on two CPU cores in minutes",
         "ppo": dict(
             data=Path("runs/sentiment/data"),
             out=Path("runs/sentiment/ppo"),
@@ -188,7 +188,7 @@ RECIPES: dict = {
         ),
     },
     "reason": {
-        "help": "SmolLM2-135M on sums and products that reasoning-gym checks; on two CPU cores in an hour",
+        "help": "SmolLM2-135M on sums and products checked by reasoning-gym; on two CPU cores in an hour",
         "grpo": REASONING | dict(out=Path("runs/reason/grpo"), samples_per_query=4, num_epochs=1),
         "ppo": REASONING
         | dict(out=Path("runs/reason/ppo"), value_model="shared", num_ppo_epochs=1, score_at="last_token"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nanorlhf.training.settings import AdamSettings
 
-BASELINE: dict = dict(  # what RLCF is compared with trains as RLCF does
+BASELINE: dict = dict(  # the baselines train like RLCF
     total_episodes=150_000,
     lr=1e-6,
     max_query_length=500,
@@ -27,7 +27,7 @@ TINY_BASELINE: dict = dict(
 RECIPES: dict = {
     "rlcf": {
         "help": "RLCF: a compiler and a discriminator as feedback",
-        "sft": dict(  # CodeGen 350M on the rest of methods
+        "sft": dict(  # CodeGen 350M completes the rest of a method
             data=Path("runs/rlcf/data"),
             rows="code",
             out=Path("runs/rlcf/sft"),
@@ -42,7 +42,7 @@ RECIPES: dict = {
             max_response_length=384,
             temperature=0.6,
         ),
-        "discriminator": dict(  # triplets as CodeBERT's pre-training, then samples of the policy
+        "discriminator": dict(  # triplets as in CodeBERT's pre-training, then samples of the policy
             data=Path("runs/rlcf/data"),
             out=Path("runs/rlcf/discriminator"),
             num_triplet_epochs=5.0,
@@ -62,7 +62,7 @@ RECIPES: dict = {
             curves=("runs/rlcf/ppo",),
             num_samples=100,
             ks=(1, 10, 100),
-            max_query_length=1024,  # MBJP's prompts reach 931 tokens, and a test leaves no problem out
+            max_query_length=1024,  # MBJP's prompts have up to 931 tokens, and a test must not skip any
             response_length=256,
         ),
     },
@@ -167,7 +167,7 @@ RECIPES: dict = {
             seed=1,
             num_epochs=4,
             batch_size=16,
-            lr=5e-5,  # more would undo what PPO chose
+            lr=5e-5,  # a higher rate would undo what PPO learned
             warmup_steps=5,
             loss_on="response",
             max_query_length=160,
@@ -192,7 +192,7 @@ RECIPES: dict = {
 
 
 def of_codet5(model: str, batch_size: int, root: Path) -> dict:
-    """`rlcf` with the paper's other policy, an encoder-decoder, in its own directories."""
+    """Return the recipe `rlcf` with the paper's other policy, an encoder-decoder, in separate directories."""
     rlcf = RECIPES["rlcf"]
     sft, discriminator, data, bench = root / "sft", root / "discriminator", root / "data", root / "bench"
     return {

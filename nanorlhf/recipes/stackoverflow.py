@@ -1,4 +1,4 @@
-"""RL for question answering in programming domain (SO): the paper's settings and the embedded site."""
+"""RL for question answering in programming domain (SO): the paper's settings and the embedded Q&A site."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ RECIPES: dict = {
             out=Path("runs/stackoverflow/ppo"),
             sft="runs/stackoverflow/sft",
             reward_model="runs/stackoverflow/rm_regression",
-            total_episodes=27_776,  # not in the paper: its 6,946 questions four times
+            total_episodes=27_776,  # not in the paper: four passes over its 6,946 questions
             batch_size=64,
             num_minibatches=4,
             lr=1.41e-5,
@@ -52,7 +52,7 @@ RECIPES: dict = {
             response_length=256,
             temperature=1.0,
             missing_eos_score=None,
-            kl_coef=0.2,  # [SO ppo] it adapts
+            kl_coef=0.2,  # [SO ppo] adaptive
             kl_target=6.0,
             score_at="last_token",
         ),
@@ -124,7 +124,7 @@ RECIPES: dict = {
             score_at="last_token",
             gold="data/site.py:gold_score",
         ),
-        "answers": dict(  # gold: a function that no training sees
+        "answers": dict(  # gold: a function that training never sees
             data=Path("runs/site/data"),
             out=Path("runs/site/eval"),
             policies=("base", "runs/site/base", "sft", "runs/site/sft", "ppo", "runs/site/ppo"),

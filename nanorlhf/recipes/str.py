@@ -20,10 +20,10 @@ RECIPES: dict = {
             max_response_length=100,
             temperature=0.8,
         ),
-        "rm": dict(  # pairs of the policy's own answers, as it ranked them
+        "rm": dict(  # pairs of the policy's own answers, ranked by itself
             data=Path("runs/str/data"),
             sft="runs/str/sft",
-            batch_size=16,  # not in the paper; batch size, rate and schedule are its PPO's
+            batch_size=16,  # not in the paper: batch size, learning rate and schedule as in its PPO
             lr=3e-5,
             schedule="linear",
             adam=AdamSettings(eps=1e-8),
@@ -38,7 +38,7 @@ RECIPES: dict = {
             adam=AdamSettings(eps=1e-8),
             max_response_length=100,
         ),
-        "ppo": dict(  # beta 0.5, lr 3e-5, batch 16; all else as N+
+        "ppo": dict(  # beta 0.5, lr 3e-5, batch 16; everything else as in N+
             data=Path("runs/str/data"),
             out=Path("runs/str/ppo"),
             sft="runs/str/sft",
@@ -50,7 +50,7 @@ RECIPES: dict = {
             temperature=0.8,
             kl_coef=0.5,  # [STR ppo]
         ),
-        "replies": dict(  # one reply per question; of SQuAD 500 (--num-queries)
+        "replies": dict(  # one reply per question; 500 questions of SQuAD (--num-queries)
             data=Path("runs/str/data"),
             out=Path("runs/str/eval"),
             policies=(

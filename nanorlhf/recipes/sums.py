@@ -1,4 +1,4 @@
-"""The embedded sums, whose answers a program checks; the settings are no paper's."""
+"""The embedded sums, whose answers a program checks; the settings don't come from a paper."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ RECIPES: dict = {
             lr=1e-3,
             warmup_steps=20,
             max_query_length=16,
-            max_response_length=40,  # a slip may have more digits
+            max_response_length=40,  # a wrong answer may have more digits
         ),
         "ppo": OF_ROLLOUTS | dict(out=Path("runs/sums/ppo"), num_ppo_epochs=2, kl_coef=0.01, score_at="last_token"),
         "grpo": OF_ROLLOUTS | dict(out=Path("runs/sums/grpo"), num_epochs=2, samples_per_query=16, kl_coef=0.01),

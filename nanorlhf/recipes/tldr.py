@@ -53,7 +53,7 @@ RECIPES: dict = {
             batch_size=64,
             micro_batch_size=32,
             lr=3e-4,
-            kl_coef=0.1,  # at 0.05 PPO finds what this reward model does not check; at 0.2 it leaves facts out
+            kl_coef=0.1,  # at 0.05 PPO exploits what this reward model doesn't check; at 0.2 it omits facts
             max_query_length=80,
             response_length=24,
             gold="data/tiny.py:gold_score",
@@ -72,7 +72,7 @@ RECIPES: dict = {
             response_length=24,
             gold="data/tiny.py:gold_score",
         ),
-        "summaries": dict(  # gold: the labeller, which no training sees
+        "summaries": dict(  # gold: the labeller, which training never sees
             data=Path("runs/tiny/data"),
             out=Path("runs/tiny/eval"),
             policies=("sft", "runs/tiny/sft", "ppo", "runs/tiny/ppo"),
@@ -126,7 +126,7 @@ RECIPES: dict = {
     },
     "tldr-rm": {
         "help": "N+ Table 5 and Figure 7: reward models and DPO side by side",
-        "reward_models": dict(  # a name that comes again is another seed
+        "reward_models": dict(  # a repeated name is another seed
             dtype="bfloat16",
             data=Path("runs/tldr/data"),
             out=Path("runs/tldr/eval_rm"),
