@@ -4,7 +4,7 @@ import java.util.Map;
 
 /** What the tests and the stubs of the program's classes call. The tests are trusted, the program's replies are not. */
 public class NanoRlhfTests {
-    /** The program has ended, or its reply is no value. */
+    /** The program has ended, or its reply isn't a valid value. */
     static class Ended extends Error {
         Ended() {
             raised = this;
@@ -26,7 +26,7 @@ public class NanoRlhfTests {
         }
     }
 
-    /** An object of the program. It is equal to itself only: what is equal is not for the program to say. */
+    /** An object of the program. It equals only itself: the program must not decide what is equal. */
     public static class Remote {
         final int number;
 
@@ -44,8 +44,8 @@ public class NanoRlhfTests {
     }
 
     static int failures;
-    static boolean isBroken; // there was an answer that is no value
-    static Throwable raised; // the last one that isn't the tests' own
+    static boolean isBroken; // whether an answer was an invalid object
+    static Throwable raised; // the program's last exception
     static ClassLoader loader;
     private static final Map<Integer, Object> REMOTES = new HashMap<>();
 
@@ -58,7 +58,7 @@ public class NanoRlhfTests {
         REMOTES.clear();
     }
 
-    /** Called where a test would have thrown for a wrong answer, so that the remaining tests still run. */
+    /** Called instead of a test's throw for a wrong answer, so that the remaining tests still run. */
     public static synchronized void fail(String message) {
         failures++;
         System.err.println(message);
@@ -111,7 +111,7 @@ public class NanoRlhfTests {
         });
     }
 
-    /** Thrown as it is if the JDK has such an exception: the tests may expect it. */
+    /** Throws the same exception if the JDK has it: the tests may expect it. */
     private static RuntimeException thrown(String type, String message) {
         Throwable error = new ProgramException(type + ": " + message);
         try {

@@ -1,50 +1,51 @@
-"""Runs generated programs in a sandbox, their tests in another, and returns a verdict on each program.
+"""Run generated programs in a sandbox and their tests in another, and return a verdict on each program.
 
     run_programs([...], "java") -> [Verdict(compiled=True, executed=True, passed=False, reason="wrong_answer"), ...]
 
-Java's tests are a class Main, Python's a script. supervisor.py limits what programs may do; `isolation()` describes how
-much of that this machine supports, for callers to print. [RLCF evaluation]
+Java tests are a class Main, Python tests a script. supervisor.py limits what programs may do; `isolation()` describes
+which limits this machine supports, for callers to print. [RLCF evaluation]
 
     reason          compiled executed passed
     passed             x        x       x    all tests ran, and the process exited with status 0
     wrong_answer       x        x            all tests ran, and at least one reported a wrong answer
-    exception          x                     the program threw, or a test threw for another reason than a wrong answer
+    exception          x                     the program threw, or a test threw for a reason other than a wrong answer
     exit               x                     the process exited before the tests ended, or with a status other than 0
     signal             x                     it crashed or was killed: a segmentation fault, a limit of the system
-    timeout            x                     wall-clock or CPU time; also threads that run on after the tests
+    timeout            x                     wall-clock or CPU time; also threads still running after the tests
     memory             x                     Java's heap, Python's data, or all of its processes together
     output             x                     more than OUTPUT bytes on stdout and stderr, or VALUE in an answer; also an
-                                             answer to no call
-    disk               x                     more than DISK bytes of files (if the home is in memory: an exception)
+                                             answer without a call
+    disk               x                     more than DISK bytes of files (an exception if the home is in memory)
     compile_error                            rejected by javac or Python's compile()
     compile_limit                            the compiler ran out of time or memory, or crashed
 
-The program runs in one process, the tests in another, each in a sandbox of its own, and this process passes the calls
-between them: a function's name and its arguments go to the program, a value comes back, and the tests compare values of
-their own making. The program never sees the tests' text or expected answers; what it writes to its pipe is an answer
-and nothing else. The program is compiled by itself: it can't enclose, comment out or redefine a test.
+The program runs in one process and the tests in another, each in its own sandbox, and this process passes calls between
+them: a function's name and arguments go to the program, a value comes back, and the tests compare only values that they
+built themselves. The program never sees the tests' source or expected answers, and whatever it writes to its pipe is
+treated as an answer. The program is compiled separately, so it can't enclose, comment out or redefine a test.
 
-The tests read the prompt's definitions, not the program's: helpers, constants and imports of the prefix and suffix are
-parsed, not searched for, and run in the tests' own process. The program is asked for what the response completes, a
-function or a class. Only where the response is not part of a definition of the prompt does it define names of its own.
-So a change that the program makes to a global of the prompt is not seen by the tests. Names that Python or the JDK
-define are theirs.
+The tests use the prompt's definitions, not the program's: we parse the helpers, constants and imports of the prefix and
+suffix, and run them in the tests' process. From the program we request only what the response completes, a function or
+a class. If the response isn't part of a definition in the prompt, it defines the names itself. Therefore the tests
+don't see a program's changes to the prompt's globals. Names defined by Python or the JDK are never taken from a
+program.
 
 Answers are values: numbers, strings, arrays, collections of the standard library, and objects of classes that the
-prompt defines. Any other object is no answer, whatever it says it is equal to or contains, except that in Python
+prompt defines. No other object is accepted, whatever it claims to be equal to or to contain, except that in Python
 functions may be called and iterators advanced. Tests can't pass functions, nor compare or subclass the program's
-objects (such an object is equal to itself only). Nor can they use a coroutine, a date, a class with __slots__, or in
-Java a StringBuilder, a comparator's order, and of the prompt's classes fields, records and exceptions: a right program
-fails there.
+objects (such an object equals only itself). Nor can they use a coroutine, a date, a class with __slots__, or in Java a
+StringBuilder, a comparator's order, and fields, records and exceptions of the prompt's classes: there a correct program
+fails.
 
-What remains possible: to answer right without solving the problem, by knowing the tests from elsewhere, and to pass
-tests that accept too much, such as a search through an iterator that has no end. NaN is within every tolerance that is
-written `if abs(x - y) > eps`, here as in plain Python and Java.
+Two exploits remain: a program that knows the tests from elsewhere can answer without solving the problem, and tests
+may accept too much, such as a search through an infinite iterator. NaN is within every tolerance that is written
+`if abs(x - y) > eps`, here as in plain Python and Java.
 
-A wrong answer: the tests of MBJP, MathQA and HumanEval all throw the same exception. It would skip the remaining tests
-and hide a later crash, so in Java that throw is replaced by a call that records the failure and continues; `passed` is
+Wrong answers: the tests of MBJP, MathQA and HumanEval all throw the same exception. It would skip the remaining tests
+and hide a later crash, so in Java we replace that throw by a call that records the failure and continues; `passed` is
 the same either way. In other Java tests a wrong answer is a java.lang.Exception or AssertionError, not a subclass,
-created in class Main and ending main; in Python an AssertionError of the tests. Any other exception is a crash.
+created in class Main and ending main; in Python it is an AssertionError raised by the tests. Any other exception is a
+crash.
 """
 
 import atexit
@@ -83,8 +84,8 @@ NUM_TASKS = 128  # processes and threads; a JVM has about 15
 JVM_OVERHEAD = 512  # MiB of a JVM outside its heap
 HARNESS_MIB = 512  # heap of the process that compiles and tests
 COMPILE_SECONDS = 30.0
-TEST_SECONDS = 10.0  # that the tests may take after the program's time limit
-VALUE = 16 * MIB  # bytes that a program may answer
+TEST_SECONDS = 10.0  # for the tests after the program's time limit
+VALUE = 16 * MIB  # largest answer of a program, in bytes
 REASONS = ("passed", "wrong_answer", "exception", "memory", "exit")
 # throw new java.lang.Exception("Exception -- test case 0 did not pass. x0 = " + x0);
 TEST_THROW = re.compile(r'throw new java\.lang\.Exception\((?="Exception -- test case \d+ did not pass)')
@@ -105,35 +106,35 @@ class Program:
 
     @property
     def code(self) -> str:
-        """Nothing may come between the parts: some prompts end in the middle of a line."""
+        """Join the parts without separators: some prompts end in the middle of a line."""
         return self.prefix + self.response + self.suffix
 
 
 @dataclass(frozen=True)
 class Verdict:
     compiled: bool
-    executed: bool  # compiled, and all tests ran without crash or timeout: exec@k
-    passed: bool  # executed, and every answer was right: pass@k
+    executed: bool  # compiled, and all tests ran without a crash or timeout: exec@k
+    passed: bool  # executed, and every answer was correct: pass@k
     reason: str  # from the table above
     output: str  # the last characters printed by the program or its compiler
-    seconds: float  # wall clock of the run, 0 if it did not compile
+    seconds: float  # wall-clock time of the run, 0 if it did not compile
 
 
 @dataclass
 class Worker:
-    """What one thread needs to run its programs."""
+    """The state of a thread that runs programs."""
 
     number: int
-    box: Path  # its own directory
+    box: Path  # the worker's directory
     way: str  # of supervisor.py
     running: set[subprocess.Popen]  # shared by all workers
-    stopped: threading.Event  # shared by all workers: start nothing more
+    stopped: threading.Event  # shared by all workers: start no more programs
     watcher: ThreadPoolExecutor  # its only thread reads the running program's output
-    harness: tuple[subprocess.Popen, int] | None = None  # compiles and tests program after program; its status pipe
+    harness: tuple[subprocess.Popen, int] | None = None  # compiles and tests programs one by one; and its status pipe
 
 
 def program_of(row: dict, response: str) -> Program:
-    """A row of code.jsonl with this response."""
+    """Return the program of a row of code.jsonl and a response."""
     return Program(row["prefix"], response, row["suffix"], row["tests"])
 
 
@@ -147,30 +148,30 @@ def run_programs(
     way: str | None = None,
     weak_isolation: bool = False,
 ) -> list[Verdict]:
-    """A verdict on each program, in order; equal ones run once.
+    """Return a verdict on each program, in order; equal programs run once.
 
-    timeout     seconds of wall clock per run, not counting the compiler
-    workers     programs at a time
+    timeout     seconds of wall-clock time per run, not counting the compiler
+    workers     programs to run at a time
     memory_mib  Java's heap, or all memory of a Python program
-    way         of supervisor.py: "namespaces" or "limits"; None is the best that works here
-    weak_isolation  run them also where the system can't restrict their files or their network
+    way         of supervisor.py: "namespaces" or "limits"; None: the better one that works on this machine
+    weak_isolation  run programs even if the system can't restrict their files or network
 
-    Raises InputError if programs can't be sandboxed here, or nothing can run them. An interrupt kills all of them.
+    Raises InputError if programs can't be sandboxed or run on this machine. An interrupt kills all of them.
     """
     if language not in ("java", "python"):
-        raise InputError(f"programs in {language!r} can't be run: java and python can.")
+        raise InputError(f"unsupported language {language!r}: expected java or python.")
     if way is None:
         way, parts = best_way()
         if way == "limits" and not all(parts.values()) and not weak_isolation:
             missing = " nor ".join(name for name, works in parts.items() if not works)
             raise InputError(
-                f"this system has neither namespaces nor {missing}: programs could read this user's files or open "
-                "connections: run on another system, or pass --weak-isolation to run them all the same."
+                f"this system has neither namespaces nor {missing}, so programs could read this user's files or open "
+                "connections: use another system, or pass --weak-isolation to run them anyway."
             )
-    if language == "java":  # fill the caches before there are threads
+    if language == "java":  # fill the caches before starting threads
         java_classes()
         command = f"{java_home()}/bin/java", *JVM, "-Xmx64m", "-version"
-        if problem := try_way(way, command, java_files())[1]:  # every program would seem to fail
+        if problem := try_way(way, command, java_files())[1]:  # otherwise every program would seem to fail
             raise InputError(f"programs can't run {command[0]} ({problem}): install a JDK below /usr.")
     else:
         python_interpreter(way)
@@ -230,7 +231,7 @@ def run_java(timeout: float, memory_mib: int, worker: Worker, program: Program) 
 
 
 def class_path(box: Path, *directories: Path) -> str:
-    """Relative to where the sandbox starts a program: there may be a colon in the name of a directory above both."""
+    """Return a class path relative to the sandbox's home: absolute paths may contain a colon."""
     return ":".join(os.path.relpath(directory, box / "home") for directory in directories)
 
 
@@ -245,7 +246,7 @@ def run_python(timeout: float, memory_mib: int, worker: Worker, program: Program
 
 
 def run_all_tests(tests: str) -> str:
-    """The tests with each throw for a wrong answer replaced by a call that records it."""
+    """Replace each throw for a wrong answer by a call that records it."""
     return TEST_THROW.sub("NanoRlhfTests.fail(", tests)
 
 
@@ -258,10 +259,10 @@ def run_tests(
     readonly: Sequence[Path | str],
     loads: bool,
 ) -> Verdict:
-    """Start a program and let the worker's harness, which has compiled its tests, run them.
+    """Start a program and run its tests in the worker's harness, which has compiled them.
 
-    {calls} and {replies} in the command become the descriptors of two pipes. With `loads` the program reports two
-    things by itself: that it compiles, and that its top level has run.
+    {calls} and {replies} in the command become the descriptors of two pipes. With `loads` the program itself reports
+    that it compiles, and then that its top level has run.
     """
     calls_fd, calls = os.pipe()
     replies, replies_fd = os.pipe()
@@ -289,20 +290,20 @@ def run_tests(
                 loaded = word == "loaded"
             if loaded:
                 word, printed = converse(worker, calls, replies, began + timeout + TEST_SECONDS)
-        except (EOFError, ValueError):  # it ended, or what it wrote is no message
+        except (EOFError, ValueError):  # it ended, or wrote an invalid message
             word = "ended"
         finally:
             if loads and not loaded:
                 try:
-                    tell(harness, b"none")  # no program to run the tests on
+                    tell(harness, b"none")  # there is no program to test
                 except BrokenPipeError:
                     stop_harness(worker)
-            os.close(calls)  # its end is the program's end
+            os.close(calls)  # makes the program end
             if word in ("timeout", "output"):
                 started[0].terminate()
         limit, status, output = ending.result()
         if word == "passed" and select.select([replies], [], [], 0)[0] and os.read(replies, 1):
-            word = "output"  # an answer that was not asked for: it may have taken the place of another one
+            word = "output"  # an extra answer: it may have replaced another one
     finally:
         os.close(replies)
     seconds = time.monotonic() - began
@@ -325,7 +326,7 @@ def run_tests(
 
 
 def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple[str, str]:
-    """Pass the harness's calls to the program and its replies back: the verdict's word, and what the tests printed."""
+    """Pass calls and replies between harness and program; return the verdict and what the tests printed."""
     assert worker.harness is not None
     harness, word = worker.harness[0], ""
     try:
@@ -348,7 +349,7 @@ def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple
     except TimeoutError:
         stop_harness(worker)
         return "timeout", "the tests did not end"
-    except (EOFError, BrokenPipeError):  # the tests have ended their process
+    except (EOFError, BrokenPipeError):  # the tests ended their process
         return {"memory": "memory"}.get(stop_harness(worker), "ended"), ""
     if verdict == "died":
         stop_harness(worker)
@@ -371,8 +372,8 @@ def start(
 ) -> tuple[subprocess.Popen, int]:
     """Start a command in a sandbox with its home in `box`.
 
-    Returns its supervisor, and the pipe on which the supervisor reports a broken limit. Stdin and stdout of the
-    supervisor are the command's. On SIGTERM it kills the command and every process that it started.
+    Returns the supervisor, and the pipe on which it reports an exceeded limit. The command inherits the supervisor's
+    stdin and stdout. On SIGTERM the supervisor kills the command and every process that it started.
     """
     for name in ("home", "root"):
         make_directory(box / name)
@@ -381,7 +382,7 @@ def start(
         "way": worker.way, "argv": argv, "home": f"{box}/home", "root": f"{box}/root", "uid": uid or user_of(worker),
         "readonly": list(map(str, readonly)), "writable": list(map(str, writable)), "pipes": list(pipes),
         "status_fd": status_fd, "parent": os.getpid(), "seconds": seconds,
-        "cpu_seconds": None if seconds is None else int(2 * seconds) + 1,  # per process: two threads may compute
+        "cpu_seconds": None if seconds is None else int(2 * seconds) + 1,  # per process: enough for two busy threads
         "memory_bytes": memory_mib * MIB, "disk_bytes": DISK, "num_tasks": NUM_TASKS,
         "environment": {"PATH": "/usr/bin:/bin", "HOME": f"{box}/home", "TMPDIR": f"{box}/home", "LANG": "C.UTF-8"},
     }  # fmt: skip
@@ -400,9 +401,9 @@ def start(
 
 
 def finish(worker: Worker, process: subprocess.Popen, status: int) -> tuple[str, int, str]:
-    """Wait for a command: the limit it broke or "", its exit status (or 128 + signal), the end of its output.
+    """Wait for a command; return the limit it exceeded or "", its exit status (or 128 + signal), its last output.
 
-    If the sandbox could not be set up, the limit is "setup: " and the reason; the command has not run.
+    If the sandbox could not be set up, the limit is "setup: " and the reason, and the command has not run.
     """
     assert process.stdout is not None
     stdout, num_bytes, tail = process.stdout.fileno(), 0, b""
@@ -414,7 +415,7 @@ def finish(worker: Worker, process: subprocess.Popen, status: int) -> tuple[str,
             num_bytes, tail = num_bytes + len(chunk), (tail + chunk)[-4 * TAIL :]
             if num_bytes > OUTPUT:
                 process.terminate()
-        elif process.poll() is not None:  # ended, but a process that it started holds the pipe open
+        elif process.poll() is not None:  # ended, but a process that it started keeps the pipe open
             break
     code = process.wait()
     process.stdout.close()
@@ -427,16 +428,17 @@ def finish(worker: Worker, process: subprocess.Popen, status: int) -> tuple[str,
 
 
 def check_setup(limit: str) -> None:
-    """Raise InputError if the sandbox could not be set up: that is no verdict on the program."""
+    """Raise InputError if the sandbox could not be set up, which says nothing about the program."""
     if limit.startswith("setup: "):
         problem = limit.removeprefix("setup: ")
-        raise InputError(f"programs can't be sandboxed on this machine ({problem}): none runs without a sandbox.")
+        raise InputError(f"programs can't be sandboxed on this machine ({problem}), so none was run.")
 
 
 def user_of(worker: Worker, harness: bool = False) -> int | None:
-    """Root runs programs as a user without privileges, a different one per worker and process, harnesses as another.
+    """Return an unprivileged user for root to run programs as: a different one per worker and process, or harness.
 
-    From systemd's range for such users. Not 65534, nobody: the limits would count other programs' processes.
+    The ids are from systemd's range for such users. We don't use nobody (65534), because the limits would count other
+    programs' processes.
     """
     number = worker.number + 64 * harness
     return 61184 + (os.getpid() * 128 + number) % 4096 if os.getuid() == 0 else None
@@ -444,7 +446,7 @@ def user_of(worker: Worker, harness: bool = False) -> int | None:
 
 def make_directory(path: Path) -> None:
     path.mkdir()
-    path.chmod(0o711)  # those users may enter it
+    path.chmod(0o711)  # the unprivileged users may enter it
 
 
 @contextmanager
@@ -464,9 +466,9 @@ def temporary_directory(parent: Path | None = None, uid: int | None = None) -> I
 
 # ---------------------------------------------------------------------------------------- 4. compilers, interpreters
 def prepare(worker: Worker, language: str, directory: str, program: Program, tests: str) -> Verdict | None:
-    """Have the harness compile the tests, and Java's program to a directory; a verdict if they don't compile.
+    """Compile the tests in the harness, and a Java program to a directory; return a verdict if they don't compile.
 
-    Each worker keeps one harness, in its own sandbox: a cold start of javac takes ten times as long.
+    Each worker keeps one harness in a separate sandbox, because a cold start of javac takes ten times as long.
     """
     if worker.harness is None:
         start_harness(worker, language)
@@ -506,7 +508,7 @@ def start_harness(worker: Worker, language: str) -> None:
 
 
 def python_command(worker: Worker) -> list[str]:
-    """By its source: a program may not read this package's directory."""
+    """Return the command with the harness's source inline: a program may not read this package's directory."""
     source = (Path(__file__).parent / "python_harness.py").read_text(encoding="utf-8")
     return [python_interpreter(worker.way), "-I", "-B", "-X", "utf8", "-c", source]
 
@@ -517,7 +519,7 @@ def tell(process: subprocess.Popen, content: bytes) -> None:
 
 
 def hear(process: subprocess.Popen, deadline: float) -> tuple[bytes, bytes]:
-    """A message's kind and content."""
+    """Read a message of the harness; return its kind and content."""
     assert process.stdout is not None
     stdout = process.stdout.fileno()
     kind, length = struct.unpack(">ci", read_exactly(stdout, 5, deadline))
@@ -525,7 +527,9 @@ def hear(process: subprocess.Popen, deadline: float) -> tuple[bytes, bytes]:
 
 
 def receive(fd: int) -> bytes:
-    """A message of the program. EOFError: it has ended, as it must by its time limit; ValueError: it is too long."""
+    """Read a message of the program. Raises EOFError if it ended, at the latest at its time limit, and ValueError if
+    the message is too long.
+    """
     (size,) = struct.unpack(">i", read_exactly(fd, 4))
     if not 0 <= size <= VALUE:
         raise ValueError(f"a value of {size} bytes")
@@ -533,7 +537,7 @@ def receive(fd: int) -> bytes:
 
 
 def stop_harness(worker: Worker) -> str:
-    """Stop the worker's harness; returns the limit that had already ended it, or ""."""
+    """Stop the worker's harness; return the limit that had already ended it, or ""."""
     if worker.harness is None:
         return ""
     process, status = worker.harness
@@ -548,12 +552,12 @@ def stop_harness(worker: Worker) -> str:
 
 
 def java_files() -> tuple[str, ...]:
-    return java_home(), *glob.glob("/etc/java*")  # Debian keeps the JDK's settings there
+    return java_home(), *glob.glob("/etc/java*")  # Debian's path for the JDK's settings
 
 
 @functools.cache
 def java_classes() -> Path:
-    """A directory with the compiled harness.java, removed at exit."""
+    """Compile harness.java to a directory, which is removed at exit."""
     directory = Path(tempfile.mkdtemp(prefix="nanorlhf-java-"))
     atexit.register(shutil.rmtree, directory)
     directory.chmod(0o755)
@@ -564,7 +568,7 @@ def java_classes() -> Path:
 
 @functools.cache
 def python_interpreter(way: str) -> str:
-    """This Python, outside its virtual environment; the system's if programs can't reach this one (in /root)."""
+    """Return this Python, outside its virtual environment, or the system's if programs can't read it (in /root)."""
     for python in (os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3"):
         if not try_way(way, (python, "-I", "-c", ""), (sys.base_prefix,))[1]:
             return python
@@ -573,7 +577,7 @@ def python_interpreter(way: str) -> str:
 
 # ------------------------------------------------------------------------------------------ 5. what a system supports
 def isolation() -> list[str]:
-    """What programs can and can't do on this machine: lines to print before any of them runs."""
+    """Describe what programs can and can't do on this machine, in lines to print before running any."""
     way, parts = best_way()
     if way == "namespaces":
         return [
@@ -585,7 +589,7 @@ def isolation() -> list[str]:
     user = "users without privileges" if os.getuid() == 0 else "the current user"
     lines = [
         f"namespaces: not available ({try_way('namespaces')[1]})",
-        f"processes: run as {user}, see all others, and are killed with every process they start",
+        f"processes: run as {user}, see all others, and are killed along with every process they start",
         "network: none, and no signals to other processes",
         "files: the system's, and an empty home",
     ]
@@ -598,21 +602,21 @@ def isolation() -> list[str]:
 
 @functools.cache
 def best_way() -> tuple[str, dict[str, bool]]:
-    """The first of supervisor.py's two ways that works here, and which of its parts do."""
+    """Return the first of supervisor.py's two ways that works on this machine, and which of its parts work."""
     if not sys.platform.startswith("linux"):
-        raise InputError("running generated programs needs Linux: the sandbox works on no other system.")
+        raise InputError("running generated programs needs Linux: the sandbox doesn't work on other systems.")
     for way in ("namespaces", "limits"):
         parts, problem = try_way(way)
         if not problem:
             return way, parts
-    raise InputError(f"programs can't be sandboxed on this machine ({problem}): none runs without a sandbox.")
+    raise InputError(f"programs can't be sandboxed on this machine ({problem}), so none was run.")
 
 
 @functools.cache
 def try_way(
     way: str, argv: tuple[str, ...] | None = None, readonly: tuple[str, ...] = ()
 ) -> tuple[dict[str, bool], str]:
-    """Try a sandbox, with a command or without: which of its parts work ({} with a command), and "" or the problem."""
+    """Try a sandbox, with or without a command; return which parts work ({} with a command), and the problem or ""."""
     with temporary_directory() as box:
         worker = Worker(0, box, way, set(), threading.Event(), ThreadPoolExecutor(1))
         started = start(worker, box, argv, seconds=30.0, memory_mib=1024, readonly=readonly)

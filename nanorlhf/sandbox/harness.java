@@ -1,11 +1,11 @@
 // The two Java processes of execution.py, compiled once per Python process: the harness compiles programs and runs their
-// tests; the program, in a sandbox of its own, only answers calls. What passes between them are plain values. An object
-// of a class that the prompt doesn't declare is no answer, and ends the tests.
+// tests; the program, in a separate sandbox, only answers calls. They exchange plain values. An object of a class that
+// the prompt doesn't declare is rejected, and ends the tests.
 //
-// The tests are compiled with the prompt's classes, not with the program's. Of these, static members are the prompt's own
-// code, which runs in the harness; the method that the response completes asks the program, and so do constructors and
-// methods of objects, with the prompt's signatures. So no overload, static block or class of the response is seen by the
-// tests. Only where the response writes a class or member of its own does the harness read the program's signatures.
+// The tests are compiled with the prompt's classes, not with the program's. Their static members are the prompt's own
+// code, which runs in the harness; the method that the response completes calls the program, and so do constructors and
+// methods of objects, with the prompt's signatures. So the tests see no overload, static block or class of the response.
+// The harness reads the program's signatures only if the response declares a class or member itself.
 
 import java.io.*;
 import java.lang.reflect.*;
@@ -40,7 +40,7 @@ import com.sun.source.util.Trees;
 // ------------------------------------------------------------------------------------------------- 1. the program
 /** Answers calls of class files: NanoRlhfProgram CALLS REPLIES, two pipes. Ends when CALLS does. */
 class NanoRlhfProgram {
-    private static final List<Object> OBJECTS = new ArrayList<>(); // what the tests hold a reference to, by number
+    private static final List<Object> OBJECTS = new ArrayList<>(); // objects that the tests refer to, by number
     private static final Map<Object, Integer> NUMBERS = new IdentityHashMap<>();
 
     public static void main(String[] args) throws IOException {
@@ -76,7 +76,7 @@ class NanoRlhfProgram {
 
     /**
      * A call: class, name, types (null: a field), target, arguments.
-     * A reply: true, value, and the arguments as they are afterwards; or false, the exception's class and message.
+     * A reply: true, value, and the arguments after the call; or false, the exception's class and message.
      */
     private static byte[] answer(byte[] bytes) throws Throwable {
         Object[] call = (Object[]) NanoRlhfValues.fromBytes(bytes, (number, type) -> OBJECTS.get(number));
@@ -121,12 +121,12 @@ class NanoRlhfProgram {
 
 // ------------------------------------------------------------------------------------------------- 2. plain values
 /**
- * Plain values as bytes: numbers, strings, arrays and java.util's containers, each by its type. Anything else is
- * written as a number that stands for the object. A subclass is written as the class of java.util that it extends: the
- * reader makes values of its own, and runs no code of the writer's.
+ * Plain values as bytes: numbers, strings, arrays and java.util's containers, each by its type. Any other object is
+ * written as a number that refers to it. A subclass is written as the class of java.util that it extends: the reader
+ * builds new values and runs no code of the writer.
  */
 class NanoRlhfValues {
-    /** By class: a container of these items. A map's are its keys and values in turn. */
+    /** By class: make a container of these items. A map's items are its keys and values in turn. */
     private static final Map<String, Function<List<Object>, Object>> CONTAINERS = new HashMap<>();
 
     static {
@@ -196,7 +196,7 @@ class NanoRlhfValues {
         return bytes.toByteArray();
     }
 
-    /** objectOf: from an object's number and class. Raises a RuntimeException for bytes that are no value. */
+    /** objectOf: from an object's number and class. Throws a RuntimeException for bytes that aren't a valid value. */
     static Object fromBytes(byte[] bytes, BiFunction<Integer, String, Object> objectOf) {
         try {
             return read(new DataInputStream(new ByteArrayInputStream(bytes)), objectOf);
@@ -207,7 +207,7 @@ class NanoRlhfValues {
 
     private static void writeText(DataOutputStream out, String text) throws IOException {
         out.writeInt(text.length());
-        out.writeChars(text); // UTF-16: of any string, unlike UTF-8
+        out.writeChars(text); // UTF-16 can encode any string, unlike UTF-8
     }
 
     private static String readText(DataInputStream in) throws IOException {
@@ -295,14 +295,14 @@ class NanoRlhfValues {
             case 'l': return in.readLong();
             case 'f': return Float.intBitsToFloat(in.readInt());
             case 'd': return Double.longBitsToDouble(in.readLong());
-            case 'S': return readText(in).intern(); // as the literals in the tests: programs compare them by ==
+            case 'S': return readText(in).intern(); // like the literals in the tests: programs compare them by ==
             case 'I': return new BigInteger(readText(in));
             case 'D': return new BigDecimal(new BigInteger(readText(in)), in.readInt());
             case 'R': return objectOf.apply(in.readInt(), readText(in));
             case '[': case 'C': {
                 String type = readText(in);
                 int length = in.readInt();
-                if (length > in.available()) { // each item takes a byte or more
+                if (length > in.available()) { // each item takes at least a byte
                     throw new IOException(length + " items");
                 }
                 Class<?> array = tag == '[' ? Class.forName(type, false, null) : Object[].class;
@@ -316,7 +316,7 @@ class NanoRlhfValues {
         }
     }
 
-    /** After a call: give a value that the tests passed the content that the program has left in it. */
+    /** After a call, copy the program's changes of an argument into the tests' object. */
     @SuppressWarnings("unchecked")
     static void restore(Object mine, Object after) {
         if (mine == null || after == null || mine.equals(after)) {
@@ -345,17 +345,17 @@ class NanoRlhfValues {
 
 // -------------------------------------------------------------------------------------------------- 3. the harness
 /**
- * Compiles one program after another and runs their tests. All messages are framed by their length.
+ * Compiles one program after another and runs their tests. All messages start with their length.
  *
  *   in    compile: directory for the class files, the program's prefix, response and suffix, the tests
- *   out   'c', nothing or javac's messages; if there are some, that is all
- *   in    an empty message: run the tests; another one: don't, the program has failed before
+ *   out   'c', nothing or javac's messages; if there are messages, the request ends here
+ *   in    an empty message: run the tests; any other: don't, the program has already failed
  *   out   'q', a call for the program                                     } any number of times
  *   in    the program's reply, or nothing if it has ended                 }
  *   out   'v', the verdict, a line feed, the tests' output
  */
 class NanoRlhfHarness {
-    private static final int TAIL = 8000; // characters of the tests' output
+    private static final int TAIL = 8000; // characters of the tests' output to keep
     private static final Pattern NAME = Pattern.compile("(?<![\\w.$])[A-Za-z_$][\\w$]*");
     private static final DataInputStream IN = new DataInputStream(System.in);
     private static final DataOutputStream OUT = new DataOutputStream(new FileOutputStream(FileDescriptor.out));
@@ -441,7 +441,7 @@ class NanoRlhfHarness {
             boolean byTheTest = frames.length > 0 && frames[0].getClassName().equals("Main");
             boolean isVerdict = thrown.getClass() == Exception.class || thrown.getClass() == AssertionError.class;
             word = byTheTest && isVerdict ? "wrong_answer" : "exception";
-            if (thrown != NanoRlhfTests.raised) { // the program has printed its own
+            if (thrown != NanoRlhfTests.raised) { // the program prints its own exceptions
                 thrown.setStackTrace(
                     Arrays.stream(frames).filter(f -> f.getClassName().startsWith("Main")).toArray(StackTraceElement[]::new));
                 thrown.printStackTrace(captured);
@@ -475,9 +475,9 @@ class NanoRlhfHarness {
     private static final List<String> OPTIONS = List.of("-proc:none", "-nowarn", "-implicit:none");
 
     /**
-     * Compile a program by itself, to a directory, then its tests against stubs of its classes, to memory. No text of the
-     * response reaches the compilation of the tests: the stubs are of the prompt. Where the response writes its own
-     * classes, their signatures are read. Returns "" or javac's messages.
+     * Compile a program separately, to a directory, then its tests against stubs of its classes, to memory. No text of
+     * the response reaches the compilation of the tests: the stubs come from the prompt, or from the signatures of
+     * classes that the response declares. Returns "" or javac's messages.
      */
     private static String compile(
         File launcher, File directory, String prefix, String response, String suffix, String tests,
@@ -512,7 +512,7 @@ class NanoRlhfHarness {
         }
         Map<String, String> asked = new LinkedHashMap<>(stubs); // without the prompt's own code
         prompt.types.forEach((name, type) -> asked.put(name, stub(type, prompt, task, own, closed, false, false)));
-        task.generate(); // after which javac has forgotten the classes
+        task.generate(); // afterwards javac has dropped the classes
         problem = problems(found, crash, "");
         if (!problem.isEmpty()) {
             return problem;
@@ -538,7 +538,7 @@ class NanoRlhfHarness {
         return problems(found, crash, "the tests don't fit the program: ");
     }
 
-    /** The text of those that the tests mention, or that one of these mentions. */
+    /** The text of the stubs that the tests mention, directly or through other stubs. */
     private static String mentioned(Map<String, String> stubs, String tests) {
         StringBuilder text = new StringBuilder();
         Set<String> done = new HashSet<>();
@@ -559,7 +559,7 @@ class NanoRlhfHarness {
             "/\\*.*?\\*/|//[^\\r\\n]*|\"\"\".*?\"\"\"|\"(?:\\\\.|[^\"\\\\\\r\\n])*\"|'(?:\\\\.|[^'\\\\])+'", Pattern.DOTALL);
         private static final List<String> FILLERS = List.of("\nthrow null;", "\n", "\nnull;", "\nnull);", "\n;");
         final Map<String, TypeElement> types = new LinkedHashMap<>(); // the top-level ones
-        final String imports; // each on a line of its own
+        final String imports; // one per line
         final boolean holdsResponse; // the response is part of one of these classes
         final JavacTask task;
         private final String text;
@@ -613,13 +613,13 @@ class NanoRlhfHarness {
             return positions.getStartPosition(unit, tree) <= hole && hole < positions.getEndPosition(unit, tree);
         }
 
-        /** Whether the response stands between this class's members. */
+        /** Whether the response is between this class's members. */
         boolean completes(TypeElement type) {
             ClassTree tree = trees.getTree(type);
             return holds(tree) && tree.getMembers().stream().noneMatch(this::holds);
         }
 
-        /** A name that is taken by java.lang or by an import, such as Math, is not the response's to define. */
+        /** The response may not define a name that java.lang or an import already defines, such as Math. */
         boolean means(String name) {
             Elements elements = task.getElements();
             boolean isTaken = name.startsWith("NanoRlhf") || name.equals("java") || name.equals("javax");
@@ -676,8 +676,8 @@ class NanoRlhfHarness {
     }
 
     /**
-     * A class with the name and signatures of another, whose methods ask the program. With `copies`, what needs no object
-     * is the prompt's own code instead. Without a prompt, the class is the response's.
+     * A class with the name and signatures of another, whose methods call the program. With `copies`, static members are
+     * the prompt's own code instead. Without a prompt, the class is the response's.
      */
     private static String stub(
         TypeElement type, Prompt prompt, JavacTask program, Map<String, TypeElement> own, Set<String> closed, boolean copies,
@@ -731,7 +731,7 @@ class NanoRlhfHarness {
         return text.append("}\n").toString();
     }
 
-    /** Never the program's to answer: what is equal is not for it to say. */
+    /** Never answered by the program: it must not decide what is equal. */
     private static boolean isOfObject(ExecutableElement method) {
         String name = method.getSimpleName().toString();
         int count = method.getParameters().size();
@@ -747,7 +747,7 @@ class NanoRlhfHarness {
             .collect(Collectors.joining(" & ", " extends ", ""))).collect(Collectors.joining(", ", "<", ">"));
     }
 
-    /** Parameters and exceptions: only the JDK's, those of the program arrive as unchecked ones. */
+    /** Parameters and exceptions: only the JDK's; the program's exceptions arrive as unchecked ones. */
     private static String signature(ExecutableElement method) {
         List<String> parts = new ArrayList<>();
         for (VariableElement parameter : method.getParameters()) {
@@ -762,7 +762,7 @@ class NanoRlhfHarness {
         return "(" + String.join(", ", parts) + ")" + (jdk.isEmpty() ? "" : " throws " + jdk);
     }
 
-    /** Types, target and arguments of a call; the arguments as one array, as the only one may be an array itself. */
+    /** Types, target and arguments of a call; the arguments as an array, because a single one may itself be an array. */
     private static String passed(ExecutableElement method, Types types, String target) {
         StringJoiner erased = new StringJoiner(", ", "new String[] {", "}, ");
         StringJoiner arguments = new StringJoiner(", ", ", new Object[] {", "})");

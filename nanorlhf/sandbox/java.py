@@ -1,4 +1,4 @@
-"""The JDK of this machine: where it is, and the environment to start it in."""
+"""Find this machine's JDK, and the environment to run it in."""
 
 import functools
 import os
@@ -11,14 +11,14 @@ from nanorlhf.errors import InputError
 
 
 def java_environment() -> dict[str, str]:
-    """The environment without options for Java, which would change what it does, and with UTF-8 for file names."""
+    """Return the environment without Java options, which would change its behaviour, and with UTF-8 file names."""
     options = ("CLASSPATH", "JAVA_TOOL_OPTIONS", "JDK_JAVAC_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
     return {name: value for name, value in os.environ.items() if name not in options} | {"LC_ALL": "C.UTF-8"}
 
 
 @functools.cache
 def java_home() -> str:
-    """The directory of the JDK that `java` on the PATH belongs to."""
+    """Return the directory of the JDK that `java` on the PATH belongs to."""
     java = shutil.which("java")
     if java is None:
         raise InputError("no java on the PATH: install a JDK, version 17 or later.")
@@ -26,5 +26,5 @@ def java_home() -> str:
     shown = subprocess.run(command, capture_output=True, text=True, env=java_environment())
     home = re.search(r"^ *java\.home = (.+)$", shown.stderr, re.MULTILINE)
     if home is None or not Path(home[1], "bin", "javac").exists():
-        raise InputError(f"{java} comes without javac: install a JDK, version 17 or later, not a JRE.")
+        raise InputError(f"{java} has no javac: install a JDK, version 17 or later, not a JRE.")
     return home[1]

@@ -1,27 +1,27 @@
-"""The two Python processes of execution.py: the harness runs tests, the program, sandboxed apart, answers calls.
+"""The two Python processes of execution.py: the harness runs tests; the program, in a separate sandbox, answers calls.
 
     python -c SOURCE harness                        requests on stdin, as in harness.java
     python -c SOURCE program CALLS REPLIES PATH     two descriptors, and the program's file
 
-What passes between them are plain values, written by their type. A subclass is written as the built-in class that it
-extends: the reader makes values of its own, and runs no code of the writer's. An object of a class that the prompt
-defines is written by its attributes, which never take the place of the class's methods; a member of an Enum by its
-name. A program may also answer with a function, which the tests can call, or an iterator, which they can advance; where
-a class is under test, they can call its methods. Any other object is no answer, and ends the tests.
+The two exchange plain values, serialised by type. A subclass is serialised as the built-in class that it extends: the
+reader builds new values and runs no code of the writer. An object of a class that the prompt defines is serialised by
+its attributes, which never replace the class's methods; a member of an Enum by its name. A program may also answer with
+a function, which the tests can call, or an iterator, which they can advance; if a class is under test, they can call
+its methods. No other object is accepted, and it ends the tests.
 
-The tests read the prompt's own helpers, constants and imports, which are parsed and run again in the harness. The
-program is asked for one name only: the function or class that the response completes. If the response is the whole
-program, that is every name that neither the tests nor Python define, nor LIBRARY, for which a test forgot an import.
+The tests use the prompt's helpers, constants and imports, which we parse and run again in the harness. The program is
+asked for only one name: the function or class that the response completes. If the response is the whole program, it is
+asked for every name that the tests read and that neither they nor Python define, nor LIBRARY, for forgotten imports.
 
-Only the program's process can read a value, so it encodes its answers itself. The encoder can't be changed by the code
-that it runs after: it is made afresh for each answer, and while the program's code runs, nothing that Python code can
-reach refers to what it will be made of (see `program`). Limits: code of the program that runs at the same time, from a
-thread, a signal handler, a trace function or a key's __eq__; memory written with ctypes; bytes written to the pipe.
-What a program sends in such a way is its answer, as if it had returned it. That doesn't help it: it still doesn't know
-what the tests expect, and the values are compared in another process. A program that sends more replies than it was
-asked for doesn't pass.
+Only the program's process can read a value, so it encodes its answers itself. The program's code can't tamper with the
+encoder: we rebuild it for each answer, and while the program's code runs, nothing that Python code can reach refers to
+the parts it will be built from (see `program`). Some code escapes this: code of the program that runs at the same time,
+from a thread, a signal handler, a trace function or a key's __eq__; memory written with ctypes; bytes written to the
+pipe. Whatever a program sends that way counts as its answer, as if it had returned it. That doesn't help it: it still
+doesn't know what the tests expect, and the values are compared in another process. A program that sends more replies
+than requested doesn't pass.
 
-Standard library only, and no import of this package: it runs as a script.
+Uses only the standard library and doesn't import this package, because it runs as a script.
 """
 
 import builtins
@@ -42,21 +42,21 @@ from struct import pack, unpack
 from sys import intern
 from types import BuiltinFunctionType, CodeType, FunctionType, GetSetDescriptorType, MethodType
 
-if sys.argv[1:2] != ["program"]:  # a program starts often, and needs none of these
+if sys.argv[1:2] != ["program"]:  # programs start often and don't need these imports
     import ast
     import importlib
     import io
     import symtable
     import traceback
 
-ENDED = 77  # status of a process that has sent its verdict
-TAIL = 8000  # characters of the tests' output
-HOLE = "nanorlhf_response"  # stands for the response in the prompt's syntax tree
-LIBRARY = "math", "collections", "decimal", "fractions", "copy"  # of these are names that the tests forgot to import
+ENDED = 77  # exit status of a process that has sent its verdict
+TAIL = 8000  # characters of the tests' output to keep
+HOLE = "nanorlhf_response"  # placeholder of the response in the prompt's syntax tree
+LIBRARY = "math", "collections", "decimal", "fractions", "copy"  # modules for names that tests forgot to import
 
 
 def read_exactly(fd, size, deadline=None):
-    """EOFError at the end of the pipe, TimeoutError at the deadline (of time.monotonic)."""
+    """Read `size` bytes. Raises EOFError at the end of the pipe, TimeoutError at the deadline (by time.monotonic)."""
     data = b""
     while len(data) < size:
         if deadline is not None and not select.select([fd], [], [], max(deadline - time.monotonic(), 0))[0]:
@@ -81,12 +81,12 @@ def send(fd, content, kind=b""):
 # -------------------------------------------------------------------------------------------------- 1. plain values
 Decimal, Fraction = decimal.Decimal, fractions.Fraction
 EnumType = type(enum.Enum)
-# the attributes themselves: a metaclass may give others
+# bypass metaclasses, which may return other attributes
 mro_of, name_of, flags_of, members_of = (
     type.__dict__[name].__get__ for name in ("__mro__", "__name__", "__flags__", "__dict__")
 )
 numerator_of, denominator_of = (vars(Fraction)[name].__get__ for name in ("_numerator", "_denominator"))
-VIEWS: tuple = (  # a dictionary's, in another one
+VIEWS: tuple = (  # a dictionary's views, rebuilt from another dictionary
     ("dict_keys", type({}.keys()), lambda items: dict.fromkeys(items).keys()),
     ("dict_values", type({}.values()), lambda items: dict(enumerate(items)).values()),
     ("dict_items", type({}.items()), lambda items: dict(items).items()),
@@ -99,7 +99,7 @@ MAKE = dict(CONTAINERS) | {name: make for name, _, make in VIEWS}
 
 
 def attributes_of(instance):
-    """Its __dict__, however its class answers for it."""
+    """Return the instance's __dict__, whatever its class returns for it."""
     for kind in mro_of(type(instance)):
         attributes = members_of(kind).get("__dict__")
         if type(attributes) is GetSetDescriptorType:
@@ -108,20 +108,20 @@ def attributes_of(instance):
 
 
 def encoded(value, own, other):
-    """A value as JSON. Runs no code of the value's class.
+    """Encode a value as JSON, without running code of its class.
 
-    own: the prompt's classes by name; other(object) writes what is neither plain nor of their tuples and enumerations
+    own: the prompt's classes by name; other(object) encodes everything except plain values and own tuples and enums
     """
     kind = type(value)  # isinstance would ask the value for its __class__
     if value is None or kind is bool:
         return value
     is_own = own.get(name_of(kind)) is kind
-    if is_own and type(kind) is EnumType:  # also of int or str
+    if is_own and type(kind) is EnumType:  # also IntEnum and StrEnum
         return ["member", name_of(kind), attributes_of(value)["_name_"]]
     if is_own and issubclass(kind, tuple):
         return ["named", name_of(kind), *[encoded(item, own, other) for item in tuple.__iter__(value)]]
     if issubclass(kind, int):
-        return ["int", format(int.__index__(value), "x")]  # decimal digits have a limit
+        return ["int", format(int.__index__(value), "x")]  # hexadecimal: the number of decimal digits is limited
     if issubclass(kind, float):
         return ["float", float.hex(value)]
     if issubclass(kind, str):
@@ -147,9 +147,9 @@ def encoded(value, own, other):
 
 
 def decoded(data, own, instances, object_of):
-    """The value of `encoded`.
+    """Decode what `encoded` returned.
 
-    own: the prompt's classes by name; instances: objects of these; object_of(number, ...) gives any other object
+    own: the prompt's classes by name; instances: their objects; object_of(number, ...) returns any other object
     """
     if data is None or data is True or data is False:
         return data
@@ -159,7 +159,7 @@ def decoded(data, own, instances, object_of):
     if name == "float":
         return float.fromhex(parts[0])
     if name == "str":
-        return intern(str(parts[0]))  # as the literals in the tests
+        return intern(str(parts[0]))  # like the literals in the tests
     if name == "bytes":
         return bytes.fromhex(parts[0])
     if name == "bytearray":
@@ -190,12 +190,12 @@ def decoded(data, own, instances, object_of):
 
 # --------------------------------------------------------------------------------------------------- 2. the program
 class Missing(TypeError):
-    """An object without the special method: list() asks for a length that it can do without."""
+    """The object has no such special method. list() asks for a length, but works without one."""
 
 
 FUNCTIONS = FunctionType, BuiltinFunctionType, MethodType, functools.partial, type(functools.cache(len))
 EXCEPTIONS = tuple(kind for kind in vars(builtins).values() if type(kind) is type and issubclass(kind, BaseException))
-IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: of the interpreter's types, never of a program's
+IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: set for the interpreter's types, never for a program's
 arguments_of = BaseException.__dict__["args"].__get__
 to_json = vars(json.encoder)["c_make_encoder"](
     None, None, json.encoder.encode_basestring_ascii, None, ": ", ", ", False, False, False
@@ -216,11 +216,11 @@ def program(calls, replies, path):
     sys.argv = [path]
     module = sys.modules["__main__"] = type(sys)("__main__")
     module.__file__ = path
-    objects, numbers = [], {}  # what the tests hold a reference to, and its number by its id
-    # The program's code can change this frame's variables, every global and every function. So `perform` and `reply`
-    # are made afresh for each call, from code objects and functions of C, which can't be changed. Python evaluates from
-    # left to right: while the program's code runs, what they will be made of is on the interpreter's stack, beyond
-    # reach. No trace function may run with `reply`.
+    objects, numbers = [], {}  # objects that the tests refer to, and their numbers by id
+    # The program's code can change this frame's variables, every global and every function. So we rebuild `perform` and
+    # `reply` for each call, from code objects and C functions, which can't be changed. Python evaluates from left to
+    # right: while the program's code runs, the parts they will be built from are on the interpreter's stack, out of
+    # reach. No trace function may be active during `reply`.
     parts = FunctionType, dict, perform.__code__, reply.__code__, TOOLS, sys.settrace, sys.setprofile
     for make, names, perform_code, reply_code, tools, trace, profile in (
         repeat(parts),
@@ -239,7 +239,7 @@ def program(calls, replies, path):
                     untraced=(trace(None), profile(None)),
                 ),
             )()
-        except EOFError:  # no more calls
+        except EOFError:  # there are no more calls
             return
         if os.getpid() != pid:
             return
@@ -262,7 +262,7 @@ def load(code, namespace, replies, pid):
 
 
 def perform():
-    """Receive a call and make it: whether it returned, its value or exception, arguments, and what `reply` needs."""
+    """Receive and make a call; return if it succeeded, its value or exception, and the arguments for `reply`."""
     namespace = globals()
     for name, code, defaults in CODES:
         namespace[name] = FunctionType(code, namespace, name, defaults)
@@ -280,7 +280,7 @@ def perform():
                 instance.__dict__.update(decoded(attributes, classes, instances, object_of))
             thing, method, arguments, keywords = [decoded(part, classes, instances, object_of) for part in call]
             kind = type(thing)
-            if method == "__bool__":  # or by its length
+            if method == "__bool__":  # falls back to the length
                 value = bool(thing)
             elif hasattr(kind, method):
                 value = getattr(kind, method)(thing, *arguments, **keywords)
@@ -292,7 +292,7 @@ def perform():
 
 
 def reply():
-    """Send the outcome of `perform`; returns an exception to print. Runs no code of the program's."""
+    """Send the outcome of `perform` without running code of the program; return an exception to print, or None."""
     namespace = globals()
     for name, code, defaults in CODES:
         namespace[name] = FunctionType(code, namespace, name, defaults)
@@ -326,7 +326,7 @@ def reply():
     try:
         if returned:
             parts = [True, encoded(value, classes, other), encoded(arguments, classes, other), []]
-            for instance in instances:  # grows meanwhile
+            for instance in instances:  # grows during the loop
                 parts[3].append([name_of(type(instance)), encoded(attributes_of(instance), classes, other)])
         else:
             kinds = [*EXCEPTIONS, *dict.values(classes)]
@@ -359,7 +359,7 @@ TOOLS = tuple(
 
 # --------------------------------------------------------------------------------------------------- 3. the prompt
 def of_prompt(prefix, suffix):
-    """The prompt's own top-level statements, and the one that the response completes (None: it writes its own)."""
+    """Return the prompt's top-level statements, and the definition that the response completes, or None."""
     *_, line = lines = prefix.split("\n")
     margins = [text[: len(text) - len(text.lstrip())] for text in lines if text.strip()] or [""]
     margins = sorted({*margins, margins[-1] + "    ", margins[-1] + "\t", ""}, key=len, reverse=True)
@@ -376,7 +376,7 @@ def of_prompt(prefix, suffix):
                 [hole] = [statement for statement in tree.body if has_hole(statement)]
                 is_definition = isinstance(hole, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
                 return statements, hole if is_definition else None
-    for i in range(len(lines) - 1, 0, -1):  # it ends in the middle of a statement
+    for i in range(len(lines) - 1, 0, -1):  # the prompt ends in the middle of a statement
         tree = parsed("\n".join(lines[:i])) if lines[i][:1].strip() else None
         if tree is not None:
             return tree.body, None
@@ -395,7 +395,7 @@ def has_hole(tree):
 
 
 def is_reached(tree):
-    """False if the response would follow a `return` or the like in the same block: it doesn't belong there."""
+    """Return False if the response would come after a `return` or the like in the same block."""
     for node in ast.walk(tree):
         for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
             for before, after in pairwise(block) if isinstance(block, list) else ():
@@ -406,9 +406,9 @@ def is_reached(tree):
 
 
 def is_open(definition):
-    """Whether the response must continue this definition: it is cut in a line, or only head and docstring are given.
+    """Return True if the response must continue this definition: it is cut within a line, or has only a docstring.
 
-    Otherwise it may be complete, and the response begin after it.
+    Otherwise it may be complete, so that the response starts after it.
     """
     kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
     *_, inner = (node for node in ast.walk(definition) if isinstance(node, kinds) and has_hole(node))
@@ -419,7 +419,7 @@ def is_open(definition):
 
 
 def read_names(source):
-    """The globals that a script reads and doesn't define."""
+    """Return the globals that a script reads but doesn't define."""
     read, own, todo = set(), set(), [symtable.symtable(source, "<tests>", "exec")]
     while todo:
         table = todo.pop()
@@ -440,13 +440,13 @@ class Ended(BaseException):
 
 
 class NoValue(BaseException):
-    """The program has answered with an object of its own."""
+    """The program has answered with an object of a class that isn't allowed."""
 
 
 class Remote:
-    """What the program answered that isn't a value: `methods` of it may be called (None: any).
+    """An answer of the program that isn't a value. The tests may call its `methods` (None: any).
 
-    It is equal to itself only: what is equal is not for the program to say.
+    It equals only itself: the program must not decide what is equal.
     """
 
     def __init__(self, ask, number, methods):
@@ -470,7 +470,7 @@ class Remote:
 
 
 def asks(method):
-    """A method that has the program call its own of this name."""
+    """Return a method that calls the program's method of this name."""
 
     def ask(remote, *args, **kwargs):
         return remote.ask(remote, method, *args, **kwargs)
@@ -495,12 +495,12 @@ class Session:
         self.stdin, self.stdout = stdin, stdout
         self.remotes = {}
         self.methods = {}  # of the classes under test, by number
-        self.classes = {}  # the prompt's own, by name
+        self.classes = {}  # the prompt's classes, by name
         self.raised = None  # the program's last exception
-        self.is_broken = False  # it has answered with an object
+        self.is_broken = False  # whether the program has answered with an invalid object
 
     def get(self, name, is_class, methods=None):
-        """A global of the program; KeyError if it has none of this name."""
+        """Return a global of the program; raise KeyError if it has none of this name."""
 
         def named(number, what):
             if is_class and what == "class":
@@ -548,13 +548,13 @@ class Session:
         try:
             value, after = self.exchange(parts, instances, table, known)
         except StopIteration as error:
-            if method != "__next__":  # it would end a loop of the tests, map() say, in silence
+            if method != "__next__":  # it would silently end a loop of the tests, such as map()
                 raise RuntimeError("the program raised StopIteration") from error
             raise
         is_own = type(value) is Remote and allowed is not None and method == "__getattribute__"
         if is_own and args[0] not in allowed and allowed is not CLASS:
             raise AttributeError(f"the prompt has no method {args[0]}")
-        for mine, theirs in zip(args, after, strict=False):  # arguments that the program has changed in place
+        for mine, theirs in zip(args, after, strict=False):  # arguments that the program may have changed in place
             if type(mine) is type(theirs) and mine is not theirs:
                 if isinstance(mine, (list, bytearray)):
                     mine[:] = theirs
@@ -587,7 +587,7 @@ class Session:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 kind = Exception
             try:
-                # the prompt's __init__ was called with other arguments than those that it has kept
+                # the prompt's __init__ may have been called with other arguments than those in args
                 error = kind.__new__(kind, *args) if name in self.classes else kind(*args)
             except TypeError:  # UnicodeDecodeError and the like need other arguments
                 error = Exception(*args)
@@ -598,21 +598,21 @@ class Session:
         raise error
 
     def set_attributes(self, instance, attributes):
-        """Without those that would hide the code of its class: a method, or a property that keeps its value."""
+        """Set the attributes, except those that would hide code of the class: methods and cached properties."""
         for name, value in attributes.items():
             if not any(hasattr(vars(kind).get(name), "__get__") for kind in type(instance).__mro__):
                 vars(instance)[name] = value
 
 
 def bind(session, namespace, source, prefix, suffix, library):
-    """Give the tests what they read: the prompt's own definitions, and from the program what is under test."""
+    """Define what the tests read: the prompt's own definitions, and the program's function or class under test."""
     statements, hole = of_prompt(prefix, suffix)
     symbols = symtable.symtable(ast.unparse(ast.Module(statements, [])), "<prompt>", "exec").get_symbols()
     defined = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
     missing = {name for name in read_names(source) - defined if not hasattr(builtins, name)}
     known = {name for name in missing if name in library or name in sys.stdlib_module_names}
     if hole is not None and not is_open(hole) and missing - known - {hole.name}:
-        statements.append(hole)  # a helper; the response begins after it
+        statements.append(hole)  # a helper; the response starts after it
         hole = None
     asked = {hole.name} if hole is not None else missing - known or known
     definitions = {node.name: node for node in (*statements, hole) if isinstance(node, ast.ClassDef)}
@@ -621,7 +621,7 @@ def bind(session, namespace, source, prefix, suffix, library):
         try:
             namespace[name] = session.get(name, is_class, methods_of(definitions.get(name), definitions))
         except KeyError:
-            continue  # a NameError, where the tests read it
+            continue  # the tests will raise NameError
     for name in sorted(known - asked):
         is_module = name in sys.stdlib_module_names
         namespace[name] = importlib.import_module(name) if is_module else library[name]
@@ -632,7 +632,7 @@ def bind(session, namespace, source, prefix, suffix, library):
 
 
 def methods_of(definition, definitions):
-    """The methods that the prompt gives a class, its own bases included; None if it leaves them to the response."""
+    """Return the methods that the prompt defines for a class and its bases; None if it leaves them to the response."""
     if definition is None:
         return None
     names = {part.name for part in definition.body if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))}
@@ -645,7 +645,7 @@ def methods_of(definition, definitions):
 
 
 def tests(session, source, prefix, suffix, library):
-    """Run tests; returns the verdict's word and the error."""
+    """Run the tests; return the verdict and the error."""
     namespace = {"__name__": "__main__", "__builtins__": builtins}
     try:
         bind(session, namespace, source, prefix, suffix, library)
@@ -665,10 +665,10 @@ def tests(session, source, prefix, suffix, library):
 
 
 def harness():
-    """Each request's tests run in a forked process."""
+    """Serve requests, running the tests of each in a forked process."""
     stdin, stdout = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):  # for the tests' own use
+    for fd in (0, 1, 2):  # the tests may use these
         os.dup2(null, fd)
     library = {}
     for module in LIBRARY:
@@ -685,20 +685,20 @@ def harness():
             send(stdout, f"the tests: {error}".encode(errors="replace"), b"c")
             continue
         send(stdout, b"", b"c")
-        if receive(stdin):  # the program has failed before
+        if receive(stdin):  # the program has already failed
             continue
         child = os.fork()
         if child == 0:
             sys.stdout = sys.stderr = printed = io.StringIO()
             session = Session(stdin, stdout)
             word, failure = tests(session, source, prefix, suffix, library)
-            if failure is not None and failure is not session.raised:  # the program has printed its own
+            if failure is not None and failure is not session.raised:  # the program prints its own exceptions
                 trace = failure.__traceback__
                 traceback.print_exception(type(failure), failure, trace and trace.tb_next)  # without this file's frame
             text = f"{word}\n{printed.getvalue()[-TAIL:]}"
             send(stdout, text.encode(errors="replace"), b"v")
             os._exit(ENDED)
-        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != ENDED:  # the tests have ended their process
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != ENDED:  # the tests ended their process
             send(stdout, b"died\n", b"v")
 
 

@@ -1,17 +1,18 @@
-"""Runs one command isolated from the rest of the machine: execution.py starts this file for every program.
+"""Run one command isolated from the rest of the machine; execution.py starts this script for every program.
 
     python -I -S supervisor.py '{"way": "namespaces", "argv": ["/usr/bin/java", ...], ...}'
 
-    supervisor                 limits wall time, memory and disk; kills all processes left; exits as the program did
-      init of a PID namespace  (only in the way "namespaces") when it ends, the kernel kills everything in it
+    supervisor                 limits wall time, memory and disk; kills leftover processes; exits with the same status
+      init of a PID namespace  (only for "namespaces") when it ends, the kernel kills everything in it
         the program            resource limits, no privileges, filtered system calls
 
-Two ways. "namespaces": a new root with the system's programs, read-only, and an empty home in memory; no network, no
-view of other processes. "limits", if the system has no namespaces: Landlock (Linux 5.13) restricts files, the system
-call filter blocks the network and signals to other processes, and the supervisor kills the processes left, which it
-finds because orphans become its children. In both, root runs the program as a separate user without privileges.
+There are two ways. "namespaces": a new root with the system's programs, read-only, and an empty home in memory; no
+network, and other processes are invisible. "limits", if the system has no namespaces: Landlock (Linux 5.13) restricts
+files, the system call filter blocks the network and signals to other processes, and the supervisor kills leftover
+processes, which it finds because orphans become its children. In both, root runs the program as a separate,
+unprivileged user.
 
-Standard library only, and no import of this package: it runs as a script. Linux only.
+Uses only the standard library and doesn't import this package, because it runs as a script. Linux only.
 """
 
 import ctypes
@@ -33,7 +34,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 POLL_SECONDS = 0.05  # between two checks of memory and disk
 SETUP_FAILED = 125
 NUM_FILES = 256  # RLIMIT_NOFILE
-GONE = FileNotFoundError, ProcessLookupError  # the process has ended meanwhile
+GONE = FileNotFoundError, ProcessLookupError  # the process has ended in the meantime
 # <sched.h>, <sys/mount.h>, <sys/prctl.h>
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -48,7 +49,7 @@ DENIED = {
     "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setaffinity": (203, 122),
     "unshare": (272, 97), "setns": (308, 268),  # privileges in a new namespace
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
-    "semget": (64, 190),  # memory that belongs to no process
+    "semget": (64, 190),  # memory that isn't counted for any process
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
 }  # fmt: skip
@@ -57,16 +58,16 @@ SIGNALS = {
     "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
 }  # fmt: skip
 CLONE, CLONE3, PRLIMIT64, PIVOT_ROOT = (56, 220), (435, 435), (302, 261), (155, 41)
-FORKS = (57, 58), ()  # fork and vfork: aarch64 has clone alone
+FORKS = (57, 58), ()  # fork and vfork: aarch64 only has clone
 CLONE_THREAD = 0x10000
-ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_*
+ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column in the tables above, AUDIT_ARCH_*
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 
 
 def call(name: str, *arguments: int | bytes | None) -> int:
-    """Call a function of the C library; OSError if it fails. Strings are bytes, integers are passed as 64 bits."""
+    """Call a C library function; raise OSError if it fails. Strings are bytes; integers are passed as 64 bits."""
     values = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     result = getattr(libc, name)(*values)
     if result == -1:
@@ -86,10 +87,10 @@ def main() -> None:
                 os.chown(path_or_fd, config["uid"], config["uid"])
         if config["way"] == "namespaces":
             enter_pid_namespace(config)
-        call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # else the program, of the same user, could write to our memory
+        call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # otherwise a program of the same user could write to our memory
         call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         call("prctl", PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != config["parent"]:  # it died before PR_SET_PDEATHSIG was set
+        if os.getppid() != config["parent"]:  # the parent died before PR_SET_PDEATHSIG was set
             os._exit(SETUP_FAILED)
         child = os.fork()
         if child == 0:
@@ -113,7 +114,7 @@ def reported(config: dict) -> Iterator[None]:
 
 
 def supervise(config: dict, child: int) -> tuple[str, int]:
-    """Wait for the child: ("", its exit status, or 128 + signal as in shells) or (the limit it broke, 0)."""
+    """Wait for the child; return ("", exit status or 128 + signal, as in shells) or (the exceeded limit, 0)."""
     deadline = time.monotonic() + (config["seconds"] or float("inf"))
     while True:
         remaining = max(deadline - time.monotonic(), 0)
@@ -129,13 +130,13 @@ def supervise(config: dict, child: int) -> tuple[str, int]:
         processes = descendants(os.getpid())
         if sum(map(resident_bytes, processes)) + socket_bytes(processes) > config["memory_bytes"]:
             return "memory", 0
-        # with namespaces, the home's file system itself has a size limit
+        # with namespaces, the file system of the home has a size limit
         if config["way"] == "limits" and bytes_below(config["home"]) > config["disk_bytes"]:
             return "disk", 0
 
 
 def reap() -> list[tuple[int, int]]:
-    """(pid, status) of each child that has ended."""
+    """Return (pid, status) of each child that has ended."""
     ended = []
     with suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -162,10 +163,9 @@ def resident_bytes(pid: int) -> int:
 
 
 def socket_bytes(pids: list[int]) -> int:
-    """The kernel's memory that the processes' sockets may hold: it belongs to no process, and can't be read.
+    """Estimate the kernel memory of the processes' sockets, which isn't counted for any process and can't be read.
 
-    A socket that a process has sent and not yet received is in no table; of those, a user may have as many as
-    RLIMIT_NOFILE.
+    A socket that a process has sent but not yet received is in no table; a user may have up to RLIMIT_NOFILE of them.
     """
     sockets, hidden = set(), 0
     for pid in pids:
@@ -176,18 +176,18 @@ def socket_bytes(pids: list[int]) -> int:
                     sockets.add(target)
         except GONE:
             continue
-        except PermissionError:  # it has closed itself to us
+        except PermissionError:  # the process has made itself unreadable
             hidden += NUM_FILES
     try:
         with open("/proc/sys/net/core/wmem_default") as file:
             buffer = int(file.read())
     except OSError:
-        buffer = 212_992  # Linux's usual one
-    return (len(sockets) + hidden) * 2 * buffer  # with the kernel's own share
+        buffer = 212_992  # Linux's default
+    return (len(sockets) + hidden) * 2 * buffer  # twice, for the kernel's overhead
 
 
 def bytes_below(directory: str) -> int:
-    """Disk space of the files below a directory, without those in unreadable directories."""
+    """Return the disk space of the files below a directory, skipping unreadable directories."""
     total, todo = 0, [directory]
     while todo:
         try:
@@ -202,7 +202,7 @@ def bytes_below(directory: str) -> int:
 
 
 def kill_all() -> None:
-    """Kill every descendant. All are stopped first, so that none can fork while others are killed."""
+    """Kill every descendant; stop all of them first, so that none can fork while others are killed."""
     stopped: set[int] = set()
     while new := set(descendants(os.getpid())) - stopped:
         for pid in new:
@@ -224,9 +224,9 @@ def send(pid: int, number: int) -> None:
 
 # ------------------------------------------------------------------------------------------------------ 2. namespaces
 def enter_pid_namespace(config: dict) -> None:
-    """The next forked process becomes the first of a new PID namespace."""
+    """Make the next forked process the first of a new PID namespace."""
     uid, gid = os.getuid(), os.getgid()
-    if config["uid"] is None:  # not root: a user namespace permits the other ones
+    if config["uid"] is None:  # not root: only a user namespace permits the others
         call("unshare", CLONE_NEWUSER | CLONE_NEWPID)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
@@ -236,7 +236,7 @@ def enter_pid_namespace(config: dict) -> None:
 
 
 def init(config: dict) -> None:
-    """PID 1: make the new root, start the program and wait for it. All other processes die with this one."""
+    """Run as PID 1: create the new root, start the program and wait for it. All other processes die with this one."""
     with reported(config):
         call("unshare", CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
         new_root(config)
@@ -244,7 +244,7 @@ def init(config: dict) -> None:
         if program == 0:
             run(config)
         become(config["uid"])
-        call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # changing the user has reset it
+        call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # again: changing the user resets it
         call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     pid = None
     while pid != program:
@@ -261,7 +261,7 @@ def new_root(config: dict) -> None:
     call("mount", b"tmpfs", os.fsencode(root), b"tmpfs", MS_NOSUID | MS_NODEV, options)
     for path in (*SYSTEM, *config["readonly"], *config["writable"], *DEVICES):
         inside = root + path
-        if not os.path.lexists(path) or os.path.lexists(inside):  # missing here, or in a directory already bound
+        if not os.path.lexists(path) or os.path.lexists(inside):  # missing, or in a directory that is already mounted
             continue
         os.makedirs(os.path.dirname(inside), exist_ok=True)
         if os.path.islink(path):  # /bin -> usr/bin
@@ -273,7 +273,7 @@ def new_root(config: dict) -> None:
             os.close(os.open(inside, os.O_CREAT))
         call("mount", os.fsencode(path), os.fsencode(inside), None, MS_BIND | MS_REC, None)
         if path not in (*config["writable"], *DEVICES):
-            flags = os.statvfs(inside).f_flag  # a user namespace must keep these flags
+            flags = os.statvfs(inside).f_flag  # a user namespace may not clear these flags
             kept = flags & (os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME)
             kept |= MS_RELATIME if flags & os.ST_RELATIME else 0
             flags = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept
@@ -309,7 +309,7 @@ def run(config: dict) -> None:
         call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         landlock = config["way"] == "limits" and restrict_files(config)
         seccomp = filter_system_calls(deny_signals=config["way"] == "limits")
-        if config["argv"] is None:  # only a check of what works here
+        if config["argv"] is None:  # only check what works on this machine
             os.write(1, json.dumps({"landlock": landlock, "seccomp": seccomp}).encode())
             os._exit(0)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
@@ -326,7 +326,7 @@ def become(uid: int | None) -> None:
 
 
 def tasks_of(uid: int) -> int:
-    """Number of the user's processes and threads: RLIMIT_NPROC counts them too, at least on older systems."""
+    """Count the user's processes and threads: RLIMIT_NPROC counts them too, at least on older systems."""
     total = 0
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(*GONE):
@@ -336,9 +336,9 @@ def tasks_of(uid: int) -> int:
 
 
 def filter_system_calls(deny_signals: bool, deny_processes: bool = False) -> bool:
-    """Make the system calls above fail with EPERM, for good and for all children; False if filters aren't supported.
+    """Make the system calls above fail with EPERM, permanently and in all children; return False if unsupported.
 
-    deny_processes: threads may be started, processes may not. The course's graders ask for it.
+    deny_processes: allow new threads, but no new processes; the course's graders use it.
     """
     if platform.machine() not in ARCHITECTURES:
         return False
@@ -348,7 +348,7 @@ def filter_system_calls(deny_signals: bool, deny_processes: bool = False) -> boo
     code = [
         (load, 0, 0, 4), (equal, 1, 0, architecture), (end, 0, 0, 0x80000000),  # another architecture's numbers: kill
         (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (end, 0, 0, refuse),  # x32's numbers
-        (equal, 0, 1, CLONE3[column]), (end, 0, 0, unknown),  # the C library then uses clone, whose flags a filter sees
+        (equal, 0, 1, CLONE3[column]), (end, 0, 0, unknown),  # the C library then uses clone, whose flags we can see
     ]  # fmt: skip
     for numbers in (*DENIED.values(), *(SIGNALS.values() if deny_signals else ())):
         code += [(equal, 0, 1, numbers[column]), (end, 0, 0, refuse)]
@@ -357,7 +357,7 @@ def filter_system_calls(deny_signals: bool, deny_processes: bool = False) -> boo
             code += [(equal, 0, 1, number), (end, 0, 0, refuse)]
         code += [
             (equal, 0, 4, CLONE[column]), (load, 0, 0, 16), (has_bit, 1, 0, CLONE_THREAD), (end, 0, 0, refuse),
-            (load, 0, 0, 0),  # the number again, for what follows
+            (load, 0, 0, 0),  # reload the number for the next checks
         ]  # fmt: skip
     code += [
         (equal, 0, 3, CLONE[column]), (load, 0, 0, 16), (has_bit, 0, 5, CLONE_NEWUSER), (end, 0, 0, refuse),
@@ -371,7 +371,7 @@ def filter_system_calls(deny_signals: bool, deny_processes: bool = False) -> boo
 
 
 def restrict_files(config: dict) -> bool:
-    """Landlock: only the system's files, `readonly`, `writable` and the home; False if it isn't supported."""
+    """Use Landlock to allow only the system's files, `readonly`, `writable` and the home; False if unsupported."""
     create, add, restrict = 444, 445, 446  # the same numbers on all architectures
     version = libc.syscall(create, None, ctypes.c_long(0), ctypes.c_long(1))
     if version < 1:

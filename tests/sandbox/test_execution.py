@@ -1,4 +1,4 @@
-"""Verdicts on programs, and a sandbox that no program gets out of."""
+"""Verdicts on programs, and attempts to escape from the sandbox."""
 
 import atexit
 import contextlib
@@ -48,9 +48,9 @@ def way(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def scratch():
-    """The directory of all sandboxes of this module, which tells its processes from those of other test runs.
+    """Create a directory for all sandboxes of this module, which identifies its processes among other test runs'.
 
-    Not tmp_path: programs of other users must be able to enter it.
+    We can't use tmp_path, because programs of other users must be able to enter the directory.
     """
     directory = Path(tempfile.mkdtemp(prefix="nanorlhf-tests-"))
     directory.chmod(0o711)
@@ -61,7 +61,7 @@ def scratch():
 
 
 def sandboxed_processes(scratch):
-    """Supervisors, programs and what these have started: by user, by environment, by command line."""
+    """Find supervisors, programs and what they started: by user, environment or command line."""
     found, first = [], execution.user_of(execution.Worker(0, scratch, "limits", set(), None, None))  # None: not root
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -83,7 +83,7 @@ def wait_for(condition, seconds=20.0):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(scratch):
-    """After every test: no process, no file."""
+    """Check that no process and no file is left after each test."""
     before = set(sandboxed_processes(scratch)), set(scratch.glob("nanorlhf-*"))
     yield
     assert wait_for(lambda: not set(sandboxed_processes(scratch)) - before[0], 1.0), "processes are left"
@@ -93,7 +93,7 @@ def nothing_is_left(scratch):
 
 # ---------------------------------------------------------------------------------------------- verdicts on Java
 def java(body, tests="", classes="", returns="Integer"):
-    """A program in the form of MBJP: class Problem with problem(), and class Main."""
+    """Return a program in MBJP's form: class Problem with problem(), and class Main."""
     return Program(
         f"import java.util.*;\n{classes}\n"
         f"class Problem {{ public static {returns} problem(int n) throws Exception {{\n",
@@ -104,7 +104,7 @@ def java(body, tests="", classes="", returns="Integer"):
 
 
 def whole(code, tests):
-    """A program that is all the response's."""
+    """Return a program that consists of the response only."""
     return Program("import java.util.*;\n", code, "", java("", tests).tests)
 
 
@@ -221,7 +221,7 @@ def java_verdicts():
 
 
 def verdicts_on(cases, language, **settings):
-    """name -> verdict. Those that only their limit ends get a short one."""
+    """Return name -> verdict; programs that run until they are stopped get a short time limit."""
     verdicts = {}
     for timeout in (SHORT, LONG):
         chosen = {n: program for n, (program, reason) in cases.items() if ("timeout" in reason) == (timeout == SHORT)}
@@ -366,7 +366,7 @@ def test_verdicts_come_in_order_and_equal_programs_run_once(monkeypatch):
 
 
 def test_workers_and_processes_share_no_user(monkeypatch):
-    """Else they would share one limit on the number of processes."""
+    """Otherwise they would share one limit on the number of processes."""
     monkeypatch.setattr(os, "getuid", lambda: 0)
     users = set()
     for pid in range(1000, 1032):
@@ -376,7 +376,7 @@ def test_workers_and_processes_share_no_user(monkeypatch):
 
 
 def test_a_program_sees_neither_its_tests_nor_their_answers(way):
-    """Not in its frames, objects, environment, arguments, files or descriptors, nor in those of other processes."""
+    """They are not in its frames, objects, environment, arguments, files or descriptors, nor in other processes'."""
     program = """
 import gc, glob, os, sys
 def f(n):
@@ -500,7 +500,7 @@ HOSTILE_PYTHON = {
 
 @pytest.fixture(scope="module")
 def canary():
-    """A directory of the user who runs the tests, which everyone may read and write."""
+    """Create a directory that everyone may read and write, owned by the user who runs the tests."""
     with tempfile.TemporaryDirectory(prefix="canary-") as directory:
         os.chmod(directory, 0o777)
         yield Path(directory)
@@ -585,7 +585,7 @@ POWERS = "} static { try { %s } catch (Throwable e) { } "  # a static block of c
 
 
 def objects(body, answer):
-    """Tests in the form of MBJP that compare objects."""
+    """Return tests in MBJP's form that compare objects."""
     compare = "} static boolean compare(Object a, Object b) { return a == null ? b == null : a.equals(b); } static {"
     return java(body, AS_OBJECTS % answer + compare, returns="Object")
 
@@ -780,7 +780,7 @@ def test_no_program_runs_without_a_sandbox(monkeypatch):
 
 
 def test_unknown_languages_systems_and_missing_compilers_are_refused(monkeypatch, tmp_path):
-    with pytest.raises(InputError, match="'perl' can't be run: java and python can"):
+    with pytest.raises(InputError, match="unsupported language 'perl': expected java or python"):
         run_programs([python("1")], "perl")
     execution.java_home.cache_clear()
     execution.java_classes.cache_clear()
@@ -789,7 +789,7 @@ def test_unknown_languages_systems_and_missing_compilers_are_refused(monkeypatch
         run_programs([python("1")], "java")
     (tmp_path / "java").write_text("#!/bin/sh\necho '    java.home = /opt/jre' >&2\n")
     (tmp_path / "java").chmod(0o755)
-    with pytest.raises(InputError, match="comes without javac"):
+    with pytest.raises(InputError, match="has no javac"):
         run_programs([python("1")], "java")
     execution.best_way.cache_clear()
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -834,7 +834,7 @@ def test_numbers_of_system_calls_are_those_of_the_headers():
 
 # ------------------------------------------------------------------------------------------------------ the real slices
 def plain_verdict(program, directory):
-    """(compiled, passed) by plain javac and java in a new directory."""
+    """Return (compiled, passed) from plain javac and java in a new directory."""
     directory.mkdir()
     (directory / "Main.java").write_text(program.code + program.tests)
     if subprocess.run(

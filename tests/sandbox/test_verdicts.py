@@ -1,7 +1,7 @@
-"""Programs that are right must pass, wrong ones must not, whatever they do to look right.
+"""Correct programs must pass and wrong ones must fail, whatever they do to look correct.
 
-Each wrong program is in a table with the reason of its verdict. Only the response is the program's: prefix and suffix
-are the prompt's.
+The tables list each wrong program with the reason of its verdict. Only the response comes from the program: prefix and
+suffix belong to the prompt.
 """
 
 import shutil
@@ -25,7 +25,7 @@ def assert_all_pass(programs, language):
 
 
 def assert_none_passes(cases, language):
-    """cases    name: (program, the reason of its verdict)"""
+    """Check the verdicts: cases is name: (program, expected reason)."""
     verdicts = verdicts_on({name: program for name, (program, _) in cases.items()}, language)
     assert {name for name, verdict in verdicts.items() if verdict.passed} == set()
     assert {name: v.reason for name, v in verdicts.items()} == {name: reason for name, (_, reason) in cases.items()}
