@@ -1,4 +1,4 @@
-"""Chromium, driven over a pipe: pages are opened, sized, coloured and asked. For tests."""
+"""Drive Chromium over a pipe, for tests: open pages, set size and colour scheme, evaluate JavaScript."""
 
 import json
 import os
@@ -14,11 +14,11 @@ JUDGE = (
     "v => `${v.id}: ${v.help}: ${v.nodes.length} times, ${v.nodes[0].html.slice(0, 200)}`))"
 )
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-SETTLED = "new Promise(done => setTimeout(done, 500))"  # the page has found its layout and its colours
+SETTLED = "new Promise(done => setTimeout(done, 500))"  # until layout and colours have settled
 
 
 class Browser:
-    """One page of a headless Chromium. Use it as a context."""
+    """A page of a headless Chromium; a context manager."""
 
     def __init__(self, profile: Path) -> None:
         theirs_in, self.out = os.pipe()
@@ -27,7 +27,7 @@ class Browser:
         assert chromium is not None
         flags = "--headless --no-sandbox --disable-gpu --remote-debugging-pipe --allow-file-access-from-files"
         command = [chromium, *flags.split(), f"--user-data-dir={profile}", "about:blank"]
-        # the protocol's descriptors are 3 and 4; of the shells only bash takes two digits
+        # the protocol uses descriptors 3 and 4; only bash can redirect from descriptors of two digits
         self.process = subprocess.Popen(
             ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *command],
             pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -35,7 +35,7 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         self.buffer, self.number, self.session = b"", 0, ""
-        self.said: list[str] = []  # errors of the page and of its console
+        self.said: list[str] = []  # errors of the page and its console
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -51,7 +51,7 @@ class Browser:
         os.close(self.incoming)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The result of a command of the DevTools protocol."""
+        """Send a command of the DevTools protocol and return its result."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         if self.session:
@@ -68,10 +68,10 @@ class Browser:
             pass
 
     def next_message(self) -> dict[str, Any]:
-        """The next answer or event; an error of the page is kept in `said`."""
+        """Return the next answer or event; collect errors of the page in `said`."""
         while b"\0" not in self.buffer:
             piece = os.read(self.incoming, 1 << 20)
-            assert piece, "chromium has ended"
+            assert piece, "chromium has exited"
             self.buffer += piece
         line, _, self.buffer = self.buffer.partition(b"\0")
         message = json.loads(line)
@@ -85,17 +85,17 @@ class Browser:
         return message
 
     def open(self, address: str) -> None:
-        """Load a page, and wait until it is loaded."""
+        """Load a page and wait until it is loaded."""
         self.call("Page.navigate", url=address)
         self.wait_for("Page.loadEventFired")
 
     def show(self, width: int, theme: str) -> None:
-        """How wide the window is, in pixels, and what the reader prefers: light or dark."""
+        """Set the width of the window in pixels and the colour scheme, light or dark."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=1600, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
 
     def unreadable(self, page: Path) -> list[str]:
-        """What keeps someone from reading a page: at two widths, in both themes, by axe-core; what the page reports."""
+        """Return a page's accessibility problems at two widths and in both themes, by axe-core, and its errors."""
         wrong = []
         self.said.clear()
         for theme in ("light", "dark"):
@@ -112,7 +112,7 @@ class Browser:
         return wrong + [f"{page.name}: {said}" for said in self.said]
 
     def ask(self, expression: str) -> Any:
-        """The value of an expression of JavaScript, awaited."""
+        """Evaluate a JavaScript expression, await it, and return its value."""
         answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")

@@ -1,4 +1,4 @@
-"""What all tests share: the real data slices, a small model, the pipeline in miniature, two processes."""
+"""Shared fixtures: the real data slices, a small model, the pipeline in miniature, a browser."""
 
 import gc
 import json
@@ -17,22 +17,22 @@ import hypothesis
 import pytest
 from matplotlib.figure import Figure
 
-# before torch is imported, and for processes that tests start: tiny tensors lose by a second thread, on a busy machine
-# tenfold
+# before torch is imported, and for processes started by tests: with tiny tensors a second thread is slower, up to ten
+# times on a busy machine
 os.environ["OMP_NUM_THREADS"] = "1"
-# measures nothing, and the digits of a test depend on no measurement
+# no measurements, so that the digits of a test don't depend on them
 os.environ["NANORLHF_KERNELS"] = "default"
-# hides a GPU, from started programs as well: `--device auto` would find it, its digits and peaks differ, and a process
-# that is forked once CUDA was initialised can't use PyTorch. `make gpu` runs the tests that are marked gpu
+# hide the GPU, also from started programs: `--device auto` would use it, its digits and peaks differ, and a process
+# forked after CUDA was initialised can't use PyTorch. `make gpu` runs the tests marked gpu
 os.environ.update({} if os.environ.get("NANORLHF_TEST_DEVICE") == "cuda" else {"CUDA_VISIBLE_DEVICES": ""})
 
-# what `make test` hands to a make that it starts: a make started by a test would print more, and another job limit
+# set by `make test`; a make started by a test would print more and use another job limit
 os.environ.pop("MAKEFLAGS", None)
 os.environ.pop("MAKELEVEL", None)
 
 import torch
 
-# before a kernel is imported: without a GPU the Triton sources run on the CPU
+# before a kernel is imported: without a GPU, run the Triton sources on the CPU
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 import train_dpo
@@ -46,9 +46,9 @@ from tests.browser import AXE, Browser
 from tests.made_once import made_once
 from tests.miniature_rlcf import one_update, plugin, rlcf, usual_update  # noqa: F401  fixtures
 
-# the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new
-# ones. HYPOTHESIS_PROFILE=unshrunk stops at the first failure: the search for the smallest one takes 60 times as long.
-# No deadline: how long an example takes on a busy machine says nothing
+# the same examples each time, so that a failure comes from the change; `pytest --hypothesis-profile explore` draws new
+# ones. HYPOTHESIS_PROFILE=unshrunk stops at the first failure, because shrinking takes 60 times as long. No deadline:
+# timings are meaningless on a busy machine
 patient = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("fixed", derandomize=True, **patient)
 hypothesis.settings.register_profile("explore", max_examples=500, **patient)
@@ -77,27 +77,27 @@ TINY = GPTConfig(
 def tiny_gpt() -> GPT:
     torch.manual_seed(0)
     model = GPT(TINY)
-    with torch.no_grad():  # far from uniform: a wrong mask or position shows
+    with torch.no_grad():  # far from uniform, so that a wrong mask or position shows
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     return model.eval()
 
 
 TEST_DEVICE = os.environ.get("NANORLHF_TEST_DEVICE")
-"""cuda: the tests marked gpu run, as in `make gpu`; cpu: all commands of test_on_a_device.py run on the CPU"""
+"""cuda: run the tests marked gpu, as in `make gpu`; cpu: run all commands of test_on_a_device.py on the CPU"""
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="`make gpu` runs it, on a CUDA device")
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])
-"""a parameter `device` of tests whose body a CPU runs too"""
+"""value of a parameter `device`, for tests that also run on a CPU"""
 
 UNCLIPPED = {"clip_range": 1e6, "value_clip_range": None}
-"""PPO without a kink. At the boundary of a clip the gradient jumps: where one run has moved a value by 0.2 and another
-by 0.2000003, only one of them clips it, and runs that differ by rounding alone part ways. Tests that compare such runs
-after an optimizer step leave clipping out; those that keep it compare the first step, where every ratio is 1."""
+"""PPO without clipping. The gradient jumps at the boundary of the clip range: if one run has moved a value by 0.2 and
+another by 0.2000003, only one of them clips it, so runs that differ only by rounding diverge. Tests that compare such
+runs after an optimizer step turn clipping off, or compare only the first step, where every ratio is 1."""
 
 
 @dataclass(frozen=True)
 class Miniature:
-    """Settings of the whole pipeline on a world of a few posts; tests change them with `replace`."""
+    """Settings of the whole pipeline on a world with a few posts; tests change them with `replace`."""
 
     root: Path
     sft: train_sft.Args
@@ -153,7 +153,7 @@ def browser(tmp_path_factory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def unreadable(browser) -> Callable[[Path], list[str]]:
-    """What keeps someone from reading a page."""
+    """Return the function that lists a page's accessibility problems."""
     if not AXE.exists():
         pytest.skip("no axe-core: make axe")
     return browser.unreadable
@@ -161,19 +161,19 @@ def unreadable(browser) -> Callable[[Path], list[str]]:
 
 @pytest.fixture(scope="module")
 def undrawn():
-    """Reports without pictures, which take most of an evaluation's time: tests/tools/test_docs.py draws each."""
+    """Skip a report's figures, which take most of an evaluation's time; tests/tools/test_docs.py draws each of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", lambda figure, file, **settings: file.write(b"<svg/>"))
         yield
 
 
 def run_program(program: str, *arguments: str) -> None:
-    """`python train_x.py` or `python -m data.x`, in this process, which has imported PyTorch already.
+    """Run `python train_x.py` or `python -m data.x` in this process, which has already imported PyTorch.
 
-    The file is run from its first line, as __main__ is; raises SystemExit where the program ends with a code.
+    The file runs from its first line, as __main__. Raises SystemExit if the program exits with a code.
     """
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)  # a test has imported it
+        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)  # tests import the module too
         patch.setattr(sys, "argv", [program, *arguments])
         if program.endswith(".py"):
             runpy.run_path(str(ROOT / program), run_name="__main__")
@@ -182,12 +182,12 @@ def run_program(program: str, *arguments: str) -> None:
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
-    """All of them, as one vector."""
+    """Return all weights as a vector."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def interrupt_at(call: int, patch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[None]:
-    """Make the given call of module.name raise Ctrl-C; returns a list that grows by one entry per call."""
+    """Make the call number `call` of module.name raise KeyboardInterrupt; return a list that grows with each call."""
     plain, calls = getattr(module, name), []
 
     def interrupted(*arguments, **settings):
@@ -201,14 +201,14 @@ def interrupt_at(call: int, patch: pytest.MonkeyPatch, module: ModuleType, name:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the most slow tests first, so that several workers finish together."""
+    """Run files with the most slow tests first, so that parallel workers finish together."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is imported stays: no collection of garbage looks through its millions of objects, now or later."""
+    """Freeze what is imported, so that garbage collection never scans its millions of objects."""
     gc.disable()
     try:
         return (yield)
@@ -218,12 +218,12 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_unconfigure() -> None:
-    """Collect everything at exit again: what is still frozen then, Triton's bindings report as leaked."""
+    """Unfreeze at exit: Triton's bindings report objects that are still frozen as leaked."""
     gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Keep the seconds of each file without its slow tests, by which `make check` chooses."""
+    """Save the seconds of each file without its slow tests; `make check` uses them to choose files."""
     partly_run = {argument.split("::")[0] for argument in getattr(config, "args", ()) if "::" in argument}
     seconds = {
         file: spent
@@ -235,15 +235,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Keep the seconds of each test function, with all its parameters, by which `make check` chooses within a file."""
+    """Save the seconds of each test function with all its parameters; `make check` uses them to choose tests."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and hasattr(session.config, "cache"):  # no worker of several
+    if reporter is not None and hasattr(session.config, "cache"):  # not in a parallel worker
         seconds = seconds_by(reporter, lambda nodeid: nodeid.split("[")[0])
         session.config.cache.set("seconds_of_tests", session.config.cache.get("seconds_of_tests", {}) | seconds)
 
 
 def seconds_by(reporter: pytest.TerminalReporter, key: Callable[[str], str]) -> dict[str, float]:
-    """The seconds of all tests but the slow ones, summed over those with the same key(nodeid)."""
+    """Return the seconds of all tests except the slow ones, summed by key(nodeid)."""
     seconds: dict[str, float] = {}
     for reports in reporter.stats.values():
         for report in reports:

@@ -1,4 +1,6 @@
-"""A test that must fail. The grader runs it after those of an exercise: it passes if their tools have been changed."""
+"""A test that must fail. The grader runs it after an exercise's tests: it passes if a submission tampered with their
+comparison functions.
+"""
 
 import math
 
@@ -30,4 +32,4 @@ def test_unequal_things_are_told_apart() -> None:
         "np.testing": raises(lambda: np.testing.assert_allclose(one.numpy(), two.numpy())),
         "all, any, sum": not all([True, False]) and not any([False]) and sum([1, 2]) == 3,
     }
-    assert not all(told_apart.values()), "as it must be"
+    assert not all(told_apart.values()), "expected: this test must fail"

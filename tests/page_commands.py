@@ -1,12 +1,12 @@
-"""The commands that README.md and docs/ print: found, parsed by the scripts' own parsers, and their paths followed.
+"""Check the commands in README.md and docs/: parse them with the scripts' own parsers, and track their paths.
 
-A page says in its code blocks where something comes from that none of its commands writes:
+Pages declare in their code blocks where inputs come from that none of their commands writes:
 
-    # downloads: NAME, NAME         a file, a directory or a Hub id that has to be fetched
-    # from PAGE.md: PATH, PATH      the commands of another page write it
-    # yours: PATH, PATH             readers bring it
+    # downloads: NAME, NAME         files, directories or Hub ids to download
+    # from PAGE.md: PATH, PATH      written by the commands of another page
+    # yours: PATH, PATH             provided by the reader
 
-A block of Python or TOML whose first line is `# my_rule.py` or `# judge.toml` is that file.
+A Python or TOML block that starts with `# my_rule.py` or `# judge.toml` is the content of that file.
 """
 
 import argparse
@@ -56,7 +56,7 @@ INLINE = re.compile(
     r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|nanorlhf|make|bash|pip|pytest|torchrun \S.*?\.py) (?:(?! \[)[^`])+)`(?!`)"
 )
 
-# ---------------------------------------------------------------------------------- which settings name files, and how
+# ----------------------------------------------------------------------------------------- settings that contain paths
 READ = {
     "directories",
     *("sft", "model", "reward_model", "discriminator", "value_model", "tokenizer", "encoder", "source", "generated_by"),
@@ -65,24 +65,24 @@ READ = {
     *("csv", "page"),
 }
 READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
-READ_FUNCTIONS = {"reward", "rewards", "gold", "simulate"}  # FILE.py:FUNCTION, a directory, or what else --reward takes
+READ_FUNCTIONS = {"reward", "rewards", "gold", "simulate"}  # FILE.py:FUNCTION, a directory, or another form of --reward
 WRITTEN = {"out", "json", "measure"}
-DATA = {"data"}  # a directory, of which each stage reads other files
+DATA = {"data"}  # a directory; each stage reads different files in it
 NO_PATHS = {
     "device",
     *("files", "revision", "tag", "drop_markup", "split_date", "annotator", "implicit_rewards", "shift_base"),
     *("hub_id", "summarisers", "against", "by", "file"),
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
     *("exercises", "names", "student"),  # of the course
-    "directory",  # of the course: some commands write it and some read it
+    "directory",  # of the course: some commands write it and others read it
     "since",  # of the check: a commit
-    *("scripts", "flags"),  # of the doctor: a tree that a reader has changed, and flags of its scripts
+    *("scripts", "flags"),  # of the doctor: a source tree changed by a reader, and flags of its scripts
     *("algorithms", "variants", "share", "cases", "labellers", "remedies", "lrs", "kl_coefs"),  # of the experiments
-    *("bugs", "demo", "healthy"),  # of its judge: names, and directories of runs
+    *("bugs", "demo", "healthy"),  # of the doctor's judge: names, and run directories
 }
-OF_COMMANDS = ("course", "nanorlhf.doctor")  # programs whose settings are those of one of several commands
+OF_COMMANDS = ("course", "nanorlhf.doctor")  # programs with several commands, each with its own settings
 BOTH = ("train", "validation")
-JSONL = {  # what the modules of data/ write, as far as training reads it
+JSONL = {  # the files that the modules of data/ write for training
     "data.tiny": {"sft": BOTH, "comparisons": BOTH},
     "data.tldr": {"sft": BOTH, "comparisons": BOTH},
     "data.hh": {"sft": BOTH, "comparisons": BOTH},
@@ -100,12 +100,12 @@ JSONL = {  # what the modules of data/ write, as far as training reads it
 
 
 def name_of(path: Path) -> str:
-    """`tldr.md` of a page in docs/, `course/README.md` of one elsewhere."""
+    """Return the name of a page: `tldr.md` if it is in docs/, otherwise its path, such as `course/README.md`."""
     return path.name if path.parent.name == "docs" else str(path.relative_to(ROOT))
 
 
 class Wrong(Exception):
-    """What is wrong with a command, in a sentence."""
+    """The reason why a command is wrong."""
 
 
 # ------------------------------------------------------------------------------------------------- 1. finding commands
@@ -119,7 +119,7 @@ class Command:
 
     @property
     def program(self) -> str:
-        """`train_ppo.py`, `data.tldr`, `make`, `pip`, `pytest`."""
+        """Return the program: `train_ppo.py`, `data.tldr`, `make`, `pip`, `pytest`."""
         words = list(self.words)
         if words[0] == "torchrun":
             return next(word for word in words if word.endswith(".py"))
@@ -134,7 +134,7 @@ class Command:
 
 @dataclass
 class Page:
-    """Commands and declarations in the order in which they stand."""
+    """The commands and declarations of a page, in order."""
 
     name: str
     items: list[Command | tuple[str, str]] = field(default_factory=list)  # a tuple: declaration, path
@@ -151,8 +151,8 @@ def read_command(text: str) -> Command:
         name, _, value = words.pop(0).partition("=")
         environment.append((name, value))
     if not words or words[0] not in PROGRAMS or len(words) < 2:
-        raise Wrong(f"{text!r} is no command of {', '.join(PROGRAMS)}")
-    if words[0] == "nanorlhf" and words[1] != "--version":  # as what it runs
+        raise Wrong(f"{text!r} isn't a command: expected one of {', '.join(PROGRAMS)} with arguments")
+    if words[0] == "nanorlhf" and words[1] != "--version":  # replace it by the program that it runs
         if (module := module_of(words[1])) is None:
             raise Wrong(f"nanorlhf has no program {words[1]}")
         name = module.removesuffix(".__main__")
@@ -161,8 +161,8 @@ def read_command(text: str) -> Command:
 
 
 def read_page(name: str, text: str) -> Page:
-    """Commands are the lines of blocks fenced as sh or console, those of indented blocks that begin with a program's
-    name, and inline code that does."""
+    """Read the commands of a page: lines of blocks fenced as sh or console, and lines of indented blocks and inline
+    code that start with the name of a program."""
     page, fence, lines = Page(name), None, iter(text.splitlines())
     for line in lines:
         if mark := re.match(r"```(\w*)", line):
@@ -187,19 +187,19 @@ def read_page(name: str, text: str) -> Page:
 # ---------------------------------------------------------------------------------------------- 2. what a command means
 @functools.cache
 def settings_of(command: Command) -> Any:
-    """The settings as the script's own parser reads them; None for a program without settings."""
+    """Return the settings as parsed by the script's own parser; None for a program without settings."""
     name = command.program
-    if name == "nanorlhf.plan":  # flags of a script; it reads shapes alone
+    if name == "nanorlhf.plan":  # takes the flags of a script, but reads only shapes
         if command.arguments:
             script, *arguments = command.arguments
             settings_of(Command(("python", f"{script}.py", *arguments)))
         return None
     if name.endswith(".py"):
         if not (ROOT / name).is_file():
-            raise Wrong(f"there is no {name}")
+            raise Wrong(f"{name} doesn't exist")
         name = name.removesuffix(".py")
     elif importlib.util.find_spec(name.partition(".")[0]) is None or importlib.util.find_spec(name) is None:
-        raise Wrong(f"there is no module {name}")
+        raise Wrong(f"module {name} doesn't exist")
     has_main = (ROOT / name.replace(".", "/") / "__main__.py").is_file()
     module = importlib.import_module(f"{name}.__main__" if has_main else name)
     if not hasattr(module, "RECIPES") and not hasattr(module, "Args"):
@@ -208,7 +208,7 @@ def settings_of(command: Command) -> Any:
     given: list[Any] = []
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
         patch.setattr(sys, "argv", [command.program, *command.arguments])
-        patch.setattr(launch, "run", lambda main, device, processes: main())  # nothing is forked for flags
+        patch.setattr(launch, "run", lambda main, device, processes: main())  # don't fork just to parse flags
         try:
             if hasattr(module, "RECIPES"):
                 command_line(given.append, module.RECIPES)
@@ -220,7 +220,7 @@ def settings_of(command: Command) -> Any:
 
 
 def check_by_argparse(module: ModuleType, command: Command) -> None:
-    """Raise Wrong unless the parser of a program without Args knows the command's flags: `main` is run up to it."""
+    """Check the flags of a program without Args by running `main` up to its argparse parser; raise Wrong."""
     parse, parsed = argparse.ArgumentParser.parse_args, []
 
     def stop(parser: argparse.ArgumentParser) -> None:
@@ -242,7 +242,7 @@ def check_by_argparse(module: ModuleType, command: Command) -> None:
 
 
 def path_fields(settings: type) -> Iterator[str]:
-    """The fields that hold text or paths and are no choice among words."""
+    """Yield the fields that contain text or paths and aren't a choice among words."""
     for name, hint in get_type_hints(settings).items():
         parts = {part for kind in (hint, *get_args(hint)) for part in (kind, *get_args(kind))}
         if parts & {str, Path} and not any(get_origin(kind) is Literal for kind in (hint, *get_args(hint))):
@@ -250,7 +250,7 @@ def path_fields(settings: type) -> Iterator[str]:
 
 
 def files_read(program: str, args: Any) -> list[str]:
-    """Of the directory --data, the files that this stage reads."""
+    """Return the files in --data that this stage reads."""
     if program == "data.tokenizer":
         return [str(path) for path in args.data]
     if program in ("train_rm.py", "train_dpo.py"):
@@ -281,9 +281,9 @@ def paths_read(program: str, args: Any) -> list[str]:
     found = files_read(program, args) if "data" in names else []
     for name in sorted(names & (READ | READ_PAIRS)):
         value = getattr(args, name)
-        if name == "reward_model" and getattr(args, "reward", None) is not None:  # which replaces it
+        if name == "reward_model" and getattr(args, "reward", None) is not None:  # --reward replaces it
             continue
-        if is_dataclass(value):  # a group of settings by a name that is a path elsewhere
+        if is_dataclass(value):  # a group of settings; elsewhere the same name is a path
             continue
         values = value if isinstance(value, tuple) else (value,)
         found += [best_of(place)[1] for place in values[1::2]] if name in READ_PAIRS else values
@@ -319,13 +319,13 @@ def paths_written(program: str, args: Any) -> list[str]:
 STUB = """#!/bin/sh
 case "$1 $2" in -c*) exec "$REAL_PYTHON" "$@";; "-m data.pretrained") echo "$HUB_ID"; exit;; esac
 line=$(printf '%s\\t' "$@")
-printf '%s\\n' "$line" >> "$RECORDED" # in one write: another may come in between
+printf '%s\\n' "$line" >> "$RECORDED" # a single write: several processes may append
 """
 
 
 @functools.cache
 def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tuple[Command, ...]:
-    """What `make target`, or `bash target` of a script, runs, with a Python that writes down its arguments."""
+    """Return the commands that `make target`, or `bash target` for a script, runs, using a Python that records them."""
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory)
         for name in ("Makefile", "pyproject.toml"):
@@ -337,7 +337,7 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
         stub.chmod(0o755)
         for name in ("complete", "test", "str", "real", "reason", "docs"):  # installed
             (here / ".venv" / name).touch()
-        (here / "recorded").touch()  # for targets that run no Python, such as .venv
+        (here / "recorded").touch()  # for targets that don't run Python, such as .venv
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))},
             **dict(variables), "REAL_PYTHON": sys.executable, "HUB_ID": HUB_ID,
@@ -352,8 +352,8 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
 
 
 def runs_of(args: Any) -> list[Command]:
-    """What an experiment runs. The runs of worlds depend on what has finished; those of scaling are other experiments'
-    with other numbers."""
+    """Return the runs of an experiment. We skip worlds, whose runs depend on what has finished, and scaling, whose runs
+    are those of other experiments with other numbers."""
     if not isinstance(args, Args) or isinstance(args, Worlds | Scaling):
         return []
     return [Command(("python", *words)) for words in commands(args)]
@@ -365,18 +365,18 @@ class Checked:
     problems: list[str] = field(default_factory=list)
     written: set[str] = field(default_factory=set)
     runnable: list[Command] = field(default_factory=list)
-    """commands that need neither a download nor anything of the reader's, those of pipelines and experiments one by
-    one; not those of one with variables or flags, which are the same elsewhere or with another seed"""
+    """commands that need neither a download nor the reader's files, with the steps of pipelines and experiments listed
+    one by one, unless these have variables or flags: then the steps are listed elsewhere or have another seed"""
 
 
 def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
-    """Follow the paths through a page's commands. others: the pages that `# from` may name."""
+    """Track the paths through a page's commands. others: the pages that `# from` may name."""
     checked = Checked()
-    local: set[str] = set()  # written here, and so is everything that went into it
-    declared: dict[str, bool] = {}  # path -> is it read?
+    local: set[str] = set()  # written by this page's commands, from inputs that are local too
+    declared: dict[str, bool] = {}  # path -> whether a command reads it
 
     def source_of(path: str) -> str | None:
-        """`here`, `declared`, or None where nothing gives it."""
+        """Return `here`, `declared`, or None if nothing provides the path."""
         if Path(path).is_absolute() or (ROOT / path).is_file():
             return "here" if (ROOT / path).exists() else None
         parents = [str(parent) for parent in PurePosixPath(path).parents][:-1]
@@ -416,7 +416,7 @@ def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
         sources = {path: source_of(path) for path in paths_read(command.program, args)} if args is not None else {}
         for path, source in sources.items():
             if source is None:
-                checked.problems.append(f"{where}: {command}: it reads {path}, which nothing before it writes")
+                checked.problems.append(f"{where}: {command}: it reads {path}, which no earlier command writes")
         asks = getattr(args, "judge_url", None) is not None and not args.judge_dry_run
         asks |= any(parse(item)[0] == "judge" for item in items(getattr(args, "reward", None)))
         written = paths_written(command.program, args) if args is not None else []
@@ -454,7 +454,7 @@ def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
 
 
 def check_tool(command: Command) -> None:
-    """pip, pytest and mkdocs: the extra exists, the test exists, the configuration, which comes last, exists."""
+    """Check that pip's extra, pytest's test and mkdocs' configuration (the last argument) exist."""
     text = str(command)
     if command.program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -464,6 +464,6 @@ def check_tool(command: Command) -> None:
     elif command.program == "pytest" and "-k" in command.words:
         word = command.words[command.words.index("-k") + 1]
         if not any(re.search(rf"def test_\w*{word}", path.read_text()) for path in (ROOT / "tests").rglob("*.py")):
-            raise Wrong(f"no test is called {word}")
+            raise Wrong(f"no test name contains {word}")
     elif command.program == "mkdocs" and not (ROOT / command.words[-1]).is_file():
-        raise Wrong(f"there is no {command.words[-1]}")
+        raise Wrong(f"{command.words[-1]} doesn't exist")

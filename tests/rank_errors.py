@@ -1,4 +1,4 @@
-"""What each error of one of two processes prints and exits with, each in a fork."""
+"""Find out what an error on one of two processes prints and exits with; each case runs in a fork."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def on_rank(rank: int, error: BaseException) -> None:
 
 
 def at_the_end(error: BaseException) -> None:
-    """On rank 1, when the first process has nothing more to do."""
+    """Raise on rank 1 when the first process has nothing left to do."""
     exchange()
     if distributed.rank() == 1:
         time.sleep(0.2)
@@ -52,11 +52,11 @@ def killed() -> None:
 
 
 def dies_as_it_starts() -> None:
-    launch.die_with_parent = lambda: os.kill(os.getpid(), signal.SIGKILL)  # the first call of a rank that is forked
+    launch.die_with_parent = lambda: os.kill(os.getpid(), signal.SIGKILL)  # a forked rank calls it first
 
 
 def dies_as_it_joins() -> None:
-    """The others would wait for it for a minute."""
+    """Kill rank 1 as it joins; the others would wait for it for a minute."""
     launch.JOIN_TIMEOUT = timedelta(seconds=1)
     join = launch.dist.init_process_group
 
@@ -89,7 +89,7 @@ FIRST = {
     "later than the time to join": may_join_for_two_seconds,
     "ctrl-C within a fork": interrupted_as_it_forks,
 }
-"""before the ranks are forked"""
+"""called before the ranks are forked"""
 CASES = {
     "bad input on rank 1": lambda: on_rank(1, InputError("rule.py:2 is bad.")),
     "bad input on rank 0": lambda: on_rank(0, InputError("rule.py:2 is bad.")),
@@ -112,7 +112,7 @@ CASES = {
 
 
 def outcome(case: str) -> tuple[int, str]:
-    """The exit code and what all processes write to stderr, in a fork: PyTorch has no threads here."""
+    """Return the exit code and the stderr of all processes. Runs in a fork, since PyTorch has no threads here."""
     with tempfile.TemporaryFile() as file:
         child = os.fork()
         if child == 0:

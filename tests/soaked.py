@@ -1,4 +1,4 @@
-"""SFT in a soak, with a defect in all runs but the undisturbed one; `python -m tests.soaked` prints what is found."""
+"""Soak SFT with a defect in every run except the undisturbed one; `python -m tests.soaked` prints the findings."""
 
 import contextlib
 import io
@@ -28,14 +28,14 @@ DEFECTS: dict[str, Callable[[Path], object]] = {
     "a process": lambda out: subprocess.Popen(["sleep", "30"], start_new_session=True),
     "an error": lambda out: 1 / 0,
 }
-CRASHES = {"a crash": 1, "crashes": 9}  # starts of a run that end so
+CRASHES = {"a crash": 1, "crashes": 9}  # number of starts of a run that crash
 
 
 def soak_with(defect: str, directory: Path) -> tuple[int, str, list[str]]:
-    """Exit code, output, and the files of the run that it kept."""
+    """Return the exit code, the output, and the files of the run that the soak kept."""
 
     def main(args: train_sft.Args) -> None:
-        is_disturbed = not (args.out.parents[2] / "before").exists()  # what the undisturbed run is put back to
+        is_disturbed = not (args.out.parents[2] / "before").exists()  # only the undisturbed run has it
         if is_disturbed and defect in CRASHES:
             with (directory / "starts").open("a") as file:
                 file.write("\n")
@@ -57,8 +57,8 @@ def soak_with(defect: str, directory: Path) -> tuple[int, str, list[str]]:
 if __name__ == "__main__":
     found = {}
     start = tempfile.gettempdir()
-    for name in (*CRASHES, *DEFECTS):  # "a process" stays
-        for _ in range(3):  # the kill may come between the run's end and the defect
+    for name in (*CRASHES, *DEFECTS):  # "a process" keeps running
+        for _ in range(3):  # the kill may come between the end of the run and the defect
             os.environ["TMPDIR"] = tempfile.tempdir = start  # the soak sets its own
             found[name] = soak_with(name, Path(tempfile.mkdtemp()))
             if found[name][0] == (name != "a crash"):

@@ -1,4 +1,4 @@
-"""A small program, hit by each fault in turn: `python -m tests.struck` prints what happens to it."""
+"""Hit a small program with each fault in turn; `python -m tests.struck` prints what happens."""
 
 import errno
 import json
@@ -15,18 +15,18 @@ from urllib.request import urlopen
 
 from tools.faults import FAULTS, World, is_alive, processes_of, small_disk, wrong_clock
 
-PATIENCE = 30.0  # seconds that a fault may take to show, on a busy machine
+PATIENCE = 30.0  # seconds to wait for a fault's effect, on a busy machine
 
 
 def effects(mounted: bool) -> dict[str, str]:
-    """Fault -> what shows that it has happened, on a `small_disk` or on another."""
+    """Return fault -> its visible effect, with the `small_disk` mounted or not."""
     return {
         **dict.fromkeys(("SIGKILL", "SIGKILL in a save", "truncated state", "foreign file"), "exit -9"),
         "SIGINT": "exit 2",  # by KeyboardInterrupt
         "SIGTERM": "exit -15",
         "SIGHUP": "exit -1",
         "SIGSTOP, SIGCONT": "continued",
-        "dead rank": "the first goes on alone",
+        "dead rank": "only the first is left",
         "full disk": f"OSError {errno.ENOSPC if mounted else errno.EFBIG}",
         **({"read-only disk": f"OSError {errno.EROFS}"} if mounted else {}),
         "jumping clock": "the clock jumped",
@@ -38,7 +38,7 @@ def effects(mounted: bool) -> dict[str, str]:
 
 
 def write_and_ask(directory: Path, url: str, report: Path) -> None:
-    """Append to a file, look at the clock and ask the judge, again and again; report what is unusual."""
+    """Append to a file, read the clock and query the judge in a loop; report anything unusual."""
     wrong_clock()
     right = time.time() - time.monotonic()
     with report.open("a") as said:
@@ -67,7 +67,7 @@ def write_and_ask(directory: Path, url: str, report: Path) -> None:
 
 
 def struck() -> dict[str, object]:
-    """Fault -> how the program ended, or what it reported; and whether its disk was mounted."""
+    """Return fault -> how the program ended or what it reported, and if its disk was mounted."""
     root = Path(tempfile.mkdtemp())
     (root / "disk").mkdir()
     (root / "view").mkdir()
@@ -88,7 +88,7 @@ def struck() -> dict[str, object]:
                 with suppress(BaseException):
                     os.setsid()
                     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
-                    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this one under nohup
+                    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
                     signal.alarm(300)
                     if fault == "dead rank":
                         os.fork()
@@ -110,7 +110,7 @@ def struck() -> dict[str, object]:
                     said = {f"exit {os.waitstatus_to_exitcode(os.waitpid(job, 0)[1])}"}
                     break
                 if fault == "dead rank" and processes_of(job) == [job]:
-                    said.add("the first goes on alone")
+                    said.add("only the first is left")
             found[fault] = sorted(said - {"well"})
             with suppress(ProcessLookupError):
                 os.killpg(job, signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""docs/details.md is true: every tag has a row, every row a tag in its file and a test; so is the glossary."""
+"""docs/details.md matches the code: every tag has a row, every row a tag in its file and a test; and so does the
+glossary.
+"""
 
 import dataclasses
 import re
@@ -67,7 +69,7 @@ def test_the_report_shows_the_index(tmp_path) -> None:
     assert section.count("<li>") == 25 and f"{train_ppo.__name__}.py:" in section
 
 
-# --------------------------------------------------------------------------------- the papers' tables, typed once more
+# -------------------------------------------------------------------------------- the papers' tables, typed separately
 STAGES = {
     "sft": train_sft.Args, "rm": train_rm.Args, "dpo": train_dpo.Args, "ppo": train_ppo.Args,
     "grpo": train_grpo.Args, "rlcf": train_rlcf.Args, "discriminator": train_discriminator.Args,
@@ -149,12 +151,12 @@ def test_defaults_and_recipe_add_up_to_the_papers_table(recipe, stage, table) ->
 
 
 class Made(Exception):
-    """Ends a run where its optimizer is made, or takes its first step."""
+    """Raised to end a run when its optimizer is created or takes its first step."""
 
 
 @pytest.mark.parametrize("stage", ["sft", "rm", "ppo"])
 def test_every_stage_trains_by_adamw_with_the_papers_eps(miniature, tmp_path, monkeypatch, stage) -> None:
-    """eps 1e-5 where nothing else is said, and in the paper's recipe; PyTorch's own is 1e-8. [N+ 9, 10, 20]"""
+    """eps is 1e-5 by default and in the paper's recipe; PyTorch's default is 1e-8. [N+ 9, 10, 20]"""
     script = {"sft": train_sft, "rm": train_rm, "ppo": train_ppo}[stage]
     made = []
 
@@ -173,7 +175,7 @@ def test_every_stage_trains_by_adamw_with_the_papers_eps(miniature, tmp_path, mo
 
 @pytest.mark.parametrize("stage", ["sft", "rm", "ppo"])
 def test_bf16_is_the_dtype_of_products_and_of_no_weight(miniature, tmp_path, monkeypatch, stage) -> None:
-    """Autocast: products in bfloat16; weights and gradients of the first step stay float32. [N+ 8]"""
+    """Autocast runs matmuls in bfloat16; weights and gradients of the first step stay float32. [N+ 8]"""
     script = {"sft": train_sft, "rm": train_rm, "ppo": train_ppo}[stage]
     products, plain, stepped = set(), model.linear, []
 
@@ -186,7 +188,7 @@ def test_bf16_is_the_dtype_of_products_and_of_no_weight(miniature, tmp_path, mon
         stepped.extend(p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
         raise Made
 
-    monkeypatch.setattr(checkpoint, "check_output", lambda *_: None)  # of a new model, in the dtype of its weights
+    monkeypatch.setattr(checkpoint, "check_output", lambda *_: None)  # it runs a new model in the dtype of its weights
     monkeypatch.setattr(model, "linear", noted)
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     args = replace(getattr(miniature, stage), out=tmp_path / "out")

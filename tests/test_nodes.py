@@ -1,4 +1,4 @@
-"""Two nodes on one machine: two agents of torchrun that meet at the loopback address."""
+"""Two nodes on one machine: two torchrun agents that meet at the loopback address."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ from tests.two_processes import on_processes, run_all
 
 @contextlib.contextmanager
 def two_nodes(directory, path, *command):
-    """A job of one process on each node, with the path on its command line: the agents, and their logs."""
+    """Start a job with one process per node and `path` on its command line; yield the agents and their logs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -38,7 +38,7 @@ def two_nodes(directory, path, *command):
     agents = []
     try:
         for number, log in enumerate(logs):
-            # on one machine the agent that comes first would be the host, and the other one might be the first rank
+            # otherwise the agent that starts first would be the host, and the other one might get rank 0
             host = f"--rdzv-conf=is_host={number == 0}"
             with log.open("w") as file:
                 call = [sys.executable, "-m", "torch.distributed.run", *meet, host, "--rdzv-id=test", *command]
@@ -54,9 +54,9 @@ def two_nodes(directory, path, *command):
 
 @contextlib.contextmanager
 def exchanging_nodes(directory):
-    """Two nodes that exchange numbers until the file is there: the file, the agents, and their logs.
+    """Start two nodes that exchange numbers until a file exists; yield the file, the agents and their logs.
 
-    No torchrun kills a process whose peer on the other node died, so the grace period is only waited for.
+    torchrun doesn't kill a process whose peer on another node died, so the grace period is pure waiting.
     """
     file = directory / "break"
     with two_nodes(directory, file, "-m", "tests.exchange", str(file), "1", "1.0") as (agents, logs):
@@ -72,9 +72,9 @@ def equal_metrics(one, other):
 
 @pytest.fixture(scope="module")
 def nodes(miniature, tmp_path_factory):  # noqa: F811
-    """Three programs in one job on two nodes: the directory, and what each node said.
+    """Run three programs in one job on two nodes; return the directory and the output of each node.
 
-    stage_one was on one process alone, stage_two on the nodes; of PPO's three updates the first was on one process.
+    STAGE_one ran on a single process, STAGE_two on the nodes, except for the first of PPO's three updates.
     """
     root = tmp_path_factory.mktemp("nodes")
     stages = {
@@ -101,13 +101,13 @@ def nodes(miniature, tmp_path_factory):  # noqa: F811
 
 
 def said_once(texts, pattern):
-    """By the first rank, whichever node it is on."""
+    """Return True if only one node, the one with rank 0, printed the pattern, and only once."""
     return sorted(len(re.findall(pattern, text)) for text in texts) == [0, 1]
 
 
 @pytest.mark.slow
 def test_a_run_of_one_process_resumes_on_two_nodes_and_equals_one_process(nodes):
-    """The first of three updates on one process, two on two nodes: the same batches, weights to rounding."""
+    """One update on one process, then two on two nodes: the same batches, and the same weights up to rounding."""
     root, texts = nodes
     said = "continues with 2 process(es) instead of 1: the global batches stay the same, but sums differ by rounding."
     assert said_once(texts, re.escape(said))
@@ -128,7 +128,7 @@ def test_the_first_two_stages_on_two_nodes_equal_one_process(nodes, stage, name,
 
 @pytest.mark.slow
 def test_ppo_with_shards_within_nodes_and_copies_across_equals_one_process(miniature, tmp_path):  # noqa: F811
-    """Two updates on four processes, as two nodes of two; models are read from their files row by row."""
+    """Two updates on four processes, as two nodes of two, with models read from their files row by row."""
     args = replace(miniature.ppo, total_episodes=16, **UNCLIPPED)
     one, four = replace(args, out=tmp_path / "one"), replace(args, out=tmp_path / "four", shard="hsdp", offload=True)
     train_ppo.main(one)
@@ -152,7 +152,7 @@ def test_an_error_on_one_node_is_the_reason_that_both_give(tmp_path):
 @needs_proc
 @pytest.mark.slow
 def test_a_node_that_dies_ends_the_other(tmp_path):
-    """Without a word, as where the power fails: its torchrun is killed, and its process with it."""
+    """It dies silently, as in a power failure: its torchrun is killed along with its process."""
     with exchanging_nodes(tmp_path) as (file, agents, logs):
         status = Path(f"/proc/{worker(file, rank=1)}/status").read_text()
         parent = int(re.search(r"PPid:\s+(\d+)", status)[1])
@@ -164,7 +164,7 @@ def test_a_node_that_dies_ends_the_other(tmp_path):
 
 
 def test_a_cache_that_another_node_does_not_see_is_sent_by_the_first(miniature, tmp_path, monkeypatch):  # noqa: F811
-    """Two nodes, one after the other: the other has the rows, and no cache or an old one."""
+    """Simulate two nodes, one after the other: the second has the rows, but no cache or an old one."""
     tokenizer, sent = load_tokenizer(miniature.ppo.sft), []
     file = miniature.ppo.data / "sft.train.jsonl"
     expected = dataset.load_demonstrations(file, tokenizer, 160, None)
@@ -174,7 +174,7 @@ def test_a_cache_that_another_node_does_not_see_is_sent_by_the_first(miniature, 
     key, arrays = dataset.read_cache(cache)
 
     def from_first(function):
-        """Of the other node: what rank 0 has."""
+        """Return what rank 0 would send to the other node."""
         sent.append(key if len(sent) == 0 else arrays)
         return sent[-1]
 

@@ -1,4 +1,4 @@
-"""--processes: ranks that are forked on this CPU, by the same collectives as those of `torchrun`."""
+"""--processes: ranks that are forked on this CPU and use the same collectives as under `torchrun`."""
 
 import contextlib
 import json
@@ -40,12 +40,12 @@ def run(*command, threads: int) -> subprocess.CompletedProcess:
 
 
 def followers(pid: int) -> list[int]:
-    """The processes that this one has forked, which are not dead."""
+    """Return the live processes that this one has forked."""
     return [child for child, (parent, state) in parents().items() if parent == pid and state != "Z"]
 
 
 def parents() -> dict[int, tuple[int, str]]:
-    """Of each process its parent and its state."""
+    """Return the parent and the state of each process."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -56,7 +56,7 @@ def parents() -> dict[int, tuple[int, str]]:
 
 @contextlib.contextmanager
 def started(sign: Path, log: Path, work, *arguments):
-    """Work of several processes, once `sign` is there; at the end none of them is left, nobody having to kill it."""
+    """Start work on several processes and wait until `sign` exists; afterwards check that all end without a kill."""
     process = start(log, work, *arguments)
     try:
         wait_until(lambda: sign.exists() or not process.is_alive())
@@ -66,13 +66,13 @@ def started(sign: Path, log: Path, work, *arguments):
         process.join(60)
         wait_until(lambda: all(parents().get(pid, (0, "Z"))[1] == "Z" for pid in everyone), 30)
     finally:
-        process.kill()  # and with it those that it has forked
+        process.kill()  # also kills its forks
         process.join()
 
 
 @pytest.fixture
 def job(tmp_path):
-    """Three processes that exchange tensors until the file `break` exists, and what they print."""
+    """Start three processes that exchange tensors until the file `break` exists; yield the first and the log."""
     log = tmp_path / "log"
     with started(tmp_path / "started", log, exchange, tmp_path / "break", 3) as process:
         assert len(followers(process.pid)) == 2
@@ -81,7 +81,7 @@ def job(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_ends_in_the_bits_of_torchrun(miniature, tmp_path):
-    """Each of one thread, whatever the environment says; said once."""
+    """Each process has one thread, whatever the environment requests, and output is printed once."""
     args = replace(miniature.ppo, total_episodes=16)
     forked, launched = (replace(args, out=tmp_path / name) for name in ("forked", "launched"))
     ours = run("train_ppo.py", "tiny", *flags_of(forked), "--processes", "2", threads=2)
@@ -111,7 +111,7 @@ def test_bad_input_is_one_sentence_of_one_process(miniature, tmp_path, flags, se
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory) -> dict[str, tuple[int, str]]:
-    """Exit code and stderr of each case of tests/rank_errors.py."""
+    """Return the exit code and stderr of each case in tests/rank_errors.py."""
     path = tmp_path_factory.mktemp("outcomes")
     process = start(path / "log", write_outcomes, path / "outcomes.json")
     process.join(120)
@@ -144,7 +144,7 @@ def test_a_bug_of_any_process_is_one_traceback(outcomes, case):
 
 @pytest.mark.parametrize("case", ["a kill of rank 1", "a kill as it starts", "a kill as it joins"])
 def test_a_process_that_dies_without_a_word_is_one_sentence(outcomes, case):
-    """Also before all have joined, for which the others would wait."""
+    """Even before all have joined, while the others would wait."""
     code, err = outcomes[case]
     assert code == 1 and err.endswith("in another process: rank 1 died of SIGKILL, maybe out of memory\n")
     assert "Traceback" not in err
@@ -152,7 +152,7 @@ def test_a_process_that_dies_without_a_word_is_one_sentence(outcomes, case):
 
 @pytest.mark.parametrize("case", ["ctrl-C on rank 0", "ctrl-C within a fork"])
 def test_an_interrupt_is_one_word(outcomes, case):
-    """Within a fork Python would print it and go on, with logging's lock held for ever."""
+    """During a fork Python would print it and continue, with logging's lock never released."""
     assert outcomes[case] == [130, "interrupted\n"]
 
 
@@ -186,14 +186,14 @@ def test_a_killed_process_ends_the_others(job):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_that_one_does_not_wait_for_stops_the_run(job, number):
-    """The first is in its steps and finishes one; another has not begun them, or has ended them."""
+    """The first process is in its steps and finishes one; another has not started them, or has finished them."""
     process, log = job
     os.kill(max(followers(process.pid)), number)
     process.join(60)
     stopped = f"Interrupted: stopped by {number.name} before or after its steps: --resume continues from the last"
     assert (
         process.exitcode == 1 and stopped in log.read_text().strip().splitlines()[-1]
-    )  # `command_line` gives its code
+    )  # `command_line` sets the exit code
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 1), (signal.SIGTERM, -15)])
@@ -205,7 +205,7 @@ def test_a_signal_to_the_first_leaves_no_orphan(job, number, code):
 
 
 def test_sigterm_finishes_and_saves_the_step(miniature, tmp_path):
-    """To the process that the user started; a resume on one process goes on from there."""
+    """SIGTERM goes to the process that the user started; a resume on one process continues from the state."""
     out, log = tmp_path / "out", tmp_path / "log"
     args = replace(miniature.ppo, out=out, total_episodes=10**9)
     command = ["train_ppo.py", "tiny", *flags_of(args)]
@@ -251,7 +251,7 @@ def test_nothing_is_forked_for_a_gpu(monkeypatch, settings):
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
 @pytest.mark.parametrize("script", [train_sft, train_rm, train_dpo, train_ppo, train_grpo, train_rlcf])
 def test_processes_are_forked_before_anything_looks_for_a_gpu(monkeypatch, script, dtype):
-    """CUDA, once initialised, fails in every fork, even in one that computes on the CPU: AdamW asks for a stream."""
+    """Once initialised, CUDA fails in every fork, even if it computes on the CPU: AdamW requests a stream."""
     forked = []
     monkeypatch.setattr(launch, "fork_ranks", lambda work, processes: forked.append(processes))
     for name in ("is_available", "device_count", "is_bf16_supported", "_lazy_init"):

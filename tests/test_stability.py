@@ -1,7 +1,7 @@
-"""docs/stability.md: what 1.0.0 has written is read, and the names that it lists are there.
+"""docs/stability.md: we can read what 1.0.0 wrote, and the names that the page lists exist.
 
-tests/v1/ is what 1.0.0 wrote, and is not made again: data, an SFT run, and a PPO run that Ctrl-C stopped after its
-second update. It was made in an empty directory by
+tests/v1/ was written by 1.0.0 and must not be regenerated: data, an SFT run, and a PPO run that was stopped by Ctrl-C
+after its second update. The commands, in an empty directory, were
 
     python -m data.sums --out . --num-demonstrations 32 --num-queries 8 --num-comparisons 8 --num-validation 4
     python train_sft.py sums --data short --out sft --d-model 4 --n-layer 1 --num-epochs 1 --warmup-steps 0 \\
@@ -9,7 +9,7 @@ second update. It was made in an empty directory by
     python train_ppo.py sums --data long --sft sft --out ppo --total-episodes 24 --batch-size 8 \\
         --micro-batch-size 8 --num-minibatches 1 --trace 1
 
-with the scripts' paths written out. SFT's state, caches and TensorBoard's events were deleted.
+with full paths of the scripts. SFT's state, the caches and TensorBoard's events were deleted.
 """
 
 import importlib
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def written(tmp_path, monkeypatch) -> Path:
-    """A copy, as the working directory: the paths in args.json are relative."""
+    """Copy the files and change to the copy, because the paths in args.json are relative."""
     shutil.copytree(ROOT / "tests" / "v1", tmp_path / "v1")
     monkeypatch.chdir(tmp_path / "v1")
     return tmp_path / "v1"
@@ -50,7 +50,7 @@ def test_a_run_of_1_0_is_resumed_to_its_end(written) -> None:
     after = (written / "ppo" / "metrics.jsonl").read_text()
     rows = read_metrics(written / "ppo")
     assert after.startswith(before) and [row["step"] for row in rows] == [0, 1, 2]
-    assert rows[0].keys() <= rows[2].keys(), "a metric of 1.0 is no longer logged"
+    assert rows[0].keys() <= rows[2].keys(), "a metric of 1.0 isn't logged any more"
     assert (written / "ppo" / "summary.json").is_file()
 
 

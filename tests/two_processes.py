@@ -1,6 +1,6 @@
-"""What tests run in processes of their own, and how they are started.
+"""Run test code in separate processes.
 
-They are forked from a process that has imported everything: starting Python takes longer than the work.
+They are forked from a process that has imported everything, because starting Python takes longer than the work.
 """
 
 import copy
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo  # which an optimizer imports at its first step: here it is imported once
+import torch._dynamo  # an optimizer imports it at its first step; here it is imported once
 
 from kernels.processor import has_int8_products
 from nanorlhf import distributed, launch
@@ -32,9 +32,9 @@ from nanorlhf.training.signals import StopSignals
 from tests.conftest import TINY
 
 DEVICE = torch.device("cpu")
-"""of this rank"""
+"""this rank's device"""
 WITHIN: int | None = None
-"""ranks that share one copy of a sharded model; None: all"""
+"""number of ranks that share a copy of a sharded model; None: all"""
 
 
 def forkserver() -> multiprocessing.context.ForkServerContext:
@@ -44,7 +44,7 @@ def forkserver() -> multiprocessing.context.ForkServerContext:
 
 
 def start(log: Path, work: Callable, *arguments: object) -> multiprocessing.context.ForkServerProcess:
-    """Call work(*arguments) in a process of its own, which writes stdout and stderr to the log."""
+    """Call work(*arguments) in a new process, which writes stdout and stderr to the log."""
     process = forkserver().Process(target=call, args=(log, work, *arguments))
     process.start()
     return process
@@ -52,7 +52,7 @@ def start(log: Path, work: Callable, *arguments: object) -> multiprocessing.cont
 
 def call(log: Path, work: Callable, *arguments: object) -> None:
     write_to(log)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
     work(*arguments)
 
 
@@ -67,9 +67,9 @@ def on_processes(
 ) -> None:
     """Call work(argument) on each rank, as if per_node of them ran on each node.
 
-    What they print goes to the directory, and into the error if one fails.
+    Their output goes to log files in the directory, and into the error if one fails.
     """
-    # a process can't be forked from one that has looked for a CUDA device, as what is preloaded does
+    # the preloaded modules look for a CUDA device, and then a process can't be forked
     forks = multiprocessing.get_context("spawn") if device == "cuda" else forkserver()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -99,13 +99,13 @@ def be_rank(
     os.environ.update({name: str(value) for name, value in place.items()})
     torch.set_num_threads(1)
     DEVICE, WITHIN = launch.setup(device), per_node
-    if number == 1:  # a group of one, in which FSDP2 and NCCL run all the same
+    if number == 1:  # a group of one, in which FSDP2 and NCCL run too
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     work(argument)
 
 
 def run_all(runs: list[tuple[Callable, object]]) -> None:
-    """main(args) of each pair, in turn."""
+    """Call main(args) of each pair, one after the other."""
     for main, args in runs:
         print(f"{main.__module__} to {args.out}", file=sys.stderr, flush=True)
         main(args)
@@ -113,7 +113,7 @@ def run_all(runs: list[tuple[Callable, object]]) -> None:
 
 
 def run_tests(names: list[str]) -> None:
-    """Tests of this file."""
+    """Run tests in this file by name."""
     for name in names:
         globals()[name]()
         distributed.barrier()
@@ -129,7 +129,7 @@ def make(shard: bool) -> tuple[GPT, FiniteSteps]:
 
 
 def step(model: GPT, steps: FiniteSteps, seed: int, poisoned: bool = False) -> bool:
-    """One step on this rank's half of the batch."""
+    """Take one step on this rank's half of the batch."""
     ids = torch.randint(4, 36, (4, 9), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
     ids = ids[distributed.rank_slice(4)]
     steps.optimizer.zero_grad()
@@ -146,7 +146,7 @@ def weights(model: GPT) -> torch.Tensor:
 def test_a_rank_holds_half_and_plain_gives_the_whole() -> None:
     (one, _), (model, _) = make(False), make(True)
     here = sum(distributed.local_tensor(p).numel() for p in model.parameters())
-    assert here <= 0.6 * sum(p.numel() for p in one.parameters())  # rows that don't divide leave one rank more
+    assert here <= 0.6 * sum(p.numel() for p in one.parameters())  # one rank may have more, if rows don't divide
     assert torch.equal(weights(one), weights(model)) and distributed.unshard(one) is one
     plain = distributed.unshard(model)
     assert plain.lm_head.weight.data_ptr() == plain.transformer.embedding.weight.data_ptr()
@@ -154,7 +154,7 @@ def test_a_rank_holds_half_and_plain_gives_the_whole() -> None:
 
 
 def test_a_rank_reads_its_own_rows_and_no_others() -> None:
-    """Of each family, whose files order rows differently, and of a tied head; what stays in memory is a shard."""
+    """For each family, because their files order rows differently, and for a tied head. Only a shard is in memory."""
     directory = Path(tempfile.gettempdir()) / f"stored.{os.environ['MASTER_PORT']}"
     for architecture in ("gpt2", "gpt_neo", "gpt_neox", "codegen"):
         for tied_head in (False, True) if architecture == "gpt2" else (False,):
@@ -188,12 +188,12 @@ def test_a_rank_reads_its_own_rows_and_no_others() -> None:
             assert torch.equal(again.score.weight, head) and not torch.equal(
                 distributed.full_tensor(scalar.score.weight), head
             )
-            (model(torch.arange(4, 12)[None]).sum()).backward()  # FSDP gathers what was read
+            (model(torch.arange(4, 12)[None]).sum()).backward()  # FSDP gathers the shards
             assert all(p.grad is not None for p in model.transformer.parameters())
 
 
 def check_collectives() -> None:
-    """Sums and gathers of the device's own library."""
+    """Check sums and gathers with the device's library."""
     number, rank = distributed.world_size(), distributed.rank()
     total = torch.full((3,), rank + 1.0, device=DEVICE)
     torch.distributed.all_reduce(total)
@@ -205,7 +205,7 @@ def check_collectives() -> None:
 
 
 def check_that_each_node_has_all_rows() -> None:
-    """Two ranks share a copy: each holds and reads half of it, from a file as from memory."""
+    """Check that two ranks share a copy: each has and reads half of it, from a file or from memory."""
     assert distributed.world_size() == 4 and distributed.node_size() == WITHIN == 2
     (one, _), (model, _) = make(False), make(True)
     here, size = (sum(distributed.local_tensor(p).numel() for p in m.parameters()) for m in (model, one))
@@ -219,7 +219,7 @@ def check_that_each_node_has_all_rows() -> None:
 
 
 def check_gradients() -> None:
-    """Summed over all ranks, whichever of them share a copy: AdamW would hide a factor."""
+    """Check that gradients are summed over all ranks, whichever share a copy: AdamW would hide a factor."""
     (one, _), (model, _) = make(False), make(True)
     ids = torch.randint(4, 36, (4, 9), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     ids = ids[distributed.rank_slice(4)]
@@ -233,7 +233,7 @@ def check_gradients() -> None:
 
 
 def test_an_encoder_decoder_is_sharded_as_well() -> None:
-    """Each rank reads its own rows of the files; a step equals that of one process, to rounding."""
+    """Each rank reads its own rows of the files; a step equals a single process's, up to rounding."""
     where = Path(tempfile.gettempdir()) / f"t5.{os.environ['MASTER_PORT']}"
     torch.manual_seed(0)
     one = GPT(T5Config(vocab_size=37, d_model=24, n_layer=2, n_decoder_layer=3, n_head=3, d_head=10, d_mlp=40))
@@ -246,7 +246,7 @@ def test_an_encoder_decoder_is_sharded_as_well() -> None:
     for some, mine in ((one, ids), (model, ids[distributed.rank_slice(4)])):
         optimizer = torch.optim.SGD(some.parameters(), lr=0.1)
         some.logits(some(mine, last=6)[:, :-1]).log_softmax(-1).gather(2, mine[:, -5:, None]).mean().backward()
-        if some is model:  # summed over the ranks, each of which took the mean of its half
+        if some is model:  # gradients are summed over the ranks, but each rank took the mean of its half
             for parameter in some.parameters():
                 parameter.grad /= 2
         optimizer.step()
@@ -255,7 +255,7 @@ def test_an_encoder_decoder_is_sharded_as_well() -> None:
 
 
 def test_sharded_steps_equal_unsharded_ones() -> None:
-    """To rounding."""
+    """Up to rounding."""
     (one, steps), (model, sharded_steps) = make(False), make(True)
     for seed in range(5):
         assert step(one, steps, seed) and step(model, sharded_steps, seed)
@@ -263,7 +263,7 @@ def test_sharded_steps_equal_unsharded_ones() -> None:
 
 
 def test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit() -> None:
-    """To the last bit where it stays sharded, to rounding where it was not."""
+    """Bit for bit if it stays sharded, up to rounding otherwise."""
     model, steps = make(True)
     for seed in range(3):
         step(model, steps, seed)

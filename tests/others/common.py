@@ -1,4 +1,4 @@
-"""What the comparisons share: other people's modules, and a rollout in float64."""
+"""Shared by the comparisons: the modules of other libraries, and a rollout in float64."""
 
 import importlib
 import importlib.util
@@ -15,14 +15,14 @@ from torch import Tensor
 
 K = 3  # responses to a query
 LENGTHS = torch.tensor([7, 1, 3, 5, 7, 2])
-ACTIONS = torch.arange(7) < LENGTHS[:, None]  # (B, T), up to the EOS
-STATES = torch.arange(7) <= LENGTHS[:, None]  # one further, where there is room
+ACTIONS = torch.arange(7) < LENGTHS[:, None]  # (B, T), up to EOS
+STATES = torch.arange(7) <= LENGTHS[:, None]  # one token more, if it fits
 ADVANTAGES = torch.tensor([1.5, -0.5, 0.25, -2.0, 3.0, -1.0], dtype=torch.float64)
 SCORES = torch.tensor([0.5, -1.0, 2.0, 0.3, 0.7, -0.1], dtype=torch.float64)
 
 
 def random(scale: float, seed: int, mask: Tensor = ACTIONS) -> Tensor:
-    """(B, T) of mean 0, and 0 where the mask is False: most of the others multiply by their mask."""
+    """Return random numbers (B, T) with mean 0, and 0 outside the mask: most libraries multiply by their mask."""
     numbers = torch.randn(mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return torch.where(mask, scale * numbers, 0.0)
 
@@ -31,12 +31,12 @@ OLD, REF = -random(1.0, 1).abs(), -random(1.0, 2).abs()  # log-probabilities
 
 
 def new_logprobs() -> Tensor:
-    """A third of the ratios to `OLD` leave any usual clip range."""
+    """Return log-probabilities (B, T); a third of their ratios to `OLD` are outside any usual clip range."""
     return (OLD + random(0.3, 3)).requires_grad_(True)
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest number expected."""
+    """Return the largest difference, relative to the largest expected number."""
     found, expected = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (found, expected))
     assert found.shape == expected.shape
     return ((found - expected).abs().max() / expected.abs().max()).item()
@@ -45,7 +45,7 @@ def difference(found: Tensor, expected: Tensor) -> float:
 def loss_difference(
     ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], made: Callable[[], Tensor] = new_logprobs
 ) -> float:
-    """`difference` of two losses of the same tensor, or of their gradients where that is larger.
+    """Return the larger `difference` of two losses of the same tensor and of their gradients.
 
     made: makes the tensor, the same each time
     """
@@ -58,15 +58,15 @@ def loss_difference(
 
 
 def need(package: str) -> None:
-    """Skip the test without the package."""
+    """Skip the test if the package isn't installed."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: docs/how-we-compare.md shows how", allow_module_level=True)
 
 
 def load(name: str, *unused: str) -> ModuleType:
-    """One module of a package, without any `__init__` of the package: those import ray, vllm or DeepSpeed.
+    """Load a module of a package without running its `__init__` files, which import ray, vllm or DeepSpeed.
 
-    unused: modules that it imports for what isn't tested: something empty stands in.
+    unused: modules that it imports but the tests don't need; they are mocked
     """
     package = name.partition(".")[0]
     need(package)
@@ -79,14 +79,14 @@ def load(name: str, *unused: str) -> ModuleType:
     sys.modules.update(added)
     try:
         return importlib.import_module(name)
-    finally:  # a later import of the package is the usual one
+    finally:  # later imports of the package work as usual
         for module in list(sys.modules):
             if module in added or module.startswith(f"{package}."):
                 del sys.modules[module]
 
 
 def alone(**settings: object) -> SimpleNamespace:
-    """What a method of TRL's trainers reads of its `self`: one process, no vLLM, the settings."""
+    """Make a `self` for a method of TRL's trainers: one process, no vLLM, and the settings."""
     accelerator = SimpleNamespace(
         device=torch.device("cpu"),
         num_processes=1,

@@ -1,4 +1,4 @@
-"""GRPO and its relatives against TRL's trainers, verl's and OpenRLHF's functions. Table: docs/how-we-compare.md."""
+"""GRPO and its variants, compared with TRL, verl and OpenRLHF. Table: docs/how-we-compare.md."""
 
 from types import SimpleNamespace
 
@@ -30,7 +30,7 @@ B, T = ACTIONS.shape
 NONE = torch.zeros_like(OLD)
 QUERIES = np.array([0, 0, 0, 1, 1, 1])
 PER_TOKEN = ADVANTAGES[:, None].expand(B, T)
-BATCH = {  # as TRL names it
+BATCH = {  # with TRL's names
     "prompt_ids": torch.zeros(B, 1),
     "prompt_mask": torch.ones(B, 1),
     "completion_ids": torch.zeros(B, T),
@@ -40,7 +40,7 @@ BATCH = {  # as TRL names it
 
 
 def ours(mean_loss, losses_of=policy_loss, clip_range: ClipRange = 0.2, beta: float = 0.0):
-    """The loss of `train_grpo.py`: new log-probabilities (B, T) -> a number."""
+    """Return the loss of `train_grpo.py`, a function of the new log-probabilities (B, T)."""
 
     def loss(new: Tensor) -> Tensor:
         losses, _ = losses_of(new, OLD, PER_TOKEN, ACTIONS, clip_range)
@@ -90,13 +90,13 @@ def test_the_loss_of_grpo_is_trls(clip_range, beta):
 
 @pytest.mark.parametrize("kind", ["dapo", "bnpo"])
 def test_the_mean_over_tokens_is_trls(kind):
-    """bnpo is the mean over the tokens of a micro-batch, dapo over those of the whole batch: here the same."""
+    """bnpo takes the mean over the tokens of a micro-batch, dapo over the whole batch: here they are the same."""
     expected = loss_of_trl(kind, clip_range=(0.2, 0.28))
     assert loss_difference(ours(mean_over_tokens, clip_range=(0.2, 0.28)), expected) < 1e-12
 
 
 def test_the_loss_of_dr_grpo_is_trls_times_the_longest_length():
-    """TRL divides by a constant, as the paper's listing does; equation and gradient are the same up to that factor."""
+    """TRL divides by a constant, like the paper's listing; equation and gradient are the same up to that factor."""
     expected = loss_of_trl("dr_grpo", beta=0.3)
     assert loss_difference(ours(mean_of_sums, beta=0.3), lambda new: T * expected(new)) < 1e-12
 
@@ -129,7 +129,8 @@ def loss_of_trls_rloo(new: Tensor) -> Tensor:
 
 
 def test_the_first_step_of_rloo_is_trls_and_later_ones_clip_the_ratio_of_a_response():
-    """At a ratio of 1 the gradients agree. Later TRL clips the product of a response's ratios, and we each token's."""
+    """At a ratio of 1 the gradients agree. In later steps TRL clips the product of a response's ratios; we clip each
+    token's ratio."""
     need("trl")
     gradients = []
     for loss_of in (ours(mean_of_sums), loss_of_trls_rloo):
@@ -177,16 +178,16 @@ def loss_of_verl(name: str, mean: str, clip_range: tuple[float, float], **more: 
 
 @pytest.mark.parametrize("mean", VERL_MEANS)
 def test_the_clipped_loss_is_verls_with_each_mean(verl, mean):
-    """verl also bounds the loss of a ratio above 3 with a negative advantage (dual clip), which none is here.
+    """verl also bounds the loss of ratios above 3 with a negative advantage (dual clip); there are none here.
 
-    It divides by a length + 1e-8.
+    It divides by the length + 1e-8.
     """
     expected = loss_of_verl("vanilla", mean, (0.2, 0.28))
     assert loss_difference(ours(VERL_MEANS[mean], clip_range=(0.2, 0.28)), expected) < 1e-7
 
 
 def test_verls_default_bounds_the_loss_of_a_large_ratio_with_a_negative_advantage(verl):
-    """A ratio of 10 and an advantage of -1: PPO's loss is 10, verl's 3 and without a gradient. The setting is there."""
+    """At a ratio of 10 and an advantage of -1, PPO's loss is 10; verl's is 3, without a gradient, unless turned off."""
     new = torch.tensor([[10.0]], dtype=torch.float64).log().requires_grad_(True)
     old, one = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     losses, _ = policy_loss(new, old, -one, one.bool(), 0.2)
@@ -208,7 +209,7 @@ def test_the_loss_of_cispo_is_verls(verl):
 
 
 def at_the_end(scores: Tensor) -> Tensor:
-    """(B, T) scores at the last token, from (B,)."""
+    """Put scores (B,) at the last tokens, (B, T)."""
     rewards = torch.zeros_like(OLD, dtype=scores.dtype)
     rewards[torch.arange(B), ACTIONS.sum(1) - 1] = scores
     return rewards
@@ -228,11 +229,11 @@ def test_dr_grpos_advantages_are_verls(verl):
     assert difference(found, expected) < 1e-12
 
 
-UNBIASED = ((K - 1) / K) ** 0.5  # the population's standard deviation by that of a sample of K
+UNBIASED = ((K - 1) / K) ** 0.5  # population divided by sample standard deviation, for K scores
 
 
 def test_grpos_advantages_are_verls_but_for_the_standard_deviation(verl):
-    """The paper writes std without saying which. Ours is the population's: larger advantages by sqrt(k / (k - 1))."""
+    """The paper doesn't define std. We use the population's, so advantages are sqrt(k / (k - 1)) times as large."""
     expected, _ = verl.compute_grpo_outcome_advantage(at_the_end(SCORES), ACTIONS.double(), QUERIES)
     found = torch.where(ACTIONS, grpo.grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)), 0.0)
     assert difference(UNBIASED * found, expected) < 1e-5 and difference(found, expected) > 0.2
@@ -257,7 +258,7 @@ def openrlhf_losses():
 
 @pytest.fixture(scope="module")
 def openrlhf_advantages():
-    """Its `compute_advantages_and_returns`: estimator, scores (B,), kl (B, T), beta -> (B, T)."""
+    """OpenRLHF's `compute_advantages_and_returns`: estimator, scores (B,), kl (B, T), beta -> (B, T)."""
     unused = "deepspeed", "ray", "openrlhf.trainer.ray.launcher"
     module = load("openrlhf.trainer.ppo_utils.experience_maker", *unused)
 
@@ -298,7 +299,7 @@ def test_the_clipped_losses_are_openrlhfs(openrlhf_losses, kind, over_tokens):
 
 
 def test_truncated_importance_weights_are_openrlhfs_and_verls_token_weights(openrlhf_losses, verl):
-    """Ours multiply the advantages, theirs the losses: the same, as a weight is positive."""
+    """We multiply the advantages, they the losses: the same, because the weights are positive."""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
     sampled = OLD + random(0.7, 8)
@@ -338,17 +339,17 @@ def test_grpos_advantages_are_openrlhfs_but_for_the_standard_deviation(openrlhf_
 
 
 def test_others_make_advantages_of_the_rounding_of_equal_scores(openrlhf_advantages, verl):
-    """Three scores of 0.9 in float32: their mean is 0.90000004, their deviation 0. Divided by 1e-9 that is 60."""
+    """The mean of three scores of 0.9 is 0.90000004 in float32, their deviation 0; divided by 1e-9 that gives 60."""
     scores = torch.full((B,), 0.9)
     assert masked(grpo.grpo(grpo.Judged(scores, NONE, NONE, ACTIONS, K, 0.0, 1.0))).abs().max() == 0
     assert openrlhf_advantages("group_norm", scores, NONE, 0.0).abs().max() > 50
     theirs, _ = verl.compute_grpo_outcome_advantage(at_the_end(scores).float(), ACTIONS.float(), QUERIES)
-    assert 0.01 < theirs.abs().max() < 0.1  # by 1e-6
+    assert 0.01 < theirs.abs().max() < 0.1  # verl divides by 1e-6
 
 
 def test_rloos_advantages_are_openrlhfs_without_a_kl_and_have_a_baseline_for_the_kl_too(openrlhf_advantages):
-    """The paper's R is the score minus beta times the KL of the response. OpenRLHF's baseline is of the scores alone,
-    and a token answers for the KL from there on: unbiased as well, another variance."""
+    """The paper's R is the score minus beta times the response's KL. OpenRLHF's baseline uses only the scores, and a
+    token is charged the KL from itself on: also unbiased, but with another variance."""
     kl = OLD - REF
     without = openrlhf_advantages("rloo", SCORES, NONE, 0.3)
     assert difference(masked(grpo.rloo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.3, 1.0))), without) < 1e-12
@@ -360,7 +361,7 @@ def test_rloos_advantages_are_openrlhfs_without_a_kl_and_have_a_baseline_for_the
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 def test_reinforce_plus_plus_is_openrlhfs(openrlhf_advantages, gamma):
-    """Its authors'. It normalises in float32."""
+    """This is the authors' implementation. It normalises in float32."""
     kl = OLD - REF
     expected = openrlhf_advantages("reinforce", SCORES, kl, 0.3, gamma)
     found = grpo.reinforce_plus_plus(grpo.Judged(SCORES, kl, NONE, ACTIONS, K, 0.3, gamma))

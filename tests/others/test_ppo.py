@@ -1,4 +1,7 @@
-"""Whitening, GAE, KL and PPO's losses against TRL, verl, OpenRLHF and torchtune. Table: docs/how-we-compare.md."""
+"""Whitening, GAE, KL and PPO's losses, compared with TRL, verl, OpenRLHF and torchtune.
+
+Table: docs/how-we-compare.md.
+"""
 
 from functools import partial
 
@@ -26,7 +29,7 @@ from tests.others.common import (
 B, T = ACTIONS.shape
 REWARDS, VALUES = random(1.0, 4), random(1.0, 5)
 N = ACTIONS.sum().item()
-BESSEL = ((N - 1) / N) ** 0.5  # a deviation of the population by that of a sample
+BESSEL = ((N - 1) / N) ** 0.5  # population divided by sample standard deviation
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,7 @@ def torchtune():
 @pytest.mark.parametrize("shift_mean", [True, False])
 @pytest.mark.parametrize("whose", ["trl", "verl"])
 def test_whitening_is_trls_and_verls_but_for_the_variance(whose, shift_mean, request):
-    """Theirs is a sample's variance, with N - 1. [N+ 24, 25] follow code of OpenAI, which has the population's."""
+    """They use the sample variance, with N - 1. [N+ 24, 25] follow OpenAI's code, which uses the population's."""
     module = request.getfixturevalue(whose)
     masked_whiten = module.masked_whiten if whose == "trl" else module.verl_F.masked_whiten
     mean = REWARDS[ACTIONS].mean()
@@ -71,7 +74,7 @@ def test_whitening_is_trls_and_verls_but_for_the_variance(whose, shift_mean, req
 
 
 def test_torchtunes_whitening_adds_the_mean_back_where_it_says_that_it_shifts_it(torchtune):
-    """So its advantages keep their mean: three equal advantages of 5 stay 5, where [N+ 25] wants 0."""
+    """Therefore its advantages keep their mean: three equal advantages of 5 stay 5, but [N+ 25] requires 0."""
     for shift_mean in (True, False):
         found = whiten(REWARDS, ACTIONS, shift_mean)
         mean = REWARDS[ACTIONS].mean()
@@ -89,7 +92,7 @@ every_discount = pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0
 
 @every_discount
 def test_gae_is_verls(verl, gamma, lam):
-    """After the last token the value is 0. verl's advantages come whitened, its returns don't."""
+    """The value after the last token is 0. verl returns whitened advantages, but plain returns."""
     advantages, returns = gae(REWARDS, VALUES, gamma, lam, ACTIONS)
     whitened, theirs = verl.compute_gae_advantage_return(REWARDS, VALUES, ACTIONS.double(), gamma, lam)
     assert difference(returns[ACTIONS], theirs[ACTIONS]) < 1e-12
@@ -107,7 +110,7 @@ def test_gae_is_openrlhfs(gamma, lam):
 
 @every_discount
 def test_the_returns_of_gae_are_torchtunes(torchtune, gamma, lam):
-    """Its advantages come whitened, in its way."""
+    """We compare only the returns: torchtune whitens the advantages differently."""
     _, returns = gae(REWARDS, VALUES, gamma, lam, ACTIONS)
     _, theirs = torchtune.estimate_advantages(VALUES, REWARDS, gamma, lam, ACTIONS)
     assert difference(returns[ACTIONS], theirs[ACTIONS]) < 1e-12
@@ -124,13 +127,13 @@ def test_the_estimators_of_the_kl_are_verls(verl, ours, name):
 
 @every_estimator
 def test_the_estimators_of_the_kl_are_openrlhfs(openrlhf_utils, ours, name):
-    """Which are float32."""
+    """OpenRLHF computes in float32."""
     theirs = openrlhf_utils.compute_approx_kl
     assert loss_difference(lambda new: ours(new, REF).sum(), lambda new: theirs(new, REF, None, name).sum()) < 1e-5
 
 
 def test_others_cut_k3_off_at_10_where_its_gradient_is_lost(verl, openrlhf_utils):
-    """The reference gives a token e^5 times the probability: k3 is 142.4, and pulls the policy back as hard as that."""
+    """If the reference gives a token e^5 times the probability, k3 is 142.4, with a gradient to match."""
     new, ref = torch.tensor([-6.0], dtype=torch.float64), torch.tensor([-1.0], dtype=torch.float64)
     found = []
     for estimate in (
@@ -146,7 +149,7 @@ def test_others_cut_k3_off_at_10_where_its_gradient_is_lost(verl, openrlhf_utils
 
 
 def rewards_at_the_last_token() -> Tensor:
-    """The KL penalty of each token and the score at the EOS: score_at last_token."""
+    """Return the KL penalty of each token, plus the score at EOS (score_at last_token)."""
     rewards = -0.3 * (OLD - REF)
     rewards[torch.arange(B), LENGTHS - 1] += SCORES
     return rewards
@@ -180,7 +183,7 @@ VALUES_OF_STATES, RETURNS = random(1.0, 6, STATES), random(1.0, 7, STATES)
 
 
 def our_value_loss(clip_range: float | None):
-    """The mean over the states that count."""
+    """Return the mean value loss over the states that count."""
 
     def loss(new: Tensor) -> Tensor:
         losses, _ = value_loss(new, VALUES_OF_STATES, RETURNS, STATES, clip_range)

@@ -1,4 +1,4 @@
-"""DPO and its relatives against TRL's trainers, OpenRLHF's and torchtune's losses. Table: docs/how-we-compare.md."""
+"""DPO and its variants, compared with TRL, OpenRLHF and torchtune. Table: docs/how-we-compare.md."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -21,13 +21,13 @@ REF_LOGPS = -8 * torch.rand(2 * B, dtype=torch.float64, generator=GENERATOR)  # 
 
 
 def new_logits() -> Tensor:
-    """(2B, L, V), the same each time."""
+    """Return logits (2B, L, V), the same each time."""
     logits = torch.randn(2 * B, L, V, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     return logits.requires_grad_(True)
 
 
 def summed(logits: Tensor) -> Tensor:
-    """log p(response | query), (2B,): what `pair_logprobs` returns, tested in tests/test_dpo.py."""
+    """Return log p(response | query), (2B,), like `pair_logprobs`, which tests/test_dpo.py tests."""
     logprobs = logits[:, :-1].log_softmax(-1).gather(2, IDS[:, 1:, None]).squeeze(2)
     return torch.where(RESPONSE[:, 1:], logprobs, 0.0).sum(1)
 
@@ -44,7 +44,7 @@ def our_dpo(kind: str, smoothing: float = 0.0, ref: Tensor = REF_LOGPS):
 
 
 class Output(dict):
-    """What a model of transformers returns."""
+    """Return logits like a transformers model."""
 
     def __init__(self, logits: Tensor):
         super().__init__(logits=logits)
@@ -86,13 +86,13 @@ def test_the_losses_of_pairs_are_trls(kind, smoothing):
 
 
 def test_trls_dpo_ignores_label_smoothing():
-    """Conservative DPO was its sigmoid loss with the setting, which this version reads for other losses alone."""
+    """Conservative DPO is the sigmoid loss with label smoothing, but this version reads the setting only for others."""
     assert worst(our_dpo("sigmoid", 0.2), dpo_of_trl("sigmoid", 0.2)) > 0.1
     assert worst(our_dpo("sigmoid", 0.0), dpo_of_trl("sigmoid", 0.2)) < 1e-12
 
 
 def test_ipo_is_the_papers_on_sums_and_trls_on_means_over_tokens():
-    """Equation 17 has log p of a whole response. TRL divides it by the response's length, as its authors told them."""
+    """Equation 17 uses log p of the whole response. TRL divides it by the length, on the advice of IPO's authors."""
 
     def on_means(logits: Tensor) -> Tensor:
         chosen, rejected = ((summed(logits) - REF_LOGPS) / LENGTHS).chunk(2)
@@ -126,7 +126,7 @@ def test_the_losses_of_dpo_and_hinge_are_torchtunes(smoothing):
 
 # -------------------------------------------------------------------------------------------------------------- 2. KTO
 def kto_of_trl(labels: list[bool], mismatched_logits: Tensor, weights: Labels):
-    """Of the rows of IDS; the reference point is of `mismatched_logits`, against a reference of REF_LOGPS + 1."""
+    """Return TRL's loss on the rows of IDS; the reference point comes from `mismatched_logits` and REF_LOGPS + 1."""
     need("trl")
     from trl import KTOTrainer
 
@@ -156,7 +156,7 @@ def kto_of_trl(labels: list[bool], mismatched_logits: Tensor, weights: Labels):
 
 @pytest.mark.parametrize("shift", [0.0, 30.0])
 def test_the_loss_of_kto_is_trls(shift):
-    """With a reference point of 0, and one above; rows of one label, three desirable and five not."""
+    """For a reference point of 0 and a positive one, and for rows of one label, or three desirable and five not."""
     labels = [True, False, False, True, False, True, False, False]
     weights = Labels(desirable_weight=1.6, undesirable_weight=0.9)
     mismatched_logits = new_logits().detach()
@@ -175,7 +175,7 @@ def test_the_loss_of_kto_is_trls(shift):
 
 # --------------------------------------------------------------------------------------------------- 3. SimPO and ORPO
 def test_the_loss_of_simpo_is_trls():
-    """Its CPO trainer's loss with means over tokens; gamma in units of the rewards."""
+    """TRL's CPO trainer has the loss, with means over tokens; gamma is in units of the rewards."""
     need("trl")
     from trl.experimental.cpo import CPOTrainer
 
@@ -213,7 +213,7 @@ def test_the_odds_ratio_of_orpo_is_trls():
 
 
 def test_a_certain_response_makes_trls_orpo_nan_and_ours_not():
-    """log p = 0, as float32 rounds a p above 1 - 3e-8: odds without a bound. Ours bounds p."""
+    """float32 rounds a p above 1 - 3e-8 to 1, so log p = 0 and the odds are infinite. We bound p."""
     need("trl")
     for chosen, rejected in ((0.0, -1.0), (0.0, 0.0)):
         logps = torch.tensor([[chosen], [rejected]], requires_grad=True)
@@ -223,7 +223,7 @@ def test_a_certain_response_makes_trls_orpo_nan_and_ours_not():
 
 
 def test_the_fine_tuning_term_of_orpo_is_of_the_response_and_trls_of_the_query_too():
-    """TRL's is a mean over all tokens of the batch; ours a mean over responses of means, as its odds are."""
+    """TRL takes the mean over all tokens of the batch; we take a mean over responses of means, as for the odds."""
     need("trl")
     from trl.experimental.orpo import ORPOTrainer
 

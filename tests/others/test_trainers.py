@@ -1,4 +1,4 @@
-"""One step of TRL's trainers on a tiny random model: what they compute from their own rollout, against ours from it."""
+"""One step of TRL's trainers on a tiny random model, compared with what we compute from the same rollout."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def policy(seed: int) -> GPTNeoXForCausalLM:
-    """Far from uniform, so that what is compared isn't 0; it samples no [PAD], which TRL would read as the end."""
+    """Make a policy far from uniform, so no number is 0. It never samples [PAD], which would end TRL's response."""
     torch.manual_seed(seed)
     model = GPTNeoXForCausalLM(SHAPE)
     with torch.no_grad():
@@ -56,7 +56,7 @@ def policy(seed: int) -> GPTNeoXForCausalLM:
 
 # -------------------------------------------------------------------------------------------------------------- 1. PPO
 def test_an_update_of_ppo_is_trls(tokenizer, tmp_path, monkeypatch):
-    """score_at after_eos, TRL's only choice. Two epochs: in the second the ratios have left 1."""
+    """Two epochs, because the ratios are 1 in the first; score_at after_eos, TRL's only choice."""
     events = []
 
     def record(name: str) -> None:
@@ -102,7 +102,7 @@ def test_an_update_of_ppo_is_trls(tokenizer, tmp_path, monkeypatch):
     assert torch.equal(actions, their_actions) and torch.equal(states, their_states)
     assert 0 < batch.has_eos.sum() < 16 and actions.sum() < actions.numel()  # some end, some don't
     rewards = -0.3 * torch.where(actions, logprobs - ref_logprobs, 0.0)
-    scores = torch.where(batch.has_eos, scores, scores - 1)  # ours replaces the score by a number
+    scores = torch.where(batch.has_eos, scores, scores - 1)  # as TRL does; we would replace the score
     rewards[torch.arange(16), batch.score_index] += scores
     assert difference(rewards, their_rewards) < 1e-5
 
@@ -129,7 +129,7 @@ def test_an_update_of_ppo_is_trls(tokenizer, tmp_path, monkeypatch):
         assert difference(losses[states], 0.5 * their_values[states]) < 1e-5
         assert torch.equal(clipped[states], values_clipped[states].bool()) and (epoch == 0 or clipped.any())
 
-    # the mean over all positions, of which those after the end count 0: smaller by their share
+    # TRL's mean is over all positions, with 0 after the end
     squares = [0.5 * (new - logprobs)[actions].square() for _, new in later_logprobs]
     approx_kl = torch.cat(squares).mean() * actions.float().mean()
     logged = next(log for log in trainer.state.log_history if "policy/approxkl_avg" in log)
@@ -141,7 +141,7 @@ SCORES = [0.5, -1.0, 2.0, 0.3, 0.7, -0.1]
 
 
 def batch_of(trainer_class, config, tokenizer, monkeypatch, ref_policy=None) -> dict[str, torch.Tensor]:
-    """The trainer's rollout, before it is shuffled: the six completions of two queries score SCORES."""
+    """Return the trainer's rollout before shuffling: six completions of two queries, with scores SCORES."""
     seen = []
     rollout = trainer_class._generate_and_score_completions
 
@@ -151,7 +151,7 @@ def batch_of(trainer_class, config, tokenizer, monkeypatch, ref_policy=None) -> 
 
     monkeypatch.setattr(trainer_class, "_generate_and_score_completions", recorded)
     transformers.set_seed(0)
-    policy(1).save_pretrained(config.output_dir)  # where the trainer finds its reference
+    policy(1).save_pretrained(config.output_dir)  # the trainer loads its reference from here
     model = GPTNeoXForCausalLM.from_pretrained(config.output_dir)
     queries = Dataset.from_dict({"prompt": ["a b", "c d"]})
     trainer = trainer_class(model, lambda completions, **_: SCORES, config, queries, processing_class=tokenizer)
@@ -167,7 +167,7 @@ NONE = torch.zeros(6, 1)
 
 @pytest.mark.parametrize("scale", ["group", "none"])
 def test_the_advantages_of_grpo_are_trls_but_for_the_standard_deviation(tokenizer, tmp_path, monkeypatch, scale):
-    """TRL divides by a sample's standard deviation + 1e-4; `none` is Dr. GRPO."""
+    """TRL divides by the sample standard deviation + 1e-4; `none` is Dr. GRPO."""
     config = trl.GRPOConfig(output_dir=str(tmp_path), scale_rewards=scale, **SIX)
     found = batch_of(trl.GRPOTrainer, config, tokenizer, monkeypatch)["advantages"]
     kind = grpo.grpo if scale == "group" else grpo.dr_grpo
@@ -179,7 +179,7 @@ def test_the_advantages_of_grpo_are_trls_but_for_the_standard_deviation(tokenize
 
 
 def test_the_advantages_of_rloo_are_trls(tokenizer, tmp_path, monkeypatch):
-    """The KL of a response, k1 summed over its tokens, is part of what is compared."""
+    """The reward includes the KL of a response, k1 summed over its tokens."""
     config = trl.RLOOConfig(output_dir=str(tmp_path), beta=0.3, **SIX)
     reference = policy(2)
     inputs = batch_of(trl.RLOOTrainer, config, tokenizer, monkeypatch, reference)
@@ -196,7 +196,7 @@ def test_the_advantages_of_rloo_are_trls(tokenizer, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("scores", [[0.5, -1.0, 0.3, 0.7], [0.5, -1.0, 0.5, 0.7]])
 def test_the_gradient_of_online_dpo_is_trls_but_for_a_tie(tokenizer, tmp_path, monkeypatch, scores):
-    """Two queries, whose responses are rows 0 and 2, 1 and 3. Of a tie TRL takes the first as the better one."""
+    """Two queries, with responses in rows 0 and 2, 1 and 3. In a tie TRL prefers the first response."""
     online_dpo = pytest.importorskip("trl.experimental.online_dpo")
     seen = []
 
@@ -248,7 +248,7 @@ def ids(text: str, eos: bool = True) -> list[int]:
 
 
 def loss_of(trainer_class, method, monkeypatch, *arguments, **keywords) -> torch.Tensor:
-    """What the method that computes the loss returns in one step."""
+    """Train for one step and return the loss that the trainer's method computed."""
     seen = []
     compute_loss = getattr(trainer_class, method)
 
@@ -264,7 +264,7 @@ def loss_of(trainer_class, method, monkeypatch, *arguments, **keywords) -> torch
 
 @pytest.fixture
 def ours(tmp_path) -> list:
-    """`policy(1)` and `policy(2)` as our models."""
+    """Load `policy(1)` and `policy(2)` as our models."""
     models = []
     for seed in (1, 2):
         policy(seed).save_pretrained(tmp_path / str(seed))
@@ -278,7 +278,7 @@ FOUR = {"per_device_train_batch_size": 4, "max_steps": 1} | USUAL
 @pytest.mark.parametrize("loss_on", ["all", "response"])
 @pytest.mark.parametrize("layout", ["padded", "padding_free", "packing"])
 def test_the_loss_of_sft_is_trls_from_text_to_number(tokenizer, tmp_path, monkeypatch, ours, layout, loss_on):
-    """Its three layouts are one loss: a text sees nothing of the one before, and its first token is no label."""
+    """TRL's three layouts have the same loss: a text doesn't see the one before, and its first token isn't a label."""
     layouts = {
         "padded": {}, "padding_free": {"padding_free": True, "max_length": None},
         "packing": {"packing": True, "max_length": 32},
@@ -295,7 +295,7 @@ def test_the_loss_of_sft_is_trls_from_text_to_number(tokenizer, tmp_path, monkey
 
 @pytest.mark.parametrize("center", [None, 0.5])
 def test_the_loss_of_a_reward_model_is_trls_from_text_to_number(tokenizer, tmp_path, monkeypatch, ours, center):
-    """TRL can add a square that keeps scores near 0 and subtract a margin per pair; we move the scores afterwards."""
+    """TRL can add a squared penalty that keeps scores near 0, and subtract a margin per pair; we shift scores later."""
     theirs = GPTNeoXForSequenceClassification(SHAPE)
     theirs.gpt_neox.load_state_dict(policy(1).gpt_neox.state_dict())
     torch.nn.init.normal_(theirs.score.weight)
@@ -318,7 +318,7 @@ def test_the_loss_of_a_reward_model_is_trls_from_text_to_number(tokenizer, tmp_p
 
 
 def test_the_loss_of_dpo_is_trls_from_text_to_number(tokenizer, tmp_path, monkeypatch, ours):
-    """The EOS counts, the query doesn't; both pad on their own side."""
+    """EOS counts and the query doesn't; TRL and we pad on different sides."""
     texts = {"prompt": QUERIES, "chosen": CHOSEN, "rejected": REJECTED}
     config = trl.DPOConfig(output_dir=str(tmp_path / "dpo"), beta=0.3, **FOUR)
     settings = {"args": config, "train_dataset": Dataset.from_dict(texts), "processing_class": tokenizer}
@@ -333,7 +333,7 @@ def test_the_loss_of_dpo_is_trls_from_text_to_number(tokenizer, tmp_path, monkey
 
 
 def test_the_loss_of_kto_is_trls_with_the_rows_in_the_opposite_order(tokenizer, tmp_path, monkeypatch, ours):
-    """TRL pairs a query with the response of the row before, we with that of the row after; all else is the same."""
+    """TRL pairs a query with the previous row's response, we with the next row's; everything else is the same."""
     desirable = [True, False, True, True]
     responses = [REJECTED[0], CHOSEN[1], REJECTED[2], CHOSEN[3]]
     texts = {"prompt": QUERIES, "completion": responses, "label": desirable}

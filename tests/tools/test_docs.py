@@ -301,7 +301,7 @@ def test_a_good_page_has_no_problems_and_nothing_that_runs_without_a_download() 
         ("--loss regression", "--loss regresion", "--loss"),
         ("train_sft.py stackoverflow", "train_sft.py stackoverflo", "unknown recipe"),
         ("train_sft.py", "train_stf.py", "there is no train_stf.py"),
-        ("data.stackoverflow", "data.stackoverflo", "there is no module data.stackoverflo"),
+        ("data.stackoverflow", "data.stackoverflo", "module data.stackoverflo doesn.t exist"),
         ("--sft runs/so/sft --reward", "--sft runs/so/stf --reward", "it reads runs/so/stf, which nothing"),
         ("--source Posts.xml", "--source Post.xml", "it reads Post.xml, which nothing"),
         ("# downloads: Posts.xml, ", "# downloads: Posts.xml, Tags.xml, ", "nothing reads Tags.xml"),
@@ -350,7 +350,7 @@ def test_commands_are_checked_in_the_order_of_the_page() -> None:
 
 @pytest.mark.parametrize("text", ["```sh\npyhton train_sft.py\n```", "```sh\ncurl localhost\n```"])
 def test_an_unknown_command_in_a_shell_block_is_an_error(text) -> None:
-    with pytest.raises(Wrong, match="is no command of python"):
+    with pytest.raises(Wrong, match="isn't a command: expected one of python"):
         read_page("typed.md", text)
 
 
