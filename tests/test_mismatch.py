@@ -215,13 +215,13 @@ def test_int8_is_rejected_on_a_gpu(ppo, monkeypatch):
     monkeypatch.setattr(checks, "has_int8_products", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for device in ("auto", "cuda", "cuda:0"):
-        with pytest.raises(InputError, match="does not run on a GPU: pass bfloat16 or same"):
+        with pytest.raises(InputError, match="is not supported on a GPU: pass bfloat16 or same"):
             checks.check_sampler(replace(ppo, sampler=INT8_SAMPLER, device=device))
     checks.check_sampler(replace(ppo, sampler=INT8_SAMPLER, device="cpu"))
 
 
 @pytest.mark.parametrize("device", [GPU])
 def test_int8_is_rejected_before_a_run_on_a_gpu(ppo, device):
-    with pytest.raises(InputError, match="does not run on a GPU: pass bfloat16 or same"):
+    with pytest.raises(InputError, match="is not supported on a GPU: pass bfloat16 or same"):
         train_ppo.main(replace(ppo, sampler=INT8_SAMPLER, device=device))
     assert not ppo.out.exists()

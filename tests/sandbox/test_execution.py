@@ -725,7 +725,7 @@ def test_no_python_program_forges_a_verdict():
 def test_weak_isolation_needs_a_flag(monkeypatch, missing):
     parts = {"seccomp": True, "landlock": True, missing: False}
     monkeypatch.setattr(execution, "best_way", lambda: ("limits", parts))
-    with pytest.raises(InputError, match=f"neither namespaces nor {missing}: .*--weak-isolation"):
+    with pytest.raises(InputError, match=f"neither namespaces nor {missing}, .*--weak-isolation"):
         run_programs([], "python")
     assert run_programs([], "python", weak_isolation=True) == []
     monkeypatch.setattr(execution, "best_way", lambda: ("limits", {"seccomp": True, "landlock": True}))
