@@ -205,18 +205,18 @@ def settings_of(command: Command) -> Any:
     if not hasattr(module, "RECIPES") and not hasattr(module, "Args"):
         check_by_argparse(module, command)
         return None
-    given: list[Any] = []
+    parsed: list[Any] = []
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
         patch.setattr(sys, "argv", [command.program, *command.arguments])
         patch.setattr(launch, "run", lambda main, device, processes: main())  # don't fork just to parse flags
         try:
             if hasattr(module, "RECIPES"):
-                command_line(given.append, module.RECIPES)
+                command_line(parsed.append, module.RECIPES)
             else:
-                run_module(lambda args: given.append(args), module.Args)
+                run_module(lambda args: parsed.append(args), module.Args)
         except SystemExit:
             raise Wrong(said.getvalue().strip()) from None
-    return given[0].command if name in OF_COMMANDS else given[0]
+    return parsed[0].command if name in OF_COMMANDS else parsed[0]
 
 
 def check_by_argparse(module: ModuleType, command: Command) -> None:
@@ -278,7 +278,7 @@ def paths_read(program: str, args: Any) -> list[str]:
         made = type(args).__name__ in ("Start", "Plant", "Handout", "Nbgrader", "Slides", "Verify")
         return [] if made or args.directory == Path(".") else [str(args.directory)]
     names = {item.name for item in fields(args)}
-    found = files_read(program, args) if "data" in names else []
+    paths = files_read(program, args) if "data" in names else []
     for name in sorted(names & (READ | READ_PAIRS)):
         value = getattr(args, name)
         if name == "reward_model" and getattr(args, "reward", None) is not None:  # --reward replaces it
@@ -286,12 +286,12 @@ def paths_read(program: str, args: Any) -> list[str]:
         if is_dataclass(value):  # a group of settings; elsewhere the same name is a path
             continue
         values = value if isinstance(value, tuple) else (value,)
-        found += [best_of(place)[1] for place in values[1::2]] if name in READ_PAIRS else values
+        paths += [best_of(place)[1] for place in values[1::2]] if name in READ_PAIRS else values
     for name in sorted(names & READ_FUNCTIONS):
-        found += [parse(item)[1].partition(":")[0] for item in items(getattr(args, name))]
+        paths += [parse(item)[1].partition(":")[0] for item in items(getattr(args, name))]
     if getattr(args, "resume", False):
-        found.append(args.out)
-    return [str(path) for path in found if path not in (None, "None", "shared")]  # shared: a value model
+        paths.append(args.out)
+    return [str(path) for path in paths if path not in (None, "None", "shared")]  # shared: a value model
 
 
 def paths_written(program: str, args: Any) -> list[str]:
@@ -369,8 +369,8 @@ class Checked:
     one by one, unless these have variables or flags: then the steps are listed elsewhere or have another seed"""
 
 
-def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
-    """Track the paths through a page's commands. others: the pages that `# from` may name."""
+def check_page(page: Page, other_pages: dict[str, Page] | None = None) -> Checked:
+    """Track the paths through a page's commands. other_pages: the pages that `# from` may name."""
     checked = Checked()
     local: set[str] = set()  # written by this page's commands, from inputs that are local too
     declared: dict[str, bool] = {}  # path -> whether a command reads it
@@ -437,8 +437,8 @@ def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
             continue
         kind, path = item
         if kind.startswith("from "):
-            other = (others or {}).get(kind.removeprefix("from "))
-            if other is None or path not in check_page(other, others).written:
+            other = (other_pages or {}).get(kind.removeprefix("from "))
+            if other is None or path not in check_page(other, other_pages).written:
                 checked.problems.append(f"{page.name}: {kind.removeprefix('from ')} does not write {path}")
             checked.written.add(path)
         else:

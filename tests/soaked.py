@@ -49,18 +49,18 @@ def soak_with(defect: str, directory: Path) -> tuple[int, str, list[str]]:
     soak.FAULTS = {"SIGKILL": soak.FAULTS["SIGKILL"]}
     soak.GRACE = 1.0
     tempfile.tempdir = str(directory)
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         code = soak.main(soak.Args(hours=0))
-    return code, said.getvalue(), [path.name for path in directory.glob("soak-*/kept/run/sft/*")]
+    return code, output.getvalue(), [path.name for path in directory.glob("soak-*/kept/run/sft/*")]
 
 
 if __name__ == "__main__":
-    found = {}
+    findings = {}
     start = tempfile.gettempdir()
     for name in (*CRASHES, *DEFECTS):  # "a process" keeps running
         for _ in range(3):  # the kill may come between the end of the run and the defect
             os.environ["TMPDIR"] = tempfile.tempdir = start  # the soak sets its own
-            found[name] = soak_with(name, Path(tempfile.mkdtemp()))
-            if found[name][0] == (name != "a crash"):
+            findings[name] = soak_with(name, Path(tempfile.mkdtemp()))
+            if findings[name][0] == (name != "a crash"):
                 break
-    print(json.dumps(found))
+    print(json.dumps(findings))

@@ -41,11 +41,11 @@ def write_and_ask(directory: Path, url: str, report: Path) -> None:
     """Append to a file, read the clock and query the judge in a loop; report anything unusual."""
     wrong_clock()
     right = time.time() - time.monotonic()
-    with report.open("a") as said:
+    with report.open("a") as log:
         while True:
             try:
                 if abs(time.time() - time.monotonic() - right) > 1e6:
-                    print("the clock jumped", file=said, flush=True)
+                    print("the clock jumped", file=log, flush=True)
                 with (directory / "file").open("ab") as file:
                     file.write(bytes(5000))
                 begin = time.monotonic()
@@ -55,14 +55,14 @@ def write_and_ask(directory: Path, url: str, report: Path) -> None:
                 late = ("headers", headers - begin), ("body", time.monotonic() - headers)
                 for part, seconds in late:
                     if seconds > 0.25:
-                        print(f"late {part}", file=said, flush=True)
+                        print(f"late {part}", file=log, flush=True)
                 assert b"Score: " in text
-                print("well", file=said, flush=True)
+                print("well", file=log, flush=True)
             except HTTPError as error:
-                print(f"HTTP {error.code}", file=said, flush=True)
+                print(f"HTTP {error.code}", file=log, flush=True)
             except (OSError, HTTPException) as error:  # urlopen wraps the cause
                 cause = getattr(error, "reason", error)
-                print(f"{type(cause).__name__} {getattr(cause, 'errno', '')}", file=said, flush=True)
+                print(f"{type(cause).__name__} {getattr(cause, 'errno', '')}", file=log, flush=True)
             time.sleep(0.01)
 
 
@@ -71,7 +71,7 @@ def struck() -> dict[str, object]:
     root = Path(tempfile.mkdtemp())
     (root / "disk").mkdir()
     (root / "view").mkdir()
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     with small_disk(root / "disk") as mounted:
         world, expected = World(root, mounted), effects(mounted)
         world.run.mkdir()
@@ -99,23 +99,23 @@ def struck() -> dict[str, object]:
             before = len(report.read_text())
             assert world.strike(fault, job, world.run)
             events = os.waitid(os.P_PID, job, os.WEXITED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT)
-            said: set[str] = set()
+            reported: set[str] = set()
             end = time.monotonic() + PATIENCE
-            while expected[fault] not in said and time.monotonic() < end:
+            while expected[fault] not in reported and time.monotonic() < end:
                 time.sleep(0.02)
-                said = set(report.read_text()[before:].splitlines())
+                reported = set(report.read_text()[before:].splitlines())
                 if events is not None and events.si_code == os.CLD_CONTINUED:
-                    said.add("continued")
+                    reported.add("continued")
                 if not is_alive(job):
-                    said = {f"exit {os.waitstatus_to_exitcode(os.waitpid(job, 0)[1])}"}
+                    reported = {f"exit {os.waitstatus_to_exitcode(os.waitpid(job, 0)[1])}"}
                     break
                 if fault == "dead rank" and processes_of(job) == [job]:
-                    said.add("only the first is left")
-            found[fault] = sorted(said - {"well"})
+                    reported.add("only the first is left")
+            results[fault] = sorted(reported - {"well"})
             with suppress(ProcessLookupError):
                 os.killpg(job, signal.SIGKILL)
         world.heal(judged=False)
-    return found | {"mounted": mounted}
+    return results | {"mounted": mounted}
 
 
 if __name__ == "__main__":

@@ -94,9 +94,15 @@ def be_rank(
 ) -> None:
     global DEVICE, WITHIN
     write_to(log)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    place["LOCAL_WORLD_SIZE"] = per_node or number
-    os.environ.update({name: str(value) for name, value in place.items()})
+    environment = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": number,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    environment["LOCAL_WORLD_SIZE"] = per_node or number
+    os.environ.update({name: str(value) for name, value in environment.items()})
     torch.set_num_threads(1)
     DEVICE, WITHIN = launch.setup(device), per_node
     if number == 1:  # a group of one, in which FSDP2 and NCCL run too
@@ -179,8 +185,8 @@ def test_a_rank_reads_its_own_rows_and_no_others() -> None:
             distributed.shard(scalar, torch.device("cpu"), bfloat16=False)
             assert torch.equal(weights(model), weights(one)) and torch.equal(weights(reference), weights(one))
             assert not any(p.requires_grad for p in reference.parameters())
-            whole = distributed.unshard(model)
-            assert (whole.lm_head.weight is whole.transformer.embedding.weight) == tied_head
+            gathered = distributed.unshard(model)
+            assert (gathered.lm_head.weight is gathered.transformer.embedding.weight) == tied_head
             torch.manual_seed(1)
             again = scalar_from_gpt(load_gpt(where, "meta"))
             torch.manual_seed(1)
@@ -226,9 +232,9 @@ def check_gradients() -> None:
     for m in (one, model):
         m.logits(m(ids[:, :-1])).log_softmax(-1).gather(2, ids[:, 1:, None]).sum().backward()
         distributed.sum_gradients(m)
-    for expected, found in zip(one.parameters(), model.parameters(), strict=True):
-        assert expected.grad is not None and found.grad is not None
-        difference = (distributed.full_tensor(found.grad) - expected.grad).abs().max()
+    for expected, actual in zip(one.parameters(), model.parameters(), strict=True):
+        assert expected.grad is not None and actual.grad is not None
+        difference = (distributed.full_tensor(actual.grad) - expected.grad).abs().max()
         assert difference <= 1e-5 * max(1, expected.grad.abs().max()), (difference, expected.grad.abs().max())
 
 
@@ -236,22 +242,24 @@ def test_an_encoder_decoder_is_sharded_as_well() -> None:
     """Each rank reads its own rows of the files; a step equals a single process's, up to rounding."""
     where = Path(tempfile.gettempdir()) / f"t5.{os.environ['MASTER_PORT']}"
     torch.manual_seed(0)
-    one = GPT(T5Config(vocab_size=37, d_model=24, n_layer=2, n_decoder_layer=3, n_head=3, d_head=10, d_mlp=40))
-    distributed.from_first(lambda: save(one, where))
+    unsharded = GPT(T5Config(vocab_size=37, d_model=24, n_layer=2, n_decoder_layer=3, n_head=3, d_head=10, d_mlp=40))
+    distributed.from_first(lambda: save(unsharded, where))
     model = load_gpt(where, "meta")
     distributed.shard(model, DEVICE, bfloat16=False)
     here = sum(distributed.local_tensor(p).numel() for p in model.parameters())
-    assert here <= 0.6 * sum(p.numel() for p in one.parameters()) and torch.equal(weights(model), weights(one))
+    assert here <= 0.6 * sum(p.numel() for p in unsharded.parameters()) and torch.equal(
+        weights(model), weights(unsharded)
+    )
     ids = torch.randint(37, (4, 13), generator=torch.Generator().manual_seed(1))
-    for some, mine in ((one, ids), (model, ids[distributed.rank_slice(4)])):
-        optimizer = torch.optim.SGD(some.parameters(), lr=0.1)
-        some.logits(some(mine, last=6)[:, :-1]).log_softmax(-1).gather(2, mine[:, -5:, None]).mean().backward()
-        if some is model:  # gradients are summed over the ranks, but each rank took the mean of its half
-            for parameter in some.parameters():
+    for replica, rows in ((unsharded, ids), (model, ids[distributed.rank_slice(4)])):
+        optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
+        replica.logits(replica(rows, last=6)[:, :-1]).log_softmax(-1).gather(2, rows[:, -5:, None]).mean().backward()
+        if replica is model:  # gradients are summed over the ranks, but each rank took the mean of its half
+            for parameter in replica.parameters():
                 parameter.grad /= 2
         optimizer.step()
-    assert torch.allclose(weights(model), weights(one), atol=1e-6)
-    assert not torch.equal(weights(load_gpt(where)), weights(one))
+    assert torch.allclose(weights(model), weights(unsharded), atol=1e-6)
+    assert not torch.equal(weights(load_gpt(where)), weights(unsharded))
 
 
 def test_sharded_steps_equal_unsharded_ones() -> None:

@@ -40,14 +40,14 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
         if len(names) == 1:
             joined = torch.zeros(layer.out_features, layer.rank * len(ups))
             columns = joined.split(layer.rank, dim=1)
-            for some, some_columns, up in zip(layer.rows, columns, ups, strict=True):
-                some_columns[some] = up
+            for rows, up_columns, up in zip(layer.rows, columns, ups, strict=True):
+                up_columns[rows] = up
             # converted like a bias: rows in the family's order, never transposed
             ups = to_family(f"{path}.bias", joined, config)
             downs = [torch.cat(downs)]
         else:
             stops = list(accumulate(config.qkv_rows[-len(names) :]))  # of q, k and v, or k and v
-            names = [names[stops.index(some.stop)] for some in layer.rows]
+            names = [names[stops.index(rows.stop)] for rows in layer.rows]
         for name, down, up in zip(names, downs, ups, strict=True):
             module = name.removesuffix(".weight")
             ours = ".".join(path.split(".")[-2:])
@@ -63,7 +63,7 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
             tensors |= {down_name: down.contiguous(), up_name: up.contiguous()}
             ranks[".".join(module.split(".")[-2:])] = len(down)
         rank = layer.rank  # the same in all layers
-    others = {module: number for module, number in ranks.items() if number != rank}
+    other_ranks = {module: number for module, number in ranks.items() if number != rank}
     settings = {
         "peft_type": "LORA",
         "r": rank,
@@ -71,8 +71,8 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
         "task_type": "SEQ_2_SEQ_LM" if config.num_decoder_blocks else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "target_modules": sorted(ranks),
-        "rank_pattern": others,
-        "alpha_pattern": {module: LORA_SCALE * number for module, number in others.items()},
+        "rank_pattern": other_ranks,
+        "alpha_pattern": {module: LORA_SCALE * number for module, number in other_ranks.items()},
         "fan_in_fan_out": family.transposed,
         "lora_dropout": 0.0,
         "bias": "none",

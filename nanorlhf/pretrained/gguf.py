@@ -203,7 +203,7 @@ def gguf_tensors(path: Path) -> dict[str, Tensor]:
     settings = gguf_settings(path)
     n_head = settings["num_attention_heads"]
     family = family_of(settings["model_type"])
-    found = {}
+    tensors = {}
     for tensor in open_gguf(path).tensors.values():
         if tensor.name == DIVISORS:  # a setting, read in gguf_settings
             continue
@@ -216,8 +216,8 @@ def gguf_tensors(path: Path) -> dict[str, Tensor]:
             values = in_halves(values, num_heads)
         if family.fixed["norm"] == "rms_offset" and tensor.name.endswith("norm.weight"):
             values = values - 1  # llama.cpp stores the full factor
-        found[hugging_face_name(tensor.name, family)] = torch.from_numpy(values)
-    return found
+        tensors[hugging_face_name(tensor.name, family)] = torch.from_numpy(values)
+    return tensors
 
 
 def dequantised(tensor: StoredTensor, path: Path) -> np.ndarray:

@@ -103,28 +103,30 @@ def read_header(path: Path) -> Header:
             if name in fields:
                 reader.fail(f"field {name:.80} appears twice")
             fields[name] = reader.value(name)
-        places: dict[str, tuple[Any, tuple[int, ...], int, int]] = {}  # kind, shape, offset and size
+        layouts: dict[str, tuple[Any, tuple[int, ...], int, int]] = {}  # kind, shape, offset and size
         for _ in range(num_tensors):
             name = reader.name("a tensor")
-            if name in places:
+            if name in layouts:
                 reader.fail(f"tensor {name:.80} appears twice")
-            places[name] = reader.place(name, gguf.GGMLQuantizationType, gguf.GGML_QUANT_SIZES)
+            layouts[name] = reader.tensor_layout(name, gguf.GGMLQuantizationType, gguf.GGML_QUANT_SIZES)
         alignment = fields.get("general.alignment", 32)
         if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
             reader.fail(f"general.alignment must be a power of two, got {alignment!r:.80}")
-        start = -(-file.tell() // alignment) * alignment
+        data_start = -(-file.tell() // alignment) * alignment
     end = 0
-    for name, (_, _, offset, size) in sorted(places.items(), key=lambda item: item[1][2]):
+    for name, (_, _, offset, size) in sorted(layouts.items(), key=lambda item: item[1][2]):
         end = -(-end // alignment) * alignment
         if offset != end:  # an overlap or a gap means that a type or a shape is wrong
             reader.fail(f"tensor {name:.80} starts at byte {offset:,} of the data instead of {end:,}")
         end += size
-        if start + end > reader.size:
-            reader.fail(f"tensor {name:.80} ends at byte {start + end:,}, but the file has only {reader.size:,}")
+        if data_start + end > reader.size:
+            reader.fail(f"tensor {name:.80} ends at byte {data_start + end:,}, but the file has only {reader.size:,}")
     mapped = np.memmap(path, mode="r")
     tensors = {
-        name: StoredTensor(name, kind, shape, mapped[start + offset : start + offset + size].reshape(*shape[:-1], -1))
-        for name, (kind, shape, offset, size) in places.items()
+        name: StoredTensor(
+            name, kind, shape, mapped[data_start + offset : data_start + offset + size].reshape(*shape[:-1], -1)
+        )
+        for name, (kind, shape, offset, size) in layouts.items()
     }
     return Header(fields, tensors)
 
@@ -185,7 +187,7 @@ class Reader:
             self.fail(f"{what} is an array of unsupported type {kind}")
         return np.frombuffer(self.take(count * np.dtype(SCALARS[kind]).itemsize, what), SCALARS[kind]).tolist()
 
-    def place(self, name: str, kinds: Any, sizes: dict) -> tuple[Any, tuple[int, ...], int, int]:
+    def tensor_layout(self, name: str, kinds: Any, sizes: dict) -> tuple[Any, tuple[int, ...], int, int]:
         """Read the kind, shape, offset and size in bytes of a tensor; kinds and sizes come from the library."""
         what = f"tensor {name:.80}"
         num_dimensions = self.number("<u4", what)

@@ -134,11 +134,11 @@ def from_family(name: str, tensors: list[Tensor], config: GPTConfig, rows: slice
     if groups > 1:  # positions of our rows in the file: (groups, 3, rows) -> (3, groups, rows)
         index = index.view(groups, 3, -1)[:, order].transpose(0, 1).flatten()
     index = index[rows]
-    found = []
+    pieces = []
     for tensor in tensors:  # one, or (q,) k and v, in the order of our rows
-        found.append(tensor[index[(index >= 0) & (index < len(tensor))].to(tensor.device)])
+        pieces.append(tensor[index[(index >= 0) & (index < len(tensor))].to(tensor.device)])
         index = index - len(tensor)
-    return found[0] if len(found) == 1 else torch.cat(found)
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> dict[str, Tensor]:
@@ -149,12 +149,12 @@ def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> di
     """
     if config.num_decoder_blocks:
         copies = [f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")]
-        found = [tensors[name] for name in ("shared.weight", *copies) if name in tensors]
-        if not all(torch.equal(embedding, found[0]) for embedding in found):
+        embeddings = [tensors[name] for name in ("shared.weight", *copies) if name in tensors]
+        if not all(torch.equal(embedding, embeddings[0]) for embedding in embeddings):
             raise InputError(f"{file}: encoder and decoder have different embeddings, but T5 shares one.")
         tensors = {name: tensor for name, tensor in tensors.items() if name not in copies}
-        if found:
-            tensors["shared.weight"] = found[0]
+        if embeddings:
+            tensors["shared.weight"] = embeddings[0]
     family = family_of(config.architecture)
     # the file may contain only the trunk, like OpenAI's GPT-2
     is_bare = not any(name.startswith(family.prefix) for name in tensors)
@@ -175,25 +175,25 @@ def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> di
 def split_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Split the MLP's gate and up into two tensors if the family stores them as one."""
     family = family_of(config.architecture)
-    found: dict[str, Tensor] = {}
+    separate: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if family.fused_gate is not None and family.fused_gate in name and tensor.ndim == 2:
             names = [name.replace(family.fused_gate, family.modules[ours]) for ours in GATED]
-            found |= zip(names, tensor.tensor_split(2), strict=True)
+            separate |= zip(names, tensor.tensor_split(2), strict=True)
         else:
-            found[name] = tensor
-    return found
+            separate[name] = tensor
+    return separate
 
 
 def fuse_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Invert `split_gates`."""
-    family, found = family_of(config.architecture), dict(tensors)
+    family, fused = family_of(config.architecture), dict(tensors)
     if family.fused_gate is not None:
         gate, up = (family.modules[ours] for ours in GATED)
         for name in [name for name in tensors if gate in name]:
-            halves = found.pop(name), found.pop(name.replace(gate, up))
-            found[name.replace(gate, family.fused_gate)] = torch.cat(halves)
-    return found
+            halves = fused.pop(name), fused.pop(name.replace(gate, up))
+            fused[name.replace(gate, family.fused_gate)] = torch.cat(halves)
+    return fused
 
 
 # -------------------------------------------------------------------------------------- config.json

@@ -63,15 +63,15 @@ def files_of_model(where: str | Path) -> list[Path]:
 
 def unwrapped(tensors: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
     """Remove the prefixes that wrappers around the model added to the tensor names."""
-    found: dict[str, Tensor] = {}
+    plain_tensors: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if ORIGINAL in name:
             continue
         plain = TRAINED_COPY.sub(".", WRAPPERS.sub("", name))
-        if plain in found:
+        if plain in plain_tensors:
             raise InputError(f"{file} has {plain} under two names: remove one of them.")
-        found[plain] = tensor
-    return found
+        plain_tensors[plain] = tensor
+    return plain_tensors
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

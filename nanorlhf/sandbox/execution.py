@@ -161,9 +161,9 @@ def run_programs(
     if language not in ("java", "python"):
         raise InputError(f"unsupported language {language!r}: expected java or python.")
     if way is None:
-        way, parts = best_way()
-        if way == "limits" and not all(parts.values()) and not weak_isolation:
-            missing = " nor ".join(name for name, works in parts.items() if not works)
+        way, supported = best_way()
+        if way == "limits" and not all(supported.values()) and not weak_isolation:
+            missing = " nor ".join(name for name, works in supported.items() if not works)
             raise InputError(
                 f"this system has neither namespaces nor {missing}, so programs could read this user's files or open "
                 "connections: use another system, or pass --weak-isolation to run them anyway."
@@ -215,7 +215,7 @@ def run_programs(
 
 # ---------------------------------------------------------------------------------------------------- 2. one program
 def run_java(timeout: float, memory_mib: int, worker: Worker, program: Program) -> Verdict:
-    uid = user_of(worker, harness=True)
+    uid = user_id(worker, harness=True)
     with temporary_directory(worker.box) as box, temporary_directory(worker.box / "classes", uid) as classes:
         tests = run_all_tests(program.tests)
         if rejected := prepare(worker, "java", str(classes), program, tests):
@@ -280,18 +280,18 @@ def run_tests(
     assert worker.harness is not None
     harness = worker.harness[0]
     ending = worker.watcher.submit(finish, worker, *started)
-    word, printed, compiled, loaded = "", "", not loads, not loads
+    outcome, printed, compiled, loaded = "", "", not loads, not loads
     try:
         try:
             if loads:
-                word = receive(replies).decode(errors="replace")
-                compiled = word == "compiled"
-                word = receive(replies).decode(errors="replace") if compiled else word
-                loaded = word == "loaded"
+                outcome = receive(replies).decode(errors="replace")
+                compiled = outcome == "compiled"
+                outcome = receive(replies).decode(errors="replace") if compiled else outcome
+                loaded = outcome == "loaded"
             if loaded:
-                word, printed = converse(worker, calls, replies, began + timeout + TEST_SECONDS)
+                outcome, printed = converse(worker, calls, replies, began + timeout + TEST_SECONDS)
         except (EOFError, ValueError):  # it ended, or wrote an invalid message
-            word = "ended"
+            outcome = "ended"
         finally:
             if loads and not loaded:
                 try:
@@ -299,25 +299,25 @@ def run_tests(
                 except BrokenPipeError:
                     stop_harness(worker)
             os.close(calls)  # makes the program end
-            if word in ("timeout", "output"):
+            if outcome in ("timeout", "output"):
                 started[0].terminate()
         limit, status, output = ending.result()
-        if word == "passed" and select.select([replies], [], [], 0)[0] and os.read(replies, 1):
-            word = "output"  # an extra answer: it may have replaced another one
+        if outcome == "passed" and select.select([replies], [], [], 0)[0] and os.read(replies, 1):
+            outcome = "output"  # an extra answer: it may have replaced another one
     finally:
         os.close(replies)
     seconds = time.monotonic() - began
     check_setup(limit)
     output = (output + printed)[-TAIL:]
     if not compiled:
-        reason = "compile_error" if word == "compile_error" else "compile_limit"
+        reason = "compile_error" if outcome == "compile_error" else "compile_limit"
         return Verdict(False, False, False, reason, output, 0.0)
-    if word in ("timeout", "output"):
-        reason = word
+    if outcome in ("timeout", "output"):
+        reason = outcome
     elif limit:
         reason = limit
-    elif word in REASONS and not (word == "passed" and status != 0):
-        reason = word
+    elif outcome in REASONS and not (outcome == "passed" and status != 0):
+        reason = outcome
     elif status == 128 + signal.SIGXCPU:
         reason = "timeout"
     else:
@@ -328,7 +328,7 @@ def run_tests(
 def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple[str, str]:
     """Pass calls and replies between harness and program; return the verdict and what the tests printed."""
     assert worker.harness is not None
-    harness, word = worker.harness[0], ""
+    harness, outcome = worker.harness[0], ""
     try:
         tell(harness, b"")
         while True:
@@ -338,13 +338,13 @@ def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple
                 break
             reply = b""
             try:
-                if not word:
+                if not outcome:
                     send(calls, content)
                     reply = receive(replies)
             except (BrokenPipeError, EOFError):
-                word = "ended"
+                outcome = "ended"
             except ValueError:
-                word = "output"
+                outcome = "output"
             tell(harness, reply)
     except TimeoutError:
         stop_harness(worker)
@@ -353,7 +353,7 @@ def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple
         return {"memory": "memory"}.get(stop_harness(worker), "ended"), ""
     if verdict == "died":
         stop_harness(worker)
-    return word or verdict, printed
+    return outcome or verdict, printed
 
 
 # --------------------------------------------------------------------------------------------------- 3. the sandbox
@@ -379,7 +379,7 @@ def start(
         make_directory(box / name)
     status, status_fd = os.pipe()
     config = {
-        "way": worker.way, "argv": argv, "home": f"{box}/home", "root": f"{box}/root", "uid": uid or user_of(worker),
+        "way": worker.way, "argv": argv, "home": f"{box}/home", "root": f"{box}/root", "uid": uid or user_id(worker),
         "readonly": list(map(str, readonly)), "writable": list(map(str, writable)), "pipes": list(pipes),
         "status_fd": status_fd, "parent": os.getpid(), "seconds": seconds,
         "cpu_seconds": None if seconds is None else int(2 * seconds) + 1,  # per process: enough for two busy threads
@@ -434,7 +434,7 @@ def check_setup(limit: str) -> None:
         raise InputError(f"programs can't be sandboxed on this machine ({problem}), so none was run.")
 
 
-def user_of(worker: Worker, harness: bool = False) -> int | None:
+def user_id(worker: Worker, harness: bool = False) -> int | None:
     """Return an unprivileged user for root to run programs as: a different one per worker and process, or harness.
 
     The ids are from systemd's range for such users. We don't use nobody (65534), because the limits would count other
@@ -503,7 +503,7 @@ def start_harness(worker: Worker, language: str) -> None:
     worker.harness = start(
         worker, box, command, seconds=None, memory_mib=HARNESS_MIB + JVM_OVERHEAD, readonly=readonly,
         writable=(worker.box / "classes",), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        uid=user_of(worker, harness=True),
+        uid=user_id(worker, harness=True),
     )  # fmt: skip
 
 
@@ -578,13 +578,13 @@ def python_interpreter(way: str) -> str:
 # ------------------------------------------------------------------------------------------ 5. what a system supports
 def isolation() -> list[str]:
     """Describe what programs can and can't do on this machine, in lines to print before running any."""
-    way, parts = best_way()
+    way, supported = best_way()
     if way == "namespaces":
         return [
             "processes: one PID namespace per program, killed with every process in it",
             "network: none",
             "files: the system's, read-only, and an empty home in memory",
-            "system calls: " + ("filtered" if parts["seccomp"] else "NOT FILTERED, this system has no seccomp"),
+            "system calls: " + ("filtered" if supported["seccomp"] else "NOT FILTERED, this system has no seccomp"),
         ]
     user = "users without privileges" if os.getuid() == 0 else "the current user"
     lines = [
@@ -593,9 +593,9 @@ def isolation() -> list[str]:
         "network: none, and no signals to other processes",
         "files: the system's, and an empty home",
     ]
-    if not parts["seccomp"]:
+    if not supported["seccomp"]:
         lines[2] = "network: OPEN, and they CAN SIGNAL other processes of that user, this system has no seccomp"
-    if not parts["landlock"]:
+    if not supported["landlock"]:
         lines[3] = "files: EVERYTHING THAT USER MAY READ AND WRITE, this system has no Landlock"
     return lines
 
@@ -606,9 +606,9 @@ def best_way() -> tuple[str, dict[str, bool]]:
     if not sys.platform.startswith("linux"):
         raise InputError("running generated programs needs Linux: the sandbox doesn't work on other systems.")
     for way in ("namespaces", "limits"):
-        parts, problem = try_way(way)
+        supported, problem = try_way(way)
         if not problem:
-            return way, parts
+            return way, supported
     raise InputError(f"programs can't be sandboxed on this machine ({problem}), so none was run.")
 
 

@@ -107,19 +107,19 @@ def attributes_of(instance):
     return {}
 
 
-def encoded(value, own, other):
+def encoded(value, classes, other):
     """Encode a value as JSON, without running code of its class.
 
-    own: the prompt's classes by name; other(object) encodes everything except plain values and own tuples and enums
+    classes: the prompt's, by name; other(object) encodes everything except plain values and their tuples and enums
     """
     kind = type(value)  # isinstance would ask the value for its __class__
     if value is None or kind is bool:
         return value
-    is_own = own.get(name_of(kind)) is kind
+    is_own = classes.get(name_of(kind)) is kind
     if is_own and type(kind) is EnumType:  # also IntEnum and StrEnum
         return ["member", name_of(kind), attributes_of(value)["_name_"]]
     if is_own and issubclass(kind, tuple):
-        return ["named", name_of(kind), *[encoded(item, own, other) for item in tuple.__iter__(value)]]
+        return ["named", name_of(kind), *[encoded(item, classes, other) for item in tuple.__iter__(value)]]
     if issubclass(kind, int):
         return ["int", format(int.__index__(value), "x")]  # hexadecimal: the number of decimal digits is limited
     if issubclass(kind, float):
@@ -133,23 +133,27 @@ def encoded(value, own, other):
     if kind is complex:
         return ["complex", float.hex(value.real), float.hex(value.imag)]
     if kind is range:
-        return ["range", *[encoded(part, own, other) for part in (value.start, value.stop, value.step)]]
+        return ["range", *[encoded(part, classes, other) for part in (value.start, value.stop, value.step)]]
     if kind is Decimal:
         return ["Decimal", Decimal.__str__(value)]
     if kind is Fraction:
-        return ["Fraction", encoded(numerator_of(value), own, other), encoded(denominator_of(value), own, other)]
+        return [
+            "Fraction",
+            encoded(numerator_of(value), classes, other),
+            encoded(denominator_of(value), classes, other),
+        ]
     if issubclass(kind, dict):
-        return ["dict", *[[encoded(k, own, other), encoded(v, own, other)] for k, v in dict.items(value)]]
+        return ["dict", *[[encoded(k, classes, other), encoded(v, classes, other)] for k, v in dict.items(value)]]
     for name, container in CONTAINERS:
         if issubclass(kind, container):
-            return [name, *[encoded(item, own, other) for item in container.__iter__(value)]]
+            return [name, *[encoded(item, classes, other) for item in container.__iter__(value)]]
     return other(value)
 
 
-def decoded(data, own, instances, object_of):
+def decoded(data, classes, instances, object_of):
     """Decode what `encoded` returned.
 
-    own: the prompt's classes by name; instances: their objects; object_of(number, ...) returns any other object
+    classes: the prompt's, by name; instances: their objects; object_of(number, ...) returns any other object
     """
     if data is None or data is True or data is False:
         return data
@@ -169,18 +173,19 @@ def decoded(data, own, instances, object_of):
     if name == "Decimal":
         return Decimal(parts[0])
     if name == "member":
-        return own[parts[0]][parts[1]]
+        return classes[parts[0]][parts[1]]
     if name == "instance":
         return instances[parts[0]]
     if name == "object":
         return object_of(*parts)
     if name == "dict":
         return {
-            decoded(key, own, instances, object_of): decoded(value, own, instances, object_of) for key, value in parts
+            decoded(key, classes, instances, object_of): decoded(value, classes, instances, object_of)
+            for key, value in parts
         }
     if name == "named":
-        return tuple.__new__(own[parts[0]], [decoded(part, own, instances, object_of) for part in parts[1:]])
-    items = [decoded(part, own, instances, object_of) for part in parts]
+        return tuple.__new__(classes[parts[0]], [decoded(part, classes, instances, object_of) for part in parts[1:]])
+    items = [decoded(part, classes, instances, object_of) for part in parts]
     if name == "range":
         return range(*items)
     if name == "Fraction":
@@ -253,8 +258,8 @@ def load(code, namespace, replies, pid):
         exec(code, namespace)
     except BaseException as error:
         if os.getpid() == pid:  # not in a forked child
-            word = {MemoryError: b"memory", SystemExit: b"exit"}.get(type(error), b"exception")
-            send(replies, word)
+            outcome = {MemoryError: b"memory", SystemExit: b"exit"}.get(type(error), b"exception")
+            send(replies, outcome)
         raise
     if os.getpid() != pid:
         raise SystemExit
@@ -278,12 +283,12 @@ def perform():
             instances += [object.__new__(classes[name]) for name, _ in table]
             for instance, (_, attributes) in zip(instances, table, strict=True):
                 instance.__dict__.update(decoded(attributes, classes, instances, object_of))
-            thing, method, arguments, keywords = [decoded(part, classes, instances, object_of) for part in call]
-            kind = type(thing)
+            target, method, arguments, keywords = [decoded(part, classes, instances, object_of) for part in call]
+            kind = type(target)
             if method == "__bool__":  # falls back to the length
-                value = bool(thing)
+                value = bool(target)
             elif hasattr(kind, method):
-                value = getattr(kind, method)(thing, *arguments, **keywords)
+                value = getattr(kind, method)(target, *arguments, **keywords)
             else:
                 raise Missing(f"{kind.__name__} has no {method}")
     except BaseException as error:
@@ -420,7 +425,7 @@ def is_open(definition):
 
 def read_names(source):
     """Return the globals that a script reads but doesn't define."""
-    read, own, todo = set(), set(), [symtable.symtable(source, "<tests>", "exec")]
+    read, defined, todo = set(), set(), [symtable.symtable(source, "<tests>", "exec")]
     while todo:
         table = todo.pop()
         todo += table.get_children()
@@ -430,8 +435,8 @@ def read_names(source):
                 if symbol.is_referenced():
                     read.add(symbol.get_name())
                 if symbol.is_assigned() or symbol.is_imported():
-                    own.add(symbol.get_name())
-    return read - own
+                    defined.add(symbol.get_name())
+    return read - defined
 
 
 # --------------------------------------------------------------------------------------------------- 4. the harness
@@ -513,8 +518,8 @@ class Session:
     def remote(self, number, methods):
         return self.remotes.setdefault(number, Remote(self.call, number, methods))
 
-    def call(self, thing, method, *args, **kwargs):
-        allowed = thing.__dict__["methods"]
+    def call(self, remote, method, *args, **kwargs):
+        allowed = remote.__dict__["methods"]
         if allowed is not None and method not in allowed:
             raise TypeError(f"the tests ask an answer of the program for {method}: only values answer it")
         args = list(args)
@@ -542,9 +547,9 @@ class Session:
             self.is_broken = True
             raise NoValue("the program's answer is no value but an object of its own")
 
-        own = self.classes
-        parts = [encoded(part, own, other) for part in (thing, method, args, kwargs)]
-        table = [(type(instance).__name__, encoded(vars(instance), own, other)) for instance in instances]
+        classes = self.classes
+        parts = [encoded(part, classes, other) for part in (remote, method, args, kwargs)]
+        table = [(type(instance).__name__, encoded(vars(instance), classes, other)) for instance in instances]
         try:
             value, after = self.exchange(parts, instances, table, known)
         except StopIteration as error:
@@ -554,13 +559,13 @@ class Session:
         is_own = type(value) is Remote and allowed is not None and method == "__getattribute__"
         if is_own and args[0] not in allowed and allowed is not CLASS:
             raise AttributeError(f"the prompt has no method {args[0]}")
-        for mine, theirs in zip(args, after, strict=False):  # arguments that the program may have changed in place
-            if type(mine) is type(theirs) and mine is not theirs:
-                if isinstance(mine, (list, bytearray)):
-                    mine[:] = theirs
-                elif isinstance(mine, (dict, set)):
-                    mine.clear()
-                    mine.update(theirs)
+        for before, changed in zip(args, after, strict=False):  # arguments that the program may have changed in place
+            if type(before) is type(changed) and before is not changed:
+                if isinstance(before, (list, bytearray)):
+                    before[:] = changed
+                elif isinstance(before, (dict, set)):
+                    before.clear()
+                    before.update(changed)
         return value
 
     def exchange(self, call, instances, table, known):
@@ -614,21 +619,21 @@ def bind(session, namespace, source, prefix, suffix, library):
     if hole is not None and not is_open(hole) and missing - known - {hole.name}:
         statements.append(hole)  # a helper; the response starts after it
         hole = None
-    asked = {hole.name} if hole is not None else missing - known or known
+    requested = {hole.name} if hole is not None else missing - known or known
     definitions = {node.name: node for node in (*statements, hole) if isinstance(node, ast.ClassDef)}
-    for name in sorted(asked):
+    for name in sorted(requested):
         is_class = name in definitions if hole is not None else name[:1].isupper()
         try:
             namespace[name] = session.get(name, is_class, methods_of(definitions.get(name), definitions))
         except KeyError:
             continue  # the tests will raise NameError
-    for name in sorted(known - asked):
+    for name in sorted(known - requested):
         is_module = name in sys.stdlib_module_names
         namespace[name] = importlib.import_module(name) if is_module else library[name]
     tree = ast.Module([statement for statement in statements if not has_hole(statement)], [])
     exec(compile(tree, "<prompt>", "exec", dont_inherit=True), namespace)
-    own = [value for value in namespace.values() if isinstance(value, type) and value.__module__ == "__main__"]
-    session.classes = {value.__name__: value for value in own}
+    own_classes = [value for value in namespace.values() if isinstance(value, type) and value.__module__ == "__main__"]
+    session.classes = {value.__name__: value for value in own_classes}
 
 
 def methods_of(definition, definitions):
@@ -691,11 +696,11 @@ def harness():
         if child == 0:
             sys.stdout = sys.stderr = printed = io.StringIO()
             session = Session(stdin, stdout)
-            word, failure = tests(session, source, prefix, suffix, library)
+            verdict, failure = tests(session, source, prefix, suffix, library)
             if failure is not None and failure is not session.raised:  # the program prints its own exceptions
                 trace = failure.__traceback__
                 traceback.print_exception(type(failure), failure, trace and trace.tb_next)  # without this file's frame
-            text = f"{word}\n{printed.getvalue()[-TAIL:]}"
+            text = f"{verdict}\n{printed.getvalue()[-TAIL:]}"
             send(stdout, text.encode(errors="replace"), b"v")
             os._exit(ENDED)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != ENDED:  # the tests ended their process

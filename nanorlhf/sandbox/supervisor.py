@@ -139,8 +139,8 @@ def reap() -> list[tuple[int, int]]:
     """Return (pid, status) of each child that has ended."""
     ended = []
     with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended.append(found)
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.append(child)
     return ended
 
 
@@ -150,10 +150,10 @@ def descendants(pid: int) -> list[int]:
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(*GONE), open(f"/proc/{pid}/task/{task}/children") as file:
                 children += map(int, file.read().split())
-    found = []
+    pids = []
     for child in children:
-        found += [child, *descendants(child)]
-    return found
+        pids += [child, *descendants(child)]
+    return pids
 
 
 def resident_bytes(pid: int) -> int:
@@ -294,7 +294,7 @@ def run(config: dict) -> None:
     """Drop all privileges and become the program."""
     with reported(config):
         os.chdir(config["home"])
-        num_tasks = config["num_tasks"] + (tasks_of(os.getuid()) if config["uid"] is None else 0)
+        num_tasks = config["num_tasks"] + (count_tasks(os.getuid()) if config["uid"] is None else 0)
         for name, limit in (
             ("CORE", 0), ("FSIZE", config["disk_bytes"]), ("NOFILE", NUM_FILES), ("DATA", config["memory_bytes"]),
             ("NPROC", num_tasks), ("MSGQUEUE", 0), ("CPU", config["cpu_seconds"]),
@@ -325,7 +325,7 @@ def become(uid: int | None) -> None:
         os.setresuid(uid, uid, uid)
 
 
-def tasks_of(uid: int) -> int:
+def count_tasks(uid: int) -> int:
     """Count the user's processes and threads: RLIMIT_NPROC counts them too, at least on older systems."""
     total = 0
     for name in filter(str.isdigit, os.listdir("/proc")):

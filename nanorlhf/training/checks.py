@@ -57,18 +57,18 @@ def check_reward(
     reward_model: str | tuple[str, ...] | None, reward: str | tuple[str, ...] | None, weights: Weights
 ) -> None:
     """Check that there is a reward, and that --reward-weights matches it."""
-    reward_models, given = items(reward_model), items(reward)
-    if not reward_models and not given:
+    reward_models, rewards = items(reward_model), items(reward)
+    if not reward_models and not rewards:
         raise InputError("--reward-model None leaves nothing to score with: pass a reward model or --reward.")
-    scorers = given or reward_models
-    if isinstance(weights, str) and given:
+    scorers = rewards or reward_models
+    if isinstance(weights, str) and rewards:
         raise InputError(
             f"--reward-weights {weights} works with --reward-model only: with --reward, pass one weight for each."
         )
     if isinstance(weights, str) and len(scorers) < 2:
         raise InputError(f"--reward-weights {weights} needs several models in --reward-model.")
     if isinstance(weights, tuple) and len(weights) != len(scorers):
-        flag = "--reward" if given else "--reward-model"
+        flag = "--reward" if rewards else "--reward-model"
         words = " ".join(f"{weight:g}" for weight in weights)
         raise InputError(f"--reward-weights {words}: expected {len(scorers)}, one for each {flag}.")
 
@@ -84,8 +84,8 @@ def check_sampler(args: RewardArgs) -> None:
     sampler = args.sampler
     on_gpu = args.device.startswith("cuda") or args.device == "auto" and torch.cuda.is_available()
     if sampler.dtype == "int8" and (on_gpu or not has_int8_products()):
-        here = "on a GPU" if on_gpu else "on this processor, which has no VNNI"
-        raise InputError(f"--sampler.dtype int8 is not supported {here}: pass bfloat16 or same.")
+        where = "on a GPU" if on_gpu else "on this processor, which has no VNNI"
+        raise InputError(f"--sampler.dtype int8 is not supported {where}: pass bfloat16 or same.")
     if sampler.url is not None and (sampler.dtype != "same" or sampler.top_p != 1):
         raise InputError("--sampler.url can't be combined with --sampler.dtype or --sampler.top-p.")
     if sampler.top_p == 0:

@@ -108,11 +108,11 @@ class Engine:
             return self.checked(answer, prompt, max_new_tokens, stop_ids, vocab_size, forbidden)
 
         with ThreadPoolExecutor(min(AT_ONCE, len(rows))) as pool:
-            written = list(pool.map(complete, rows, seeds))
+            completions = list(pool.map(complete, rows, seeds))
         response = torch.full((len(rows), max_new_tokens), pad_id)
         logprobs = torch.zeros(response.shape)
-        for b, (ids, found) in enumerate(written):
-            response[b, : len(ids)], logprobs[b, : len(ids)] = torch.tensor(ids), torch.tensor(found)
+        for b, (ids, token_logprobs) in enumerate(completions):
+            response[b, : len(ids)], logprobs[b, : len(ids)] = torch.tensor(ids), torch.tensor(token_logprobs)
         return response.to(query.device), logprobs.to(query.device)
 
     def checked(
@@ -155,7 +155,7 @@ class Engine:
                 answer = self.client.request("GET" if body is None else "POST", self.url + path, json=body)
                 if answer.status_code == 200:
                     return answer.json() if answer.content else None
-                problem = f"answered {answer.status_code} to {path}{said(answer.content)}"
+                problem = f"answered {answer.status_code} to {path}{error_excerpt(answer.content)}"
                 is_passing = answer.status_code in (429, 502, 503, 504)
             except httpx2.TimeoutException:
                 raise self.refusal(f"did not answer {path} in {TIMEOUT:.0f} s", "reduce its load") from None
@@ -174,7 +174,7 @@ class Engine:
         return InputError(f"--sampler.url {self.url} {problem}: {advice}.")
 
 
-def said(text: bytes) -> str:
+def error_excerpt(text: bytes) -> str:
     """Return the beginning of a server's error message, on one line."""
     line = " ".join(text[:2000].decode(errors="replace").split()).rstrip(".")
     return f" ({line:.300})" if line else ""

@@ -125,12 +125,12 @@ def kind_of_model(directory: Path) -> str:
 def base_model(settings: dict) -> str | None:
     """Return the Hub id that a run started from, following run directories; None if unknown."""
     for _ in range(10):  # the directories may form a cycle
-        start = settings.get("model") or settings.get("sft")
-        if not isinstance(start, str):
+        name = settings.get("model") or settings.get("sft")
+        if not isinstance(name, str):
             return None
-        if not Path(start).exists():
-            return start if is_hub_id(start) else None
-        settings = read_settings(start)
+        if not Path(name).exists():
+            return name if is_hub_id(name) else None
+        settings = read_settings(name)
     return None
 
 

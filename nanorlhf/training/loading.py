@@ -89,19 +89,19 @@ def load_reward(
     return reward, gold, reward.frozen + ([] if gold.model is None else [gold.model])
 
 
-def new_value_model(start: str | None, policy: GPT, device: torch.device) -> ScalarModel:
+def new_value_model(source: str | None, policy: GPT, device: torch.device) -> ScalarModel:
     """Load a trained value model, or make one with a head of zeros: random values would distort the first advantages.
 
-    start: the path of a value or reward model to continue from, or of another policy to take the trunk from; None: a
+    source: the path of a value or reward model to continue from, or of another policy to take the trunk from; None: a
     copy of `policy`'s trunk; shared: `policy`'s own frozen weights
     """
-    if start is None or start == "shared":
+    if source is None or source == "shared":
         trunk = policy
-    elif holds_reward_model(start) or has_value_head(start):
-        return load_scalar(start, device)
+    elif holds_reward_model(source) or has_value_head(source):
+        return load_scalar(source, device)
     else:
-        trunk = load_gpt(start, device)
-    value_model = scalar_from_gpt(trunk, share_trunk=start == "shared")
+        trunk = load_gpt(source, device)
+    value_model = scalar_from_gpt(trunk, share_trunk=source == "shared")
     nn.init.zeros_(value_model.score.weight)
     return value_model
 

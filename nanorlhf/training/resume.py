@@ -140,27 +140,27 @@ def load_state(
     if there is no state or the run was started with other settings or inputs.
     """
     # rank 0 chooses, so that all ranks resume from the same state
-    found, damages = distributed.from_first(lambda: newest_undamaged_state(out))
+    newest, damages = distributed.from_first(lambda: newest_undamaged_state(out))
     for path, reason in damages:
         if distributed.rank() == 0:
-            then = f"resuming from {found.name}" if found else "no earlier state is left"
+            then = f"resuming from {newest.name}" if newest else "no earlier state is left"
             print(f"{path} is damaged ({reason}): {then}.", file=sys.stderr)
-    if found is None:
+    if newest is None:
         raise InputError(f"--resume: {out} has no readable state: start over with --overwrite.")
     try:  # memory-mapped: ranks that read the same file share its memory
-        state = load_pickle(found / "state.pt", mmap=True)
+        state = load_pickle(newest / "state.pt", mmap=True)
     except InputError as error:
         raise InputError(f"--resume: {str(error).rstrip('.')}: start over with --overwrite.") from error
     if not isinstance(state, dict) or state.pop("format", 1) != FORMAT:
         raise InputError(
-            f"--resume: {found} was written by another version of nanorlhf: finish the run with that version, or start "
+            f"--resume: {newest} was written by another version of nanorlhf: finish the run with that version or start "
             "over with --overwrite."
         )
     inputs, inputs_before = inputs or {}, state.pop("inputs", None)
-    before, now = flat_settings(read_object(found / "args.json")), as_saved(asdict(args))
+    before, now = flat_settings(read_object(newest / "args.json")), as_saved(asdict(args))
     defaults = as_saved({field.name: field.default for field in fields(args)})
     names = (before.keys() | now.keys()) - MAY_CHANGE.difference(must_stay)
-    with fitting(found):
+    with fitting(newest):
         names -= moved(inputs_before or {}, inputs)
         changed = changes(inputs_before or {}, inputs)
     if unknown := sorted(names - now.keys()):
@@ -181,7 +181,7 @@ def load_state(
             )
     if inputs_before is None and inputs and distributed.rank() == 0:
         print(
-            f"{found} is from a version that kept no digests: can't check whether data or models have changed.",
+            f"{newest} is from a version that kept no digests: can't check whether data or models have changed.",
             file=sys.stderr,
         )
     for change in changed:
@@ -189,9 +189,9 @@ def load_state(
             f"--resume: {change} since the run in {out} was started: restore it, or start a new run from the "
             f"checkpoint in {out}."
         )
-    with fitting(found):
+    with fitting(newest):
         generators = [*state.pop("generators")]
-        if state["step"] != int(found.name.removeprefix("step-")):
+        if state["step"] != int(newest.name.removeprefix("step-")):
             raise ValueError("it belongs to another step")
     # a different number of processes changes the run only by rounding
     if len(generators) != distributed.world_size() and distributed.rank() == 0:
@@ -199,7 +199,7 @@ def load_state(
             f"{out} continues with {distributed.world_size()} process(es) instead of {len(generators)}: the global "
             "batches stay the same, but sums differ by rounding."
         )
-    with fitting(found):
+    with fitting(newest):
         set_generator_states(generators[distributed.rank() % len(generators)])
     return state
 
@@ -215,14 +215,14 @@ def moved(before: Inputs, now: Inputs) -> set[str]:
 
 def changes(before: Inputs, now: Inputs) -> list[str]:
     """Describe the files that have changed or gone since the run started."""
-    found = []
+    changed = []
     for name, parts in before.items():
         for part, (path, digest) in parts.items():
             if part not in now.get(name, {}):
-                found.append(f"{path} has gone")
+                changed.append(f"{path} has gone")
             elif now[name][part][1] != digest:
-                found.append(f"{now[name][part][0]} has changed")
-    return found
+                changed.append(f"{now[name][part][0]} has changed")
+    return changed
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class Trace:
         self.group_size = samples_per_query
         self.num_rows = -(-args.trace // samples_per_query) * samples_per_query
         self.updates = traced_updates(num_updates)
-        self.of_update: dict[str, Any] = {}  # the arguments of `rollout`
+        self.pending: dict[str, Any] = {}  # the arguments of `rollout`
         self.fixed: Tensors = {}  # query, response, actions of the first traced update's responses
         if run.first_step > self.updates[0]:  # resumed
             tensors, _ = distributed.from_first(lambda: read_trace(trace_path(args.out, self.updates[0])))
@@ -105,39 +105,39 @@ class Trace:
         if update not in self.updates:
             return
         batch.trace = []
-        self.of_update = {"update": update, "scores": scores, "kl_coef": kl_coef}
+        self.pending = {"update": update, "scores": scores, "kl_coef": kl_coef}
         if rewards is not None:
-            self.of_update |= {"rewards": rewards, "raw_advantages": raw_advantages}
+            self.pending |= {"rewards": rewards, "raw_advantages": raw_advantages}
         if self.fixed:
-            self.of_update |= {"fixed_logprobs": self.read_fixed(), "answers": self.answer()}
+            self.pending |= {"fixed_logprobs": self.read_fixed(), "answers": self.answer()}
 
     def write(self, batch: Batch) -> None:
         """Call after the epochs, on every rank; rank 0 writes."""
         if batch.trace is None:
             return
-        tensors, about = self.of_rollout(batch)
+        tensors, about = self.rollout_tensors(batch)
         rows = self.choose(tensors, batch)
         about |= {"queries": [batch.records[i]["query"] for i in rows], "texts": self.texts(tensors, rows)}
         tensors = {name: x[:, rows] if x.ndim == 3 else x[rows] for name, x in tensors.items()}
         if not self.fixed:
             self.fix(tensors)
-        fixed_logprobs = self.of_update.get("fixed_logprobs", tensors["logprobs"])
-        answers = self.of_update.get("answers", tensors["response"])
+        fixed_logprobs = self.pending.get("fixed_logprobs", tensors["logprobs"])
+        answers = self.pending.get("answers", tensors["response"])
         about["answers"] = [self.tokenizer.decode(ids) for ids in answers.tolist()]
         if self.run.main:
             self.run.opened()
-            path = trace_path(self.args.out, self.of_update["update"])
+            path = trace_path(self.args.out, self.pending["update"])
             save_trace(path, tensors | {"fixed_logprobs": fixed_logprobs.cpu()}, about)
-        self.of_update = {}
+        self.pending = {}
 
-    def of_rollout(self, batch: Batch) -> tuple[Tensors, dict[str, Any]]:
+    def rollout_tensors(self, batch: Batch) -> tuple[Tensors, dict[str, Any]]:
         """Return the tensors of all rows on the CPU, and the `about` that is saved with them."""
-        given = dict(self.of_update)
-        about = {name: given.pop(name) for name in ("update", "kl_coef")}
+        values = dict(self.pending)
+        about = {name: values.pop(name) for name in ("update", "kl_coef")}
         for name in ("fixed_logprobs", "answers"):
-            given.pop(name, None)
-        given |= {name: getattr(batch, name) for name in (*OF_BATCH, "values", "returns") if hasattr(batch, name)}
-        tensors = {name: x.detach().cpu() for name, x in given.items()}
+            values.pop(name, None)
+        values |= {name: getattr(batch, name) for name in (*OF_BATCH, "values", "returns") if hasattr(batch, name)}
+        tensors = {name: x.detach().cpu() for name, x in values.items()}
         tensors |= self.epochs(batch)
         tensors = {name: x.float() if x.is_floating_point() else x for name, x in tensors.items()}
         about |= {"algorithm": getattr(self.args, "algorithm", "ppo"), "settings": asdict(self.args)}
@@ -164,11 +164,11 @@ class Trace:
                 pieces.append((epoch, index.cpu(), [x.float().cpu() for x in read if x is not None]))
         names = ("new_logprobs", "new_values") if hasattr(batch, "values") else ("new_logprobs",)
         T = batch.response.size(1)
-        found = {name: torch.full((len(epochs), len(batch), T), torch.nan) for name in names}
+        outputs = {name: torch.full((len(epochs), len(batch), T), torch.nan) for name in names}
         for epoch, rows, readings in distributed.all_gather_objects(pieces):
             for name, x in zip(names, readings, strict=True):
-                found[name][epoch, rows] = F.pad(x, (0, T - x.size(1)))
-        return found
+                outputs[name][epoch, rows] = F.pad(x, (0, T - x.size(1)))
+        return outputs
 
     def choose(self, tensors: Tensors, batch: Batch) -> list[int]:
         """Choose the rows with the largest |advantage| and KL, the most clipping and no EOS, then the first rows."""
@@ -189,11 +189,11 @@ class Trace:
 
     def texts(self, tensors: Tensors, rows: list[int]) -> list[list[str]]:
         """Return the text of each response token up to the end, EOS as [EOS]."""
-        tokenizer, found = self.tokenizer, []
+        tokenizer, texts = self.tokenizer, []
         for row in rows:
             ids = tensors["response"][row, : int(tensors["eos_index"][row]) + 1].tolist()
-            found.append(["[EOS]" if i == tokenizer.eos_id else tokenizer.decode([i]) for i in ids])
-        return found
+            texts.append(["[EOS]" if i == tokenizer.eos_id else tokenizer.decode([i]) for i in ids])
+        return texts
 
     def fix(self, tensors: Tensors) -> None:
         """Keep the responses whose log-probabilities every later traced update computes again."""

@@ -82,13 +82,13 @@ def load_lower_blocks(
 @torch.no_grad()
 def pair_features(policy: GPT, rows: Sequence[Comparison], pad_id: int, size: int) -> np.ndarray:
     """Return the mean hidden state of the chosen response minus that of the rejected one, (pairs, C)."""
-    found = []
-    for some in Progress(micro_batches(rows, size), desc="pairs", unit="batch"):
-        joined = join_pairs(some, pad_id, torch.device("cpu"))
+    features = []
+    for batch in Progress(micro_batches(rows, size), desc="pairs", unit="batch"):
+        joined = join_pairs(batch, pad_id, torch.device("cpu"))
         hidden = policy.transformer(joined.ids, joined.ids != pad_id, branch=joined.branch)  # (B, L, C)
         chosen, rejected = (response_mean(hidden, joined.ids, joined.branch == i, pad_id) for i in (1, 2))
-        found.append(chosen - rejected)
-    return torch.cat(found).numpy()
+        features.append(chosen - rejected)
+    return torch.cat(features).numpy()
 
 
 def response_mean(hidden: Tensor, ids: Tensor, branch: Tensor, pad_id: int) -> Tensor:
@@ -106,7 +106,7 @@ def query_numbers(rows: Sequence[Comparison], data: Path) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------------------------------------------- 2. weights
-def fitted(inputs: np.ndarray, queries: np.ndarray, seed: int) -> tuple[np.ndarray, float]:
+def fit_weights(inputs: np.ndarray, queries: np.ndarray, seed: int) -> tuple[np.ndarray, float]:
     """Fit logistic regression to chosen minus rejected (pairs, C); return the weights (C,) and the chosen strength.
 
     queries (pairs,): each pair's query number. A difference in score is the log-odds of being preferred.
@@ -147,13 +147,15 @@ def main(args: Args) -> dict[str, float]:
     tokenizer = load_tokenizer(args.model)
     pad_id = tokenizer.pad_id
     Q, T = args.max_query_length, args.max_response_length
-    parts = ("train", "validation")
-    train, validation = (load_comparisons(args.data / f"comparisons.{part}.jsonl", tokenizer, Q, T) for part in parts)
+    splits = ("train", "validation")
+    train, validation = (
+        load_comparisons(args.data / f"comparisons.{split}.jsonl", tokenizer, Q, T) for split in splits
+    )
     demonstrations = load_demonstrations(args.data / "sft.train.jsonl", tokenizer, Q, T)[: args.num_normalisation]
     queries = query_numbers(train, args.data)
     policy = load_lower_blocks(args.model, tokenizer, args.data, (train, validation), args.depth)
 
-    weights, strength = fitted(pair_features(policy, train, pad_id, args.batch_size), queries, args.seed)
+    weights, strength = fit_weights(pair_features(policy, train, pad_id, args.batch_size), queries, args.seed)
     right = pair_features(policy, validation, pad_id, args.batch_size) @ weights > 0  # (pairs,)
     model = linear_reward_model(policy, weights)
     with torch.no_grad():

@@ -62,7 +62,7 @@ def scratch():
 
 def sandboxed_processes(scratch):
     """Find supervisors, programs and what they started: by user, environment or command line."""
-    found, first = [], execution.user_of(execution.Worker(0, scratch, "limits", set(), None, None))  # None: not root
+    found, first = [], execution.user_id(execution.Worker(0, scratch, "limits", set(), None, None))  # None: not root
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             is_ours = first is not None and first <= os.stat(f"/proc/{pid}").st_uid < first + 128
@@ -371,7 +371,7 @@ def test_workers_and_processes_share_no_user(monkeypatch):
     users = set()
     for pid in range(1000, 1032):
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
-        users |= {execution.user_of(execution.Worker(n, Path(), "limits", set(), None, None)) for n in range(128)}
+        users |= {execution.user_id(execution.Worker(n, Path(), "limits", set(), None, None)) for n in range(128)}
     assert len(users) == 32 * 128 and min(users) >= 61184 and max(users) < 65520
 
 

@@ -24,7 +24,7 @@ from nanorlhf.training import train_linear
 from nanorlhf.training.run_directory import read_settings
 from nanorlhf.training.train_linear import (
     Args,
-    fitted,
+    fit_weights,
     linear_reward_model,
     load_lower_blocks,
     main,
@@ -171,12 +171,12 @@ def test_the_weights_are_those_that_made_the_preferences_and_none_where_there_ar
     truth = np.array([2.0, -1.0, 0.5, *np.zeros(17)])
     inputs = draw.normal(size=(4000, 20))
     chosen = np.where(draw.random(4000) < 1 / (1 + np.exp(-inputs @ truth)), 1, -1)  # Bradley and Terry
-    weights, strength = fitted(inputs * chosen[:, None], np.arange(4000), seed=1)
+    weights, strength = fit_weights(inputs * chosen[:, None], np.arange(4000), seed=1)
     np.testing.assert_allclose(weights, truth, atol=0.15)
-    again, _ = fitted(inputs * chosen[:, None] * [1e3, *[1] * 19], np.arange(4000), seed=1)
+    again, _ = fit_weights(inputs * chosen[:, None] * [1e3, *[1] * 19], np.arange(4000), seed=1)
     assert again[0] == pytest.approx(weights[0] / 1e3, rel=1e-3)  # a channel's unit doesn't matter
     coins = draw.choice((-1, 1), size=(4000, 1))
-    noise, weakest = fitted(inputs * coins, np.arange(4000), seed=1)
+    noise, weakest = fit_weights(inputs * coins, np.arange(4000), seed=1)
     assert np.abs(noise).max() < 0.1 and weakest < strength
 
 
@@ -184,7 +184,7 @@ def test_pairs_of_a_query_are_never_in_two_folds():
     """The three pairs of each query are equal: if folds leak, features that don't generalise look useful."""
     queries = np.repeat(np.arange(200), 3)
     inputs = np.eye(200)[queries] * np.random.default_rng(0).choice((-1.0, 1.0), size=200)[queries, None]
-    assert fitted(inputs, queries, seed=1)[1] < fitted(inputs, np.arange(600), seed=1)[1]
+    assert fit_weights(inputs, queries, seed=1)[1] < fit_weights(inputs, np.arange(600), seed=1)[1]
 
 
 # ---------------------------------------------------------------------------------------------------------- the program
@@ -231,4 +231,4 @@ def test_what_cannot_be_learnt_from_is_refused(miniature, tmp_path, monkeypatch)
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with pytest.raises(InputError, match="pip install scikit-learn"):
-        fitted(np.zeros((10, 1)), np.arange(10), seed=1)
+        fit_weights(np.zeros((10, 1)), np.arange(10), seed=1)

@@ -130,13 +130,13 @@ def read_rotary(
         raise file.error(f"{name} = {rope!r:.200} isn't implemented, {only}.")
 
     def number(names: tuple[str, ...], least: float) -> float | None:
-        found = [fields.get(name) for fields in (file.fields, rope) for name in names]
-        said = [value for value in found if value is not None]
-        is_number = all(type(value) in (int, float) and least <= value < 2**63 for value in said)
-        if not is_number or len(set(said)) > 1:
+        values = [fields.get(name) for fields in (file.fields, rope) for name in names]
+        present = [value for value in values if value is not None]
+        is_number = all(type(value) in (int, float) and least <= value < 2**63 for value in present)
+        if not is_number or len(set(present)) > 1:
             wanted = f"one number of at least {least}"
-            raise file.error(f"{' or '.join(names)} must be {wanted}, not {said!r:.80}.")
-        return float(said[0]) if said else None
+            raise file.error(f"{' or '.join(names)} must be {wanted}, not {present!r:.80}.")
+        return float(present[0]) if present else None
 
     share, base = number(share_names, 0), number(base_names, 1)
     scaling = ConfigFile({**rope, "rope_type": kind}, f"{file.where}: {name}")
@@ -155,21 +155,21 @@ def read_scaling(rope: ConfigFile, n_ctx: int) -> RotaryScaling:
     kind, factor = rope.fields["rope_type"], number("factor")
     if kind == "linear":
         return RotaryScaling(kind=kind, factor=factor)
-    found: dict[str, Any] = {"original_n_ctx": int(number(LENGTH, n_ctx))}
+    options: dict[str, Any] = {"original_n_ctx": int(number(LENGTH, n_ctx))}
     if kind == "llama3":
-        found["few_turns"] = number("low_freq_factor")
-        found["many_turns"] = number("high_freq_factor")
-        if not found["few_turns"] < found["many_turns"]:
+        options["few_turns"] = number("low_freq_factor")
+        options["many_turns"] = number("high_freq_factor")
+        if not options["few_turns"] < options["many_turns"]:
             raise rope.error("low_freq_factor must be below high_freq_factor.")
     else:
-        found["few_turns"] = number("beta_slow", 1.0)
-        found["many_turns"] = number("beta_fast", 32.0)
+        options["few_turns"] = number("beta_slow", 1.0)
+        options["many_turns"] = number("beta_fast", 32.0)
         usual = yarn_factor(1.0)
         if all(rope.fields.get(name) for name in YARN_SCALES):
             usual = yarn_factor(number("mscale")) / yarn_factor(number("mscale_all_dim"))
-        found["attention_factor"] = number("attention_factor", usual)
-        found["whole_pairs"] = rope.get("truncate", bool, True)
-    return RotaryScaling(kind=kind, factor=factor, **found)
+        options["attention_factor"] = number("attention_factor", usual)
+        options["whole_pairs"] = rope.get("truncate", bool, True)
+    return RotaryScaling(kind=kind, factor=factor, **options)
 
 
 def write_scaling(scaling: RotaryScaling) -> dict[str, Any]:
