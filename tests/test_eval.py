@@ -362,7 +362,7 @@ def test_models_with_different_vocabularies_are_not_compared(args, miniature, tm
         if file.is_file():
             (other / file.name).write_bytes(file.read_bytes())
     train_tokenizer(["another language"], 300).save(other)
-    with pytest.raises(InputError, match="tokenizer of"):
+    with pytest.raises(InputError, match="have different tokenizers"):
         evaluation.main(replace(args, out=tmp_path / "out", policies=(*args.policies, "other", str(other))))
 
 

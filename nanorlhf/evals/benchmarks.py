@@ -1,8 +1,8 @@
-"""Reward models, and DPO's implicit rewards, on the published benchmarks: RewardBench, RewardBench 2 and RM-Bench.
+"""Evaluate reward models and DPO's implicit rewards on RewardBench, RewardBench 2 and RM-Bench.
 
-In: comparisons.validation.jsonl of `data.rewardbench`, or any other: then accuracy by the `subset` of meta. Out: the
-benchmark's scores by subset and section, with 95% intervals; what is left of them where lengths are equal; calibration.
-Beside the models stands the rule that the longer response is better.
+In: comparisons.validation.jsonl of `data.rewardbench`, or any other, with accuracy by `subset` in meta. Out: the
+benchmark's scores by subset and section, with 95% intervals; the same controlled for length; calibration. The baseline
+is a rule that prefers the longer response.
 """
 
 from collections import Counter
@@ -42,21 +42,21 @@ from nanorlhf.progress import Progress
 from nanorlhf.report import benchmark_report
 from nanorlhf.tokenizer import Tokenizer
 
-LONGER = "the longer one"  # the rule beside the models
+LONGER = "the longer one"  # name of the baseline rule in tables
 Record = tuple[str, str, dict[int, int], dict[int, int], set[tuple[int, int]]]  # subset, id, chosen, rejected, pairs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args(RewardModelArgs):
     seed: Seed = 1
-    """fixes the bootstrap resamples"""
+    """random seed of the bootstrap"""
 
 
 def main(args: Args) -> dict:
     device = begin(args)
     models = named_models(args.reward_models)
     if LONGER in models:
-        raise InputError(f"--reward-models {LONGER!r}: a rule has this name: choose another.")
+        raise InputError(f"--reward-models {LONGER!r}: this name is reserved for the baseline rule; choose another.")
     places = args.reward_models[1::2]
     tokenizer = common_tokenizer(args.tokenizer, [*places, needed_ref_policy(args)])
     path = args.data / "comparisons.validation.jsonl"
@@ -68,7 +68,7 @@ def main(args: Args) -> dict:
     scores = score_models(models, responses, ref_policy, tokenizer, device, args)
     lengths = np.array([len(text.response) - 1 for text in responses])  # (responses,) tokens without EOS
     scores[LONGER] = lengths[None].astype(float)
-    compared = [row for row in rows if (benchmark, row.subset) != ("RewardBench 2", TIES)]  # these answers are words
+    compared = [row for row in rows if (benchmark, row.subset) != ("RewardBench 2", TIES)]  # one-word answers
     result = {
         "benchmark": benchmark,
         "num_rows": len(rows),
@@ -87,10 +87,10 @@ def main(args: Args) -> dict:
 
 # ------------------------------------------------------------------------------------------------------------- 1. data
 def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, list[Row], list[Demonstration]]:
-    """The benchmark's name, its rows, and their responses, each once; without a benchmark, a row per pair.
+    """Return the benchmark's name, its rows, and their distinct responses; without a benchmark, one row per pair.
 
-    Raises InputError for a malformed `meta`, for a record of a benchmark that lacks pairs, that comes twice or shares
-    its number with another, and for Ties in which no question has both its rows.
+    Raises InputError for a malformed `meta`, for a record with missing or repeated pairs, for records that share a
+    number, and for Ties in which no question has both its rows.
     """
     responses: list[Demonstration] = []
     known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}  # query, response -> index
@@ -116,13 +116,13 @@ def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, lis
         known_subset, known_name, chosen, rejected, seen = found.setdefault(record, (subset, name, {}, {}, set()))
         if (i, j) in seen or (subset, name) != (known_subset, known_name):
             raise InputError(
-                f"{where}: record {record} comes twice, or is another than on the lines before: give each record a "
-                "number of its own."
+                f"{where}: record {record} repeats a pair, or differs in subset or id from the lines before it; each "
+                "record needs a unique number."
             )
         chosen[i], rejected[j] = index(pair, pair.chosen), index(pair, pair.rejected)
         seen.add((i, j))
     if len(names) > 1 or not names <= {None, *SIZES}:
-        raise InputError(f"{path}: 'benchmark' in the field 'meta' must be one of {', '.join(SIZES)} in all rows.")
+        raise InputError(f"{path}: 'benchmark' in the field 'meta' must be the same in all rows: {', '.join(SIZES)}.")
     [benchmark] = names
     check_records(benchmark, found, path)
     rows = [
@@ -135,27 +135,27 @@ def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, lis
 
 
 def check_records(benchmark: str | None, found: dict[int, Record], path: Path) -> None:
-    """Each chosen response of a record must stand against each rejected one, as many as the benchmark has."""
+    """Check that each record pairs every chosen with every rejected response, as many of each as the benchmark has."""
     for record, (subset, _, chosen, rejected, seen) in found.items():
         sizes = len(chosen), len(rejected)
         if benchmark is not None and not (benchmark == "RewardBench 2" and subset == TIES):
             sizes = SIZES[benchmark]
         if seen != set(product(*map(range, sizes))):
             raise InputError(
-                f"{path}: record {record} lacks pairs, or has others than {benchmark}: convert it again with "
-                "data.rewardbench."
+                f"{path}: the pairs of record {record} aren't the ones of {benchmark}; convert the benchmark again "
+                "with data.rewardbench."
             )
 
 
 def check_ties(rows: list[Row], path: Path) -> None:
-    """A question of Ties has two rows, of which one at least must be whole."""
+    """Check that ids in Ties are unique, and that at least one question has both its rows."""
     ties = [row.id for row in rows if row.subset == TIES]
     if repeated := [name for name, count in Counter(ties).items() if count > 1]:
-        raise InputError(f"{path}: the id {repeated[0]!r} of {TIES} is that of several records: convert it again.")
+        raise InputError(f"{path}: several records of {TIES} have the id {repeated[0]!r}; convert the benchmark again.")
     if ties and len(unpaired_ties(rows)) == len(ties):
         raise InputError(
-            f"{path}: no question of {TIES} has both its records, ref:N and tied:N: convert all records of the "
-            "benchmark with data.rewardbench, or leave these out."
+            f"{path}: no question of {TIES} has both its records, ref:N and tied:N; convert all records of the "
+            "benchmark with data.rewardbench, or none of these."
         )
 
 
@@ -168,7 +168,7 @@ def score_models(
     device: torch.device,
     args: Args,
 ) -> dict[str, np.ndarray]:
-    """Name -> the scores by each of its checkpoints, (seeds, responses)."""
+    """Return name -> scores by each of its checkpoints, (seeds, responses)."""
     scores = {}
     for name, places in models.items():
         seeds = Progress(places, desc=name, leave=False)
@@ -185,26 +185,26 @@ def score_responses(
     device: torch.device,
     args: Args,
 ) -> np.ndarray:
-    """A model's score of each response, (responses,)."""
+    """Return a model's score of each response, (responses,)."""
     order = sorted(range(len(responses)), key=lambda i: len(responses[i].query) + len(responses[i].response))
     scores = np.zeros(len(responses))
     with scorer(place, ref_policy, args.dpo_beta, tokenizer, device, args) as (_, score):
-        for batch in micro_batches(order, args.batch_size):  # of about equal length: less padding
+        for batch in micro_batches(order, args.batch_size):  # sorted by length: less padding
             scores[batch] = score([responses[i] for i in batch]).double().cpu().numpy()
     return scores
 
 
-# ---------------------------------------------------------------------------------------------------------- 3. numbers
+# ----------------------------------------------------------------------------------------------- 3. length statistics
 def length_tables(rows: list[Row], scores: dict[str, np.ndarray], lengths: np.ndarray, seed: int) -> dict:
-    """What length has to do with it: scores name -> (seeds, responses), lengths (responses,) in tokens.
+    """Measure how accuracy depends on length: scores name -> (seeds, responses), lengths (responses,) in tokens.
 
     All rows have the same number of pairs. Returns calibration and deciders of the models, and length: name ->
 
-        accuracy       the share of pairs that are ranked as labelled; here a tie counts half, so that the rule has 0.5
-                       of pairs of equal length
-        near           the same of pairs of about equal length
-        controlled     as if lengths were equal: `length_controlled_win_rate` of the chosen responses; not of the rule
-        margin_weight, length_weight   what predicts the label, `label_weights`; of the rule, length alone
+        accuracy       share of pairs ranked as labelled; a tie counts half, so the rule gets 0.5 on pairs of equal
+                       length
+        near           the same on pairs of about equal length
+        controlled     at equal length: `length_controlled_win_rate` of the chosen responses; None for the rule
+        margin_weight, length_weight   predictors of the label, see `label_weights`; the rule has only length
     """
     pair_lengths = pair_values(rows, lengths)  # (rows, pairs, 2)
     differences = pair_lengths[..., 0] - pair_lengths[..., 1]
@@ -234,5 +234,5 @@ def length_tables(rows: list[Row], scores: dict[str, np.ndarray], lengths: np.nd
 
 
 def pair_values(rows: list[Row], values: np.ndarray) -> np.ndarray:
-    """values (responses,) of the chosen and of the rejected response of each pair, (rows, pairs, 2)."""
+    """Return the values of the chosen and the rejected response of each pair: (responses,) -> (rows, pairs, 2)."""
     return values[[list(product(row.chosen, row.rejected)) for row in rows]]

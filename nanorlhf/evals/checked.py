@@ -1,8 +1,8 @@
-"""Answers that a program checks: how many of n samples per query pass, pass@k, and what else can be counted.
+"""Evaluate answers that a program can check: pass@k over n samples per query, and the mean of other rewards.
 
-In: sft.validation.jsonl, whose rows hold what the functions of --rewards ask for. Out: pass@k of the first function (a
-response passes where it returns 1), the mean of the others, by 95% intervals over queries; the same by a field of the
-rows. samples.jsonl has how many samples of each query passed, and one of them.
+In: sft.validation.jsonl, whose rows have the fields that the functions of --rewards need. Out: pass@k of the first
+function (a response passes if it returns 1) and the mean of each function, with 95% intervals over queries; pass@1 by a
+field of the rows. samples.jsonl has the number of samples of each query that passed, and one of the samples.
 """
 
 from dataclasses import dataclass
@@ -29,27 +29,27 @@ from nanorlhf.tokenizer import Tokenizer
 @dataclass(frozen=True, kw_only=True)
 class Args(PolicyArgs):
     rewards: tuple[str, ...]
-    """FILE.py:FUNCTION of a reward each (docs/rewards.md): the first says whether a response passes, by 1"""
+    """reward functions as FILE.py:FUNCTION (docs/rewards.md); a response passes if the first one returns 1"""
     num_samples: Count = 64
-    """responses to each query, n"""
+    """responses per query, n"""
     by: str | None = None
-    """field of the rows' meta, for each value of which pass@1 is told apart; None: none"""
+    """field of the rows' meta to break pass@1 down by; None: no breakdown"""
     max_response_length: PositiveInt
     """longest response of the data in tokens, EOS included"""
     temperature: Temperature = 1.0
-    """of the responses"""
+    """sampling temperature"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The data, and the functions that check responses."""
+    """The data and the functions that check responses."""
 
     args: Args
     device: torch.device
     policies: dict[str, str]  # name -> place
     tokenizer: Tokenizer
     rows: list[Demonstration]
-    functions: dict[str, RewardFunction]  # the first says whether a response passes
+    functions: dict[str, RewardFunction]  # the first decides whether a response passes
     groups: dict[str, np.ndarray]  # value of --by -> True for its rows
 
     @property
@@ -94,12 +94,12 @@ def load(args: Args) -> Inputs:
 
 
 def groups_of(rows: list[Demonstration], field: str | None) -> dict[str, np.ndarray]:
-    """Value of a field -> True for its rows. Raises InputError where a row lacks it."""
+    """Return value of the field -> mask of its rows, (rows,). Raises InputError if a row lacks the field."""
     if field is None:
         return {}
     values = [fields_of(row.record).get(field) for row in rows]
     if None in values:
-        raise InputError(f"--by {field}: a row of sft.validation.jsonl has no such field in its meta.")
+        raise InputError(f"--by {field}: a row of sft.validation.jsonl doesn't have this field in its meta.")
     texts = list(map(str, values))
     ordered = sorted(set(texts), key=lambda text: (len(text), text))  # 4, 5, 10
     return {value: np.array([text == value for text in texts]) for value in ordered}
@@ -107,7 +107,7 @@ def groups_of(rows: list[Demonstration], field: str | None) -> dict[str, np.ndar
 
 # ------------------------------------------------------------------------------------------- 2. responses and scores
 def answers(place: str, inputs: Inputs) -> Tensor:
-    """n responses to each query, (queries * n, T); a function, so that a policy is gone before the next is loaded."""
+    """Sample n responses to each query, (queries * n, T), and free the policy before the next one is loaded."""
     args = inputs.args
     policy = load_policy(place, inputs.rows, inputs.tokenizer, args, inputs.device)
     _, response = sample(
@@ -117,7 +117,7 @@ def answers(place: str, inputs: Inputs) -> Tensor:
 
 
 def measure(response: Tensor, inputs: Inputs) -> tuple[list[str], dict[str, np.ndarray]]:
-    """The first response to each query as text, and what each function gives, (queries, n)."""
+    """Return the first response to each query as text, and each function's rewards, (queries, n)."""
     n = inputs.args.num_samples
     given = responses_of(response, inputs.records, inputs.tokenizer, n)
     scores = {
@@ -128,22 +128,22 @@ def measure(response: Tensor, inputs: Inputs) -> tuple[list[str], dict[str, np.n
 
 
 def responses_of(response: Tensor, records: list[dict], tokenizer: Tokenizer, n: int) -> Responses:
-    """What reward functions read; response (queries * n, T), the n of a query consecutive."""
+    """Build the input of reward functions; response (queries * n, T), the n of a query consecutive."""
     ids = [[i for i in row if i != tokenizer.pad_id] for row in response.tolist()]
     repeated = [record for record in records for _ in range(n)]
     return Responses([record["query"] for record in repeated], [tokenizer.decode(row) for row in ids], ids, repeated)
 
 
 def total(value: float | list[float] | None, function: RewardFunction) -> float:
-    """The reward of a response, the sum of those per token."""
+    """Return a response's reward; rewards per token are summed."""
     if value is None:
-        raise InputError(f"{function.name}: it returned None for a response, so there is nothing to evaluate.")
+        raise InputError(f"{function.name} returned None for a response, which can't be evaluated.")
     return sum(value) if isinstance(value, list) else value
 
 
 # ---------------------------------------------------------------------------------------------------------- 3. compare
 def statistics(scores: dict[str, np.ndarray], inputs: Inputs) -> dict:
-    """One policy: pass@k, the mean of each reward, and pass@1 by --by."""
+    """Return one policy's pass@k, the mean of each reward, and pass@1 by --by."""
     n, seed = inputs.args.num_samples, inputs.args.seed
     ks = [2**i for i in range(n.bit_length())]  # 1, 2, 4, ... up to n
     passed = passes(scores)
@@ -156,12 +156,12 @@ def statistics(scores: dict[str, np.ndarray], inputs: Inputs) -> dict:
 
 
 def passes(scores: dict[str, np.ndarray]) -> np.ndarray:
-    """Which responses pass, (queries, n): those to which the first function gives 1."""
+    """Return a mask of the responses that pass, (queries, n): the first function returned 1."""
     return next(iter(scores.values())) == 1
 
 
 def gains(scores: dict[str, dict[str, np.ndarray]], seed: int) -> dict[str, dict[str, dict]]:
-    """What each policy has more than the first, query by query: pass@1 and the mean of each reward."""
+    """Return each policy's gain over the first, paired by query: in pass@1 and in the mean of each reward."""
     measured = {name: {"pass@1": passes(columns).astype(float)} | columns for name, columns in scores.items()}
     first, *others = measured
     return {
@@ -171,7 +171,7 @@ def gains(scores: dict[str, dict[str, np.ndarray]], seed: int) -> dict[str, dict
 
 
 def mean_and_interval(values: np.ndarray, seed: int) -> dict:
-    """Of values (queries, n), with the 95% interval over queries."""
+    """Return the mean of values (queries, n) and its 95% interval over queries."""
     return {"mean": fmean(values.mean(1)), "interval": bootstrap_interval(values, seed)}
 
 

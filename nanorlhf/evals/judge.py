@@ -1,8 +1,8 @@
 """The paper's LLM judge of two summaries: a chat model behind a URL, or a file of earlier verdicts.
 
-The judge sees the query and two summaries, A and B, in an order that the seed decides for each pair. An answer that
-does not end in a verdict is `unparsed`: it is counted separately, not replaced by a coin flip. nanorlhf/rewards/
-endpoint.py asks the model.
+The judge sees the query and two summaries, A and B, in an order that is drawn from the seed for each pair. An answer
+that doesn't end in a verdict is `unparsed`: it is counted separately, not replaced by a coin flip. The requests are
+sent by nanorlhf/rewards/endpoint.py.
 """
 
 import hashlib
@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple
 from nanorlhf import dataset
 from nanorlhf.errors import InputError
 
-WIN = {"ours": 1.0, "tie": 0.5, "theirs": 0.0}  # what a verdict counts in a win rate; others are left out
+WIN = {"ours": 1.0, "tie": 0.5, "theirs": 0.0}  # a verdict's weight in the win rate; others are excluded
 NO_VERDICT = ("unparsed", "unanswered")
 
-# the paper's words, so that win rates are comparable
+# the paper's prompt, word for word, so that win rates are comparable
 PROMPT = """Which of the following summaries does a better job of summarizing the most important points in the given \
 forum post, without including unimportant or irrelevant details? Judge based on accuracy, coverage, and coherence.
 
@@ -50,7 +50,7 @@ def prompt_of(pair: Pair, ours_first: bool) -> str:
 
 
 def parse(answer: str) -> Literal["A", "B"] | None:
-    """The verdict in the last line: A, "A", **A** or Summary A, with or without `Preferred:`; anything else is None.
+    """Parse the verdict in the last line: A, "A", **A** or Summary A, with or without `Preferred:`; else None.
 
     >>> parse('Comparison: the first one invents a car.\\nPreferred: "B"')
     'B'
@@ -66,7 +66,7 @@ def parse(answer: str) -> Literal["A", "B"] | None:
 
 
 def orders(pair: Pair, seed: int, both: bool) -> list[bool]:
-    """Is our summary A? By the seed and the texts alone, so that a pair gives the same prompt in every evaluation."""
+    """Draw whether our summary is A, from the seed and the texts: each evaluation gives a pair the same prompt."""
     if both:
         return [True, False]
     return [hashlib.sha256(json.dumps([seed, *pair]).encode()).digest()[0] % 2 == 0]
@@ -75,10 +75,10 @@ def orders(pair: Pair, seed: int, both: bool) -> list[bool]:
 def judge_pairs(
     pairs: list[Pair], seed: int, both_orders: bool, ask: Callable[[list[str]], dict[str, str]]
 ) -> list[dict]:
-    """One row per pair: its texts, the orders in which it was shown, the answers, and what is `preferred`.
+    """Return one row per pair: its texts, the order of each presentation, the answers, and which is `preferred`.
 
-    `ask` maps prompts to answers and may leave some out. With both orders a pair counts if both answers have a
-    verdict, and is a tie if these differ. Two equal texts are a tie, for which nobody is asked.
+    `ask` maps prompts to answers and may omit some. With both orders, a pair counts only if both answers have a
+    verdict, and is a tie if the verdicts differ. Two equal texts are a tie without asking the judge.
     """
     shown = [[] if pair.ours.strip() == pair.theirs.strip() else orders(pair, seed, both_orders) for pair in pairs]
     prompts = [[prompt_of(pair, first) for first in firsts] for pair, firsts in zip(pairs, shown, strict=True)]
@@ -99,15 +99,15 @@ def judge_pairs(
 
 
 def load_verdicts(path: Path) -> dict[Pair, str]:
-    """Earlier verdicts, by this judge or any other: rows {"query", "ours", "theirs", "preferred"}."""
+    """Load earlier verdicts, by this judge or any other: rows {"query", "ours", "theirs", "preferred"}."""
     verdicts: dict[Pair, str] = {}
     for where, record in dataset.iter_jsonl(path):
         *texts, preferred = (dataset.field(record, name, str, where) for name in (*Pair._fields, "preferred"))
         if preferred not in (*WIN, *NO_VERDICT):
             raise InputError(
-                f"{where}: the field 'preferred' is {preferred!r}: write one of {', '.join((*WIN, *NO_VERDICT))}."
+                f"{where}: the field 'preferred' is {preferred!r}; expected one of {', '.join((*WIN, *NO_VERDICT))}."
             )
         pair = Pair(*(text.strip() for text in texts))
         if verdicts.setdefault(pair, preferred) != preferred:
-            raise InputError(f"{where}: an earlier line prefers {verdicts[pair]!r} of the same pair: delete one.")
+            raise InputError(f"{where}: an earlier line has the same pair with 'preferred' {verdicts[pair]!r}.")
     return verdicts

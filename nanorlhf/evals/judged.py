@@ -1,4 +1,4 @@
-"""An LLM judge's verdicts on policies: the flags, who judges, and the numbers that verdicts give. [N+ 17]"""
+"""LLM judge evaluation of policies: the flags, the judge, and statistics of its verdicts. [N+ 17]"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,56 +17,56 @@ from nanorlhf.metrics import wilson_interval
 from nanorlhf.metrics.length_control import length_controlled_win_rate
 from nanorlhf.rewards.endpoint import Endpoint, ask_all, completions_url, key_from
 
-Judge = Callable[[list[Pair]], tuple[list[dict], dict]]  # pairs -> a verdict row per pair, and an account of the calls
+Judge = Callable[[list[Pair]], tuple[list[dict], dict]]  # pairs -> a verdict row per pair, and statistics of the calls
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeArgs:
     judge_url: str | None = None
-    """OpenAI-compatible endpoint whose model judges the responses, such as http://localhost:8000/v1; None: no judge"""
+    """OpenAI-compatible endpoint of the LLM judge, such as http://localhost:8000/v1; None: no judge"""
     judge_model: str | None = None
-    """name of that model, as the endpoint knows it"""
+    """model name of the judge at the endpoint"""
     judge_key_variable: str | None = None
-    """environment variable that holds the endpoint's key, such as OPENAI_API_KEY; None sends no key"""
+    """environment variable with the endpoint's API key, such as OPENAI_API_KEY; None: send no key"""
     judge_file: Path | None = None
-    """verdicts given before, such as verdicts.jsonl of another evaluation, instead of an endpoint"""
+    """earlier verdicts to use instead of an endpoint, such as verdicts.jsonl of another evaluation"""
     judge_against: str = "reference"
-    """what responses are compared with: `reference`, or the name of a policy"""
+    """baseline that responses are compared with: `reference`, or the name of a policy"""
     judge_both_orders: bool = False
-    """ask about each pair in both orders; where the verdicts differ it is a tie"""
+    """judge each pair in both orders; a pair whose verdicts differ is a tie"""
     judge_max_calls: NonNegativeInt = 1000
-    """maximum number of requests, retries included; verdicts given by then are kept, and the next run adds to them"""
+    """maximum number of requests, retries included; a run that reaches it keeps its verdicts, and the next continues"""
     judge_cache: Path = Path("runs/judge.jsonl")
-    """the endpoint's answers, so that none is paid for twice; only appended to"""
+    """cache of the endpoint's answers, so that no request is paid for twice; append-only"""
     judge_workers: Workers = 8
     """concurrent requests"""
     judge_timeout: Seconds = 60.0
-    """seconds that a request may wait for a connection or for the next byte of its answer"""
+    """timeout of a request in seconds, for connecting and for each byte of the answer"""
     judge_temperature: NonNegativeFloat | None = 0.0
-    """of the judge; None leaves it to the endpoint, as some models demand"""
+    """sampling temperature of the judge; None: the endpoint's default, which some models require"""
     judge_max_tokens: PositiveInt | None = 512
-    """maximum length of an answer in tokens; None leaves it to the endpoint, as some models demand"""
+    """maximum length of an answer in tokens; None: the endpoint's default, which some models require"""
     judge_dry_run: bool = False
-    """print the prompts and their number; ask nobody, write nothing"""
+    """print the prompts and their number, without sending or writing anything"""
 
 
 def load_judge(args: JudgeArgs, policies: dict[str, str], seed: int) -> Judge | None:
-    """None without --judge flags. Checks all of them, before anything slow."""
+    """Return the judge, or None without --judge flags. Checks all of the flags, before anything slow."""
     if not (args.judge_url or args.judge_file):
         if args.judge_dry_run:
-            raise InputError("--judge-dry-run needs an endpoint: pass --judge-url.")
+            raise InputError("--judge-dry-run needs an endpoint; pass --judge-url.")
         return None
     if args.judge_url and args.judge_file:
-        raise InputError("--judge-url and --judge-file: pass only one, verdicts of two judges make no rate.")
+        raise InputError("--judge-url and --judge-file can't be combined: a win rate needs a single judge.")
     if args.judge_against not in ("reference", *policies) or {args.judge_against} == policies.keys():
-        raise InputError(f"--judge-against {args.judge_against}: write `reference`, or one policy of several.")
+        raise InputError(f"--judge-against {args.judge_against}: expected `reference` or one policy of several.")
     if args.judge_file:
         return file_judge(args.judge_file)
     return endpoint_judge(args, seed)
 
 
 def file_judge(path: Path) -> Judge:
-    """Looks verdicts up in a file."""
+    """Return a judge that looks up verdicts in a file."""
     known = load_verdicts(path)
 
     def judge(pairs: list[Pair]) -> tuple[list[dict], dict]:
@@ -78,13 +78,13 @@ def file_judge(path: Path) -> Judge:
 
 
 def endpoint_judge(args: JudgeArgs, seed: int) -> Judge:
-    """Asks the model at --judge-url; the seed decides which text of a pair comes first."""
+    """Return a judge that asks the model at --judge-url; the seed decides which text of a pair comes first."""
     assert args.judge_url is not None
     url = completions_url("--judge-url", args.judge_url)
     if not args.judge_model:
-        raise InputError(f"--judge-url {args.judge_url}: name the model that judges with --judge-model.")
+        raise InputError(f"--judge-url {args.judge_url} needs a model name; pass --judge-model.")
     if find_spec("openai") is None:  # the optional extra `judge`
-        raise InputError(f"--judge-url {args.judge_url}: asking needs a library: install it with `pip install openai`.")
+        raise InputError(f"--judge-url {args.judge_url} needs the openai package; run `pip install openai`.")
     if args.judge_cache.exists():
         open_regular(args.judge_cache).close()
     check_out(args.judge_cache.parent, "--judge-cache")
@@ -103,7 +103,7 @@ def endpoint_judge(args: JudgeArgs, seed: int) -> Judge:
     def ask(prompts: list[str]) -> dict[str, str]:
         if args.judge_dry_run:
             print("\n\n".join(f"{'-' * 80}\n{printable(prompt)}" for prompt in prompts))
-            print(f"{'-' * 80}\n{len(prompts)} prompts for {account['name']}; nobody was asked, nothing is written")
+            print(f"{'-' * 80}\n{len(prompts)} prompts for {account['name']}; nothing was sent or written")
             return {}
         answers, found = ask_all(prompts, endpoint, args.judge_cache)
         account.update(found)
@@ -115,14 +115,14 @@ def endpoint_judge(args: JudgeArgs, seed: int) -> Judge:
 def judge_policies(
     judge: Judge, queries: list[str], columns: dict[str, list[dict]], against: str, seed: int
 ) -> tuple[dict[str, list[dict]], dict[str, dict], dict]:
-    """Compare each policy's responses with those of `against`, a policy or the reference.
+    """Compare each policy's responses with the ones of `against`, a policy or the reference.
 
-    columns: name -> response and rm_score (or None) of each query; the reference is among the names. seed: of the
-    bootstrap. Returns name -> a verdict row per query, name -> its numbers, and the account with the numbers over all
-    pairs.
+    columns: name -> response and rm_score (or None) of each query; the reference is among the names. seed: for the
+    bootstrap. Returns name -> a verdict row per query, name -> its statistics, and the call statistics together with
+    the statistics over all pairs.
     """
     names = [name for name in columns if name not in ("reference", against)]
-    # query by query, so that under a cap the policies are judged on the same queries
+    # query by query, so that --judge-max-calls cuts all policies off at the same query
     pairs = [(queries[i], columns[name][i], columns[against][i]) for i in range(len(queries)) for name in names]
     rows, account = judge([Pair(query, ours["response"], theirs["response"]) for query, ours, theirs in pairs])
     scores = [(ours["rm_score"], theirs["rm_score"]) for _, ours, theirs in pairs]
@@ -144,16 +144,17 @@ def judge_policies(
 
 
 def with_verdict(rows: list[dict]) -> list[dict]:
-    """The rows that have a verdict: none where the judge gave none on any pair that it was asked about.
+    """Return the rows that have a verdict; none if the judge gave no verdict on any pair that it was asked about.
 
-    Two equal texts are a tie without asking. Alone, such ties would give a judge that fails a win rate of 0.5.
+    Two equal texts are a tie without asking. If only such ties were left, a failing judge would report a win rate of
+    0.5.
     """
     asked = [row["preferred"] in WIN for row in rows if row.get("ours_first") != []]
     return [row for row in rows if row["preferred"] in WIN] if any(asked) or not asked else []
 
 
 def length_controlled(rows: list[dict], seed: int) -> dict[str, float | tuple | None]:
-    """The win rate as if both texts had the same number of characters; None where lengths tell nothing."""
+    """Return the win rate at equal length in characters; None if all length differences are the same."""
     judged = with_verdict(rows)
     differences = np.array([[len(row["ours"].strip()) - len(row["theirs"].strip())] for row in judged])  # (pairs, 1)
     wins = np.array([[[WIN[row["preferred"]]]] for row in judged])  # (pairs, 1, 1)
@@ -163,7 +164,7 @@ def length_controlled(rows: list[dict], seed: int) -> dict[str, float | tuple | 
 
 
 def verdict_counts(rows: list[dict], margins: list[float]) -> dict[str, float | int | tuple | None]:
-    """How many pairs have a verdict, and how often the reward model's margins agree with those that are no tie."""
+    """Count the pairs with a verdict, and how often the reward model's margins agree with the verdicts except ties."""
     counts = Counter(row["preferred"] for row in rows)
     agrees = agrees_with_judge(margins, rows) if margins else []
     return {
@@ -177,7 +178,7 @@ def verdict_counts(rows: list[dict], margins: list[float]) -> dict[str, float | 
 
 
 def agrees_with_judge(margins: list[float], rows: list[dict]) -> list[bool]:
-    """For each pair of which the judge prefers one: has r(ours) - r(theirs) the sign of its choice? 0 has neither."""
+    """Return, for each pair with a winner, if its margin has the sign of the verdict; a margin of 0 never does."""
     sign = {"ours": 1, "theirs": -1}
     pairs = [(margin, row["preferred"]) for margin, row in zip(margins, rows, strict=True)]
     return [bool(np.sign(margin) == sign[choice]) for margin, choice in pairs if choice in sign]  # [N+ 17]

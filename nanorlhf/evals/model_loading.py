@@ -1,4 +1,4 @@
-"""The models of an evaluation: refused before any weights are read, then loaded."""
+"""Check the models of an evaluation before reading any weights, then load them."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,34 +22,34 @@ M = TypeVar("M", GPT, ScalarModel)
 
 
 def common_tokenizer(named: str | None, places: Iterable[str | None], gold: str | None = None) -> Tokenizer:
-    """The named tokenizer, or the first model's, which all other models must share; None is no model."""
+    """Return the named tokenizer, or the first model's, which all models must then share; None means no model."""
     models = [place for place in places if place]
     if gold and not is_function(gold):
         models.append(gold)
-    for place in models:  # the report shows them: better refused now than after hours
+    for place in models:  # the report needs them: fail now, not after hours
         stage_of(place, read_metrics(place)), read_settings(place)
     tokenizer = load_tokenizer(named or models[0])
     for place in models:
         if named is None and load_tokenizer(place).backend.get_vocab() != tokenizer.backend.get_vocab():
-            raise InputError(f"the tokenizer of {place} differs from {models[0]}'s: compare models that share one.")
+            raise InputError(f"{place} and {models[0]} have different tokenizers; compared models must share one.")
     return tokenizer
 
 
 def check_reward_model(place: str | None) -> None:
-    """Refuse a path or Hub id that is not there; None is no model."""
+    """Raise InputError for a path or Hub id that doesn't exist; None means no model."""
     if place is None or Path(place).exists():
         return
     try:
         load_tokenizer(place)
     except InputError as error:
         sentence = str(error).rstrip(".")
-        raise InputError(f"--reward-model {sentence}: without one, pass --reward-model None.") from error
+        raise InputError(f"--reward-model {sentence}; to evaluate without one, pass --reward-model None.") from error
 
 
 def check_model(flag: str, place: str | None, tokenizer: Tokenizer, longest: dict[str, int]) -> None:
-    """Refuse a model whose vocabulary or context is too small, before any weights are read.
+    """Raise InputError if a model's vocabulary or context is too small, before any weights are read.
 
-    place may also be None or a function, FILE.py:FUNCTION. longest: file or flag -> tokens of the longest text.
+    place may also be None or a function, FILE.py:FUNCTION. longest: file or flag -> tokens of its longest text.
     """
     if place is None or is_function(place):
         return
@@ -64,7 +64,7 @@ def check_model(flag: str, place: str | None, tokenizer: Tokenizer, longest: dic
 
 
 def longest_text(rows: list[Demonstration], response_length: int) -> int:
-    """Tokens of the longest query with its response or a sampled one."""
+    """Return the length in tokens of the longest query with its response or a sampled one."""
     return max(len(row.query) + max(len(row.response), response_length) for row in rows)
 
 
@@ -75,14 +75,14 @@ def longest_pair(rows: list[Comparison]) -> int:
 def load_policy(
     place: str, rows: list[Demonstration], tokenizer: Tokenizer, args: PolicyArgs, device: torch.device
 ) -> GPT:
-    """A policy whose context is long enough to answer `rows`."""
+    """Load a policy, after checking that its context is long enough to answer `rows`."""
     needed = max(len(row.query) for row in rows) + args.response_length
     check_model("--policies", place, tokenizer, {"--response-length": needed})
     return load_model(load_gpt, place, args, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
 
 def load_model(load: Callable[..., M], place: str, args: EvalArgs, device: torch.device) -> M:
-    """A model that `check_model` has let pass, by load_gpt or load_scalar; with --offload it waits in CPU memory."""
+    """Load a model that passed `check_model`, with load_gpt or load_scalar; with --offload, keep it in CPU memory."""
     model = load(place, *device_and_dtype(args, device))
     model.requires_grad_(False)
     if args.offload:
@@ -91,7 +91,7 @@ def load_model(load: Callable[..., M], place: str, args: EvalArgs, device: torch
 
 
 def load_gold(gold: str | None, args: EvalArgs, tokenizer: Tokenizer, device: torch.device) -> Gold | None:
-    """--gold: FILE.py:FUNCTION, or a larger reward model's directory or Hub id."""
+    """Load --gold: FILE.py:FUNCTION, or the directory or Hub id of a larger reward model."""
     if not gold:
         return None
     found = Gold(gold, tokenizer, *device_and_dtype(args, device), batch_size=args.batch_size)
@@ -101,5 +101,5 @@ def load_gold(gold: str | None, args: EvalArgs, tokenizer: Tokenizer, device: to
 
 
 def device_and_dtype(args: EvalArgs, device: torch.device) -> tuple[torch.device, torch.dtype]:
-    """Where a model is loaded, and the dtype of the weights that its matrix products read."""
+    """Return the device to load a model on, and the dtype of its matmul weights."""
     return torch.device("cpu") if args.offload else device, getattr(torch, args.dtype)

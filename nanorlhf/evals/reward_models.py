@@ -1,8 +1,8 @@
-"""Reward models and DPO's implicit rewards side by side: N+ Table 5, Figure 7 and detail 19.
+"""Compare reward models and DPO's implicit rewards: N+ Table 5, Figure 7 and detail 19.
 
-In: comparisons.validation.jsonl, sft.validation.jsonl, and perhaps comparisons.cnndm.jsonl and agreement.jsonl. Out:
-accuracy by batch, confidence, split and pair of policies, calibration, the scores of the references; how models and
-labels agree with the truth, where it is known, and with length; how people agree with each other.
+In: comparisons.validation.jsonl, sft.validation.jsonl and, if present, comparisons.cnndm.jsonl and agreement.jsonl.
+Out: accuracy by batch, confidence, split and pair of policies; calibration; the references' scores; how often models
+and labels prefer the longer response and agree with the gold score; how well annotators agree with each other.
 """
 
 from collections import defaultdict
@@ -56,15 +56,15 @@ Margins = dict[str, dict[str, np.ndarray]]  # set of pairs -> model -> (seeds, p
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelArgs(EvalArgs):
-    """Of the evaluations that compare reward models."""
+    """Settings shared by the evaluations of reward models."""
 
     reward_models: tuple[str, ...]
-    """pairs of a name and a checkpoint directory or Hub id; a name that comes again is another seed of the same model,
-    a policy stands for its implicit reward"""
+    """pairs of a name and a checkpoint directory or Hub id; repeat a name for several seeds of one model; a policy is
+    evaluated by its implicit reward"""
     ref_policy: str
-    """[N+ 19] what the policies were trained from by DPO: checkpoint directory or Hub id"""
+    """[N+ 19] initial policy of the DPO training: checkpoint directory or Hub id"""
     dpo_beta: PositiveFloat = 0.05
-    """of their reward, in score units per nat, as in their training"""
+    """DPO's beta of the implicit rewards, in score units per nat, as in their training"""
     max_response_length: PositiveInt
     """longest response in tokens, EOS included"""
 
@@ -74,7 +74,8 @@ class Args(RewardModelArgs):
     max_cnndm_query_length: PositiveInt = 1919
     """longest query of comparisons.cnndm.jsonl in tokens"""
     gold: str | None = None
-    """FILE.py:FUNCTION or a larger reward model, whose true score tells how often labels and models are right"""
+    """FILE.py:FUNCTION or a larger reward model: the gold score that labels and models are compared with; None: no
+    gold"""
 
 
 def main(args: Args) -> dict:
@@ -98,7 +99,7 @@ def main(args: Args) -> dict:
     gold = load_gold(args.gold, args, tokenizer, device)
     ref_policy = load_ref_policy(args, tokenizer, device)
 
-    # ------------------------------------------------------------------------------------------------- 2. the numbers
+    # ------------------------------------------------------------------------------------------------- 2. measurements
     reference = Path(args.ref_policy).name
     result, margins = measure_rewards(
         models, ref_policy, reference, args.dpo_beta, sets, references, tokenizer, device, args
@@ -117,7 +118,7 @@ def main(args: Args) -> dict:
 
 
 def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:
-    """--reward-models: name -> checkpoints, one per seed."""
+    """Parse --reward-models: name -> checkpoints, one per seed."""
     models: dict[str, list[str]] = {}
     for name, place in named_pairs("--reward-models", words):
         models.setdefault(name, []).append(place)
@@ -125,20 +126,20 @@ def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def needed_ref_policy(args: RewardModelArgs) -> str | None:
-    """--ref-policy, if a policy is among the models."""
+    """Return --ref-policy if a policy is among the models, else None."""
     has_policy = any(not holds_reward_model(place) for place in args.reward_models[1::2])
     return args.ref_policy if has_policy else None
 
 
 def check_models(args: RewardModelArgs, tokenizer: Tokenizer, longest: dict[str, int]) -> None:
-    """`check_model` of all models and of the reference that they need."""
+    """Call `check_model` for all models, and for the reference policy if one is needed."""
     for place in args.reward_models[1::2]:
         check_model("--reward-models", place, tokenizer, longest)
     check_model("--ref-policy", needed_ref_policy(args), tokenizer, longest)
 
 
 def load_ref_policy(args: RewardModelArgs, tokenizer: Tokenizer, device: torch.device) -> GPT | None:
-    """The reference of implicit rewards, None if no model has one."""
+    """Load the reference policy of implicit rewards; None if all models are reward models."""
     place = needed_ref_policy(args)
     if place is None:
         return None
@@ -146,7 +147,7 @@ def load_ref_policy(args: RewardModelArgs, tokenizer: Tokenizer, device: torch.d
 
 
 class Scorer(NamedTuple):
-    """A reward model, or a policy by its implicit reward [N+ 19]."""
+    """Score functions of a reward model, or of a policy's implicit reward [N+ 19]."""
 
     rank: Callable[[list[Comparison]], tuple[Tensor, Tensor]]  # pairs -> (B,) chosen, (B,) rejected
     score: Callable[[list[Demonstration]], Tensor]  # (B,)
@@ -162,7 +163,7 @@ def scorer(
     args: EvalArgs,
     reward_model: ScalarModel | None = None,
 ) -> Iterator[Scorer]:
-    """Load a checkpoint, unless it is the `reward_model` in memory, for the time of a block."""
+    """Load a checkpoint for the duration of the block, or use the `reward_model` already in memory."""
     pad_id = tokenizer.pad_id
     if holds_reward_model(place):
         reward_model = reward_model or load_model(load_scalar, place, args, device)
@@ -171,13 +172,13 @@ def scorer(
             partial(response_scores, reward_model, pad_id=pad_id, side="left"),
         )
     else:
-        assert ref_policy is not None  # what a policy's implicit reward is relative to
+        assert ref_policy is not None  # an implicit reward is relative to it
         policy = load_model(load_gpt, place, args, device).forbid(pad_id, tokenizer.vocab_size)
         found = Scorer(
             partial(implicit_pair_rewards, policy, ref_policy, pad_id=pad_id, beta=dpo_beta),
             partial(implicit_rewards, policy, ref_policy, pad_id=pad_id, beta=dpo_beta),
         )
-    # with --offload, implicit rewards themselves move the policy and its reference one after the other
+    # with --offload, implicit_rewards moves the policy and its reference to the device one after the other
     with torch.no_grad(), autocast(args.dtype, device), distributed.on_device(reward_model):
         yield found
 
@@ -194,10 +195,10 @@ def measure_rewards(
     args: EvalArgs,
     loaded: Mapping[str, ScalarModel] | None = None,
 ) -> tuple[dict, Margins]:
-    """[N+ 16, 18] Table 5, calibration and the scores of the references; and the margins, of which the first two are.
+    """[N+ 16, 18] Return Table 5, calibration and the references' scores; and the margins that the first two come from.
 
-    models: name -> checkpoints, one per seed. A policy among them ranks by beta * log(policy / ref_policy) [N+ 19];
-    `reference` is the name of ref_policy; `loaded` are the reward models that are in memory already, by checkpoint.
+    models: name -> checkpoints, one per seed. Policies among them rank by beta * log(policy / ref_policy) [N+ 19].
+    `reference` is the name of ref_policy; `loaded`: checkpoint -> reward model already in memory.
     """
     groups = {name: pair_groups(rows, f"{args.data}/comparisons.{name}.jsonl") for name, rows in sets.items()}
     margins: Margins = {name: {} for name in sets}
@@ -205,7 +206,7 @@ def measure_rewards(
     implicit: list[str] = []
 
     def measure(place: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Margins of each set and scores of the references; a function, so that the model is gone before the next."""
+        """Return margins per set and the references' scores, and free the model before the next one is loaded."""
         with scorer(place, ref_policy, dpo_beta, tokenizer, device, args, (loaded or {}).get(place)) as (rank, score):
             of_pairs = {
                 set_name: torch.cat([torch.sub(*rank(batch)) for batch in micro_batches(rows, args.batch_size)])
@@ -215,7 +216,7 @@ def measure_rewards(
         return {name: x.double().cpu().numpy() for name, x in of_pairs.items()}, of_references.double().cpu().numpy()
 
     for name, places in models.items():
-        of_pairs, of_references = defaultdict(list), []  # a row per seed
+        of_pairs, of_references = defaultdict(list), []  # one array per seed
         for place in Progress(places, desc=name, leave=False):
             if not holds_reward_model(place):
                 implicit += [name] if name not in implicit else []

@@ -1,4 +1,4 @@
-"""Responses, their scores, and how two policies differ in them."""
+"""Sample responses, score them, and compare the scores of two policies."""
 
 import itertools
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from nanorlhf.training.supervised import autocast
 def sample(
     policy: GPT, rows: list[Demonstration], tokenizer: Tokenizer, args: PolicyArgs, num_samples: int, **decoding: Any
 ) -> tuple[Tensor, Tensor]:
-    """`sample_answers` to the queries of `rows`; decoding: the temperature and what else it takes."""
+    """Call `sample_answers` for the queries of `rows`; decoding: its temperature and other decoding arguments."""
     queries = [row.query for row in rows]
     with distributed.on_device(policy), autocast(args.dtype, policy.lm_head.weight.device):
         return sample_answers(
@@ -34,9 +34,9 @@ def sample(
 
 @torch.no_grad()
 def rm_scores(model: ScalarModel, query: Tensor, response: Tensor, pad_id: int, batch_size: int) -> list[float]:
-    """The reward model at the last token of each response, query (B, Q) and response (B, T) -> B scores.
+    """Return the reward model's score at the last token of each response, query (B, Q) and response (B, T) -> B.
 
-    Without the EOS trick, which is PPO's and not the model's.
+    The EOS trick isn't applied: it belongs to PPO, not to the reward model.
     """
     query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
     pieces = micro_batches(query_response, batch_size)
@@ -48,18 +48,18 @@ def rm_scores(model: ScalarModel, query: Tensor, response: Tensor, pad_id: int, 
 def row_scores(
     model: ScalarModel, rows: list[Demonstration], pad_id: int, batch_size: int, side: Literal["left", "right"]
 ) -> Tensor:
-    """The reward model's scores of the data's own responses, (rows,); for `side` see `response_scores`."""
+    """Return the reward model's scores of the responses in the data, (rows,); for `side` see `response_scores`."""
     with distributed.on_device(model):
         return torch.cat([response_scores(model, batch, pad_id, side) for batch in micro_batches(rows, batch_size)])
 
 
 def gold_margins(gold: Gold, rows: list[Comparison]) -> list[float]:
-    """The gold score of each chosen response minus the rejected one's."""
+    """Return the gold score of each chosen response minus the rejected one's."""
     return np.subtract(gold.of_rows(rows, "chosen"), gold.of_rows(rows, "rejected")).tolist()
 
 
 def endings(response: Tensor, tokenizer: Tokenizer) -> dict[str, float]:
-    """How responses (B, T) end: share with an EOS, and mean length in tokens, EOS included."""
+    """Return the share of responses (B, T) with an EOS, and the mean length in tokens, EOS included."""
     eos_index, _, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
     return {
         "eos_rate": (response == tokenizer.eos_id).any(1).float().mean().item(),
@@ -68,7 +68,7 @@ def endings(response: Tensor, tokenizer: Tokenizer) -> dict[str, float]:
 
 
 def differences(measured: dict[str, dict[str, np.ndarray]], seed: int, num_resamples: int) -> list[dict]:
-    """Each policy against each one before it, metric by metric. measured: policy -> metric -> (questions, n)."""
+    """Compare each policy with each one before it in each metric. measured: policy -> metric -> (questions, n)."""
     return [
         {"ours": ours, "theirs": theirs, "metric": metric}
         | compare(measured[ours][metric], measured[theirs][metric], seed, num_resamples)

@@ -1,4 +1,4 @@
-"""The settings that evaluations share, and what names their policies."""
+"""Settings shared by evaluations, and the parsing of --policies."""
 
 import re
 from dataclasses import dataclass
@@ -15,50 +15,50 @@ from nanorlhf.files import check_out
 
 @dataclass(frozen=True, kw_only=True)
 class EvalArgs:
-    """Of every evaluation."""
+    """Settings shared by all evaluations."""
 
     data: Path
     """directory of the JSON Lines files"""
     out: Path
-    """directory of eval.json, report.html and, where texts are sampled, samples.jsonl"""
+    """output directory for eval.json, report.html and, if texts are sampled, samples.jsonl"""
     tokenizer: str | None = None
     """directory, file or Hub id; None: the first model's"""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N"""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """bfloat16: forward passes under autocast, whose products' weights are stored in it; auto: the faster, by
-    what the processor or GPU has"""
+    """bfloat16: forward passes under autocast, with the matmul weights stored in bfloat16; auto: the faster of the two
+    on this CPU or GPU"""
     batch_size: PositiveInt = 64
-    """rows per forward pass; changes memory, not the result"""
+    """rows per forward pass; affects memory use, not the result"""
     max_query_length: PositiveInt = 512
     """longest query in tokens"""
     offload: bool = False
-    """keep the models in CPU memory, and only the one that computes on the device"""
+    """keep the models in CPU memory, except the one that is computing"""
     overwrite: bool = False
-    """replace an evaluation that --out already holds"""
+    """replace an existing evaluation in --out"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyArgs(EvalArgs):
-    """Of every evaluation that samples from policies."""
+    """Settings shared by evaluations that sample from policies."""
 
     policies: tuple[str, ...]
     """pairs of a name and its checkpoint directory or Hub id"""
     seed: Seed = 1
-    """fixes the samples and the bootstrap resamples"""
+    """random seed of the samples and the bootstrap"""
     num_queries: PositiveInt | None = None
-    """queries that each policy answers, from the top of the file; None: all"""
+    """number of queries that each policy answers, from the top of the file; None: all"""
     response_length: PositiveInt
     """maximum number of sampled tokens, EOS included"""
     num_report_samples: NonNegativeInt = 24
-    """queries whose responses are shown in report.html; samples.jsonl has all"""
+    """number of queries shown with their responses in report.html; samples.jsonl has all"""
 
 
 def begin(args: EvalArgs, writes: bool = True) -> torch.device:
-    """Check the settings; returns the device. Raises InputError, before anything is written."""
+    """Check the settings and return the device. Raises InputError before anything is written."""
     check_ranges(args)
     if writes and (args.out / "eval.json").exists() and not args.overwrite:
-        raise InputError(f"--out {args.out} holds an evaluation: choose another directory, or pass --overwrite.")
+        raise InputError(f"--out {args.out} already has an evaluation; choose another directory or pass --overwrite.")
     if writes:
         check_out(args.out)
     return launch.setup(args.device)
@@ -69,14 +69,14 @@ def named_policies(words: tuple[str, ...]) -> dict[str, str]:
     policies = dict(named_pairs("--policies", words))
     if 2 * len(policies) != len(words) or "reference" in policies:
         raise InputError(
-            f"--policies {' '.join(words)}: names must differ, and `reference` is taken by the data's references."
+            f"--policies {' '.join(words)}: names must differ, and `reference` is reserved for the data's references."
         )
     return policies
 
 
 def best_of(place: str) -> tuple[int, str]:
-    """best-of-16:DIR -> 16, DIR: the one of 16 responses that the reward model likes best; other places -> 1, place"""
+    """best-of-16:DIR -> 16, DIR: of 16 responses, the one with the highest reward model score; PATH -> 1, PATH"""
     match = re.fullmatch(r"best-of-(\d+):(.+)", place)
     if match and not 2 <= int(match[1][:9]) <= 10**6:
-        raise InputError(f"--policies {place}: N of best-of-N must be from 2 to 1,000,000.")
+        raise InputError(f"--policies {place}: N in best-of-N must be between 2 and 1,000,000.")
     return (int(match[1]), match[2]) if match else (1, place)

@@ -1,7 +1,7 @@
-"""One response per query, beside the data's reference: N+ section 5 and details 16 to 19.
+"""Evaluate policies on one response per query against the data's references: N+ section 5 and details 16 to 19.
 
 In: sft.validation.jsonl and, for reward models, comparisons.validation.jsonl. Out: ROUGE, win rates by the gold score
-and by an LLM judge, reward model score and accuracy, KL, length, and which tokens alignment changed.
+and by an LLM judge, reward model score and accuracy, KL, length, and the tokens that alignment changed.
 """
 
 import itertools
@@ -54,36 +54,36 @@ from nanorlhf.training.update_metrics import deviation
 
 @dataclass(frozen=True, kw_only=True)
 class Args(JudgeArgs, PolicyArgs):
-    """The first policy is the reference of the KL; best-of-N:DIR takes the one of N responses that scores highest."""
+    """The KL is measured to the first policy; best-of-N:DIR takes the highest-scoring of N responses."""
 
     reward_model: str | None
-    """checkpoint directory or Hub id; None leaves its scores out"""
+    """checkpoint directory or Hub id; None: no reward model scores"""
     implicit_rewards: tuple[str, ...] = ()
-    """[N+ 19] names of --policies, trained by DPO from the first one, that rank pairs beside the reward model"""
+    """[N+ 19] names of --policies, trained by DPO from the first one, that also rank the pairs"""
     dpo_beta: PositiveFloat = 0.05
-    """of their reward, in score units per nat, as in their training"""
+    """DPO's beta of the implicit rewards, in score units per nat, as in their training"""
     shift_base: str | None = None
-    """name of the policy whose ranks colour the responses, the model before alignment; None: the first"""
+    """name of the policy before alignment, whose token ranks colour the responses; None: the first"""
     max_response_length: PositiveInt
     """longest response of a comparison or reference in tokens, EOS included"""
     temperature: TemperatureOrGreedy = 0.01
-    """of the responses that are evaluated; 0 is greedy"""
+    """sampling temperature of the evaluated responses; 0: greedy"""
     kl_temperature: Temperature = 0.7
-    """of the responses on which the KL is estimated, as in PPO's rollouts"""
+    """sampling temperature of the responses on which the KL is estimated, as in PPO's rollouts"""
     num_distinct_samples: CountOrNone = 0
-    """responses to each query, at the KL's temperature, of which the distinct ones are counted; 0: don't"""
+    """responses to sample per query at --kl-temperature to count how many differ; 0: don't count"""
     gold: str | None = None
-    """FILE.py:FUNCTION or a larger reward model, whose true score counts wins against the references; None: unknown"""
+    """FILE.py:FUNCTION or a larger reward model: the gold score for win rates against the references; None: no gold"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The data and models that every part of the evaluation reads."""
+    """Data and models shared by all phases of the evaluation."""
 
     args: Args
     device: torch.device
-    places: dict[str, str]  # of the policies
-    num_samples: dict[str, int]  # of which a policy's best response counts
+    places: dict[str, str]  # policy -> checkpoint
+    num_samples: dict[str, int]  # policy -> N of best-of-N, else 1
     judge: Judge | None
     tokenizer: Tokenizer
     rows: list[Demonstration]
@@ -94,7 +94,7 @@ class Inputs:
 
     @property
     def first(self) -> str:
-        """Name of the reference of the KL."""
+        """The name of the first policy, the reference of the KL."""
         return next(iter(self.places))
 
     @property
@@ -111,7 +111,7 @@ class Inputs:
         return load_policy(self.places[name], self.rows, self.tokenizer, self.args, self.device)
 
     def sample(self, policy: GPT, num_samples: int, temperature: float) -> tuple[Tensor, Tensor]:
-        """query (B * n, Q) and response (B * n, T), the n of a query consecutive."""
+        """Return query (B * n, Q) and response (B * n, T), the n of a query consecutive."""
         return sample(policy, self.rows, self.tokenizer, self.args, num_samples, temperature=temperature)
 
     def rm_scores(self, query: Tensor, response: Tensor) -> list[float] | None:
@@ -122,9 +122,9 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a policy's responses, or the references, are worth."""
+    """Measurements of a policy's responses, or of the references."""
 
-    numbers: dict  # as in eval.json
+    numbers: dict  # statistics, as in eval.json
     column: list[dict]  # a row per query: the response and its scores
     response: Tensor  # (B, T)
     lengths: list[int]  # tokens, without EOS
@@ -133,7 +133,7 @@ class Measured:
 def main(args: Args) -> dict:
     inputs = load(args)
     reference = measure_references(inputs)
-    measured, tokens = {}, {}  # by policy; tokens: of the response to the first query
+    measured, tokens = {}, {}  # by policy; tokens of the response to the first query
     for name in Progress(inputs.places, desc="policies"):
         measured[name], tokens[name] = measure_policy(name, inputs, reference)
     columns = {name: policy.column for name, policy in measured.items()}
@@ -171,18 +171,18 @@ def main(args: Args) -> dict:
 
 # ----------------------------------------------------------------------------------------------------------- 1. inputs
 def policies_of(args: Args) -> tuple[dict[str, str], dict[str, int]]:
-    """Name -> its place, and name -> the number of samples of which the best counts; checks what names them."""
+    """Return policy -> checkpoint and policy -> N of best-of-N, else 1. Checks all flags that name policies."""
     asked_for = {name: best_of(place) for name, place in named_policies(args.policies).items()}
     places = {name: place for name, (_, place) in asked_for.items()}
     num_samples = {name: number for name, (number, _) in asked_for.items()}
     first, *others = places
     if num_samples[first] > 1 or max(num_samples.values()) > 1 and not args.reward_model:
-        raise InputError("--policies: best-of-N:DIR needs a --reward-model and can't be the first policy.")
+        raise InputError("--policies: best-of-N:DIR needs --reward-model and can't be the first policy.")
     if args.shift_base not in (None, *places):
-        raise InputError(f"--shift-base {args.shift_base}: it must be a name of --policies.")
+        raise InputError(f"--shift-base {args.shift_base}: expected a name from --policies.")
     unknown = set(args.implicit_rewards) - set(others)
     if unknown:
-        raise InputError(f"--implicit-rewards {min(unknown)}: name --policies after the first, their reference.")
+        raise InputError(f"--implicit-rewards {min(unknown)}: expected names from --policies, except the first.")
     return places, num_samples
 
 
@@ -238,13 +238,13 @@ def measure_references(inputs: Inputs) -> Measured:
 
 
 def measure_policy(name: str, inputs: Inputs, reference: Measured) -> tuple[Measured, Tokens]:
-    """A function, so that a policy is gone before the next one is loaded."""
+    """Measure one policy, and free it before the next one is loaded."""
     args, tokenizer, n = inputs.args, inputs.tokenizer, inputs.num_samples[name]
     policy = inputs.policy(name)
     with autocast(args.dtype, inputs.device):
         (query, response), (drawn_query, drawn) = responses_of(policy, inputs, n)
         kls, estimates, entropies = kl_to(inputs.ref_policy, policy, drawn_query, drawn, n, tokenizer, args)
-        distinct = num_distinct(policy, inputs) if n == 1 else None  # of the best of n it would take n times as many
+        distinct = num_distinct(policy, inputs) if n == 1 else None  # best-of-n would need n times as many samples
         tokens = token_rewards(
             inputs.places[name], policy, inputs.ref_policy, inputs.reward_model, query[:1], response[:1], tokenizer,
             args.kl_temperature,
@@ -271,9 +271,9 @@ def measure_policy(name: str, inputs: Inputs, reference: Measured) -> tuple[Meas
 
 
 def responses_of(policy: GPT, inputs: Inputs, n: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """query (B, Q) and response (B, T): those that are evaluated, and those on which the KL is estimated.
+    """Return query (B, Q) and response (B, T) twice: to evaluate, and to estimate the KL on.
 
-    Of n samples at the KL's temperature the best is both.
+    For best-of-n both are the best of n samples at the KL's temperature.
     """
     query, response = drawn = inputs.sample(policy, n, inputs.args.kl_temperature)
     if n == 1:
@@ -285,7 +285,7 @@ def responses_of(policy: GPT, inputs: Inputs, n: int) -> tuple[tuple[Tensor, Ten
 
 
 def num_distinct(policy: GPT, inputs: Inputs) -> float | None:
-    """How many of --num-distinct-samples responses to a query differ, on average."""
+    """Count the distinct ones among --num-distinct-samples responses to a query; mean over queries."""
     k = inputs.args.num_distinct_samples
     if k == 0:
         return None
@@ -294,7 +294,7 @@ def num_distinct(policy: GPT, inputs: Inputs) -> float | None:
 
 
 def scored(texts: list[str], rm: list[float] | None, golds: list[float] | None) -> list[dict]:
-    """A row for each response, with the scores that there are."""
+    """Return a row for each response, with None for scores that weren't measured."""
     return [
         {"response": text, "rm_score": rm and rm[i], "gold_score": golds and golds[i]} for i, text in enumerate(texts)
     ]
@@ -304,16 +304,16 @@ def scored(texts: list[str], rm: list[float] | None, golds: list[float] | None) 
 def kl_to(
     ref_policy: GPT, policy: GPT, query: Tensor, response: Tensor, n: int, tokenizer: Tokenizer, args: Args
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Nats per response, (B,): KL at most, KL as estimated, entropy, all by the policy's own samples.
+    """Return the KL's upper bound, its estimate and the entropy on the policy's samples, in nats per response, (B,).
 
-    The KL is the sum over tokens of log policy - log reference, both tempered: its mean estimates KL(policy ||
-    reference) without bias (k1), and a single one may be negative. Of the best of n samples, the KL to the policy that
-    gave them is added: at most, and estimated, `metrics.best_of`. The entropy is minus the log-probability, of the best
-    of n by that estimate.
+    The KL is the sum over tokens of log policy - log reference, both at --kl-temperature. Its mean is an unbiased
+    estimate of KL(policy || reference) (k1); a single value may be negative. Best-of-n adds the KL to the policy that
+    the n samples come from: its upper bound or its estimate, see `metrics.best_of`. The entropy is minus the
+    log-probability, corrected by that estimate for best-of-n.
     """
     _, actions, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)  # (B, T)
     ids, mask = torch.cat((query, response), 1), torch.cat((query != tokenizer.pad_id, actions), 1)  # (B, Q + T)
-    logprobs = []  # (B, T) of each model
+    logprobs = []  # (B, T) per model
     for model in (policy, ref_policy):
         pieces = zip(*(micro_batches(rows, args.batch_size) for rows in (ids, mask, actions)), strict=True)
         with distributed.on_device(model):
@@ -328,7 +328,7 @@ def kl_to(
 def do_longer_responses_win(
     inputs: Inputs, measured: dict[str, Measured], reference: Measured, verdicts: dict[str, list[dict]]
 ) -> list[Figure]:
-    """By the gold score, and by the judge."""
+    """Draw win rates against response length, by the gold score and by the judge."""
     lengths = {"reference": reference.lengths} | {name: policy.lengths for name, policy in measured.items()}
     figures: list[Figure] = []
     if inputs.gold:
@@ -342,7 +342,7 @@ def do_longer_responses_win(
 
 
 def measure_reward_models(inputs: Inputs, columns: dict[str, list[dict]]) -> tuple[dict | None, dict | None]:
-    """What --reward-model and --implicit-rewards say of the pairs, and how often the former is right."""
+    """Measure --reward-model and --implicit-rewards on the pairs, and the accuracy of the reward model."""
     args, name = inputs.args, "reward model"
     models = {name: [args.reward_model]} if args.reward_model else {}
     models |= {policy: [inputs.places[policy]] for policy in args.implicit_rewards}
@@ -363,7 +363,7 @@ def measure_reward_models(inputs: Inputs, columns: dict[str, list[dict]]) -> tup
 
 
 def paired_differences(columns: dict[str, list[dict]], seed: int) -> dict[str, dict[str, dict]]:
-    """What each policy gains over the first: name -> score -> its mean and 95% interval, query by query."""
+    """Return each policy's gain over the first, paired by query: name -> score -> mean and 95% interval."""
     (_, base), *others = columns.items()
     gains: dict[str, dict[str, dict]] = {}
     for name, column in others:
@@ -376,13 +376,13 @@ def paired_differences(columns: dict[str, list[dict]], seed: int) -> dict[str, d
 
 
 def gold_wins(column: list[dict], reference_golds: list[float]) -> list[float | None]:
-    """Per query: 1 where the response has a higher gold score than the reference, 0.5 for a tie, else 0."""
+    """Return, per query, 1 if the response has a higher gold score than the reference, 0.5 for a tie, else 0."""
     golds = [row["gold_score"] for row in column]
     return ((np.sign(np.subtract(golds, reference_golds)) + 1) / 2).tolist()
 
 
 def evaluate_reward_model(margins: np.ndarray, rows: list[Comparison], gold: Gold | None) -> dict:
-    """How often it ranks the validation pairs as the labeller did and, where that is known, as the gold score does.
+    """Measure how often the reward model agrees with the labeller, and with the gold score, on the validation pairs.
 
     margins (pairs,): the chosen response's score minus the rejected one's.
     """
@@ -398,8 +398,10 @@ def evaluate_reward_model(margins: np.ndarray, rows: list[Comparison], gold: Gol
 
 
 def agreement_on_samples(columns: dict[str, list[dict]]) -> dict:
-    """How often the reward model ranks two policies' responses to a query as the gold score does; its ties count as
-    wrong, gold's are left out. This is where a policy goes that is trained against it, and no comparison may have been.
+    """Measure how often the reward model and the gold score agree on two policies' responses to a query.
+
+    The reward model's ties count as wrong; gold ties are excluded. Training against the reward model moves a policy to
+    such responses, which its comparisons may not cover.
     """
     agrees = []
     for ours, theirs in itertools.combinations(columns.values(), 2):

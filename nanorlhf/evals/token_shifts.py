@@ -1,4 +1,4 @@
-"""What alignment changed token by token: how a base model ranks each token of the policies' responses."""
+"""Token distribution shift: how a base model ranks each token of the policies' responses."""
 
 import os
 import sys
@@ -13,15 +13,15 @@ from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, micro_batches
 from nanorlhf.tokenizer import Tokenizer, token_bytes
 
-Pieces = list[tuple[str, int]]  # text of a token, and its rank
+Pieces = list[tuple[str, int]]  # a token's text and its rank
 
 
 def token_shifts(
     base: GPT, rows: list[Demonstration], responses: dict[str, Tensor], tokenizer: Tokenizer, batch_size: int
 ) -> tuple[list[dict[str, Pieces]], dict[str, dict[str, float]]]:
-    """How `base` ranks the tokens of each response, name -> (B, T).
+    """Rank the tokens of each response under `base`; responses: name -> (B, T).
 
-    Returns name -> pieces of the response for each query, and name -> shares of the kinds of tokens.
+    Returns, for each query, name -> pieces of the response; and name -> the share of each kind of token.
     """
     query = left_pad([row.query for row in rows], tokenizer.pad_id).to(base.lm_head.weight.device)  # (B, Q)
     spellings, shares = token_bytes(tokenizer), {}
@@ -37,8 +37,8 @@ def token_shifts(
 
 
 def shift_lines(base_name: str, shift: dict[str, Pieces]) -> Iterator[str]:
-    """For the terminal: the responses to one query, tokens coloured by rank."""
-    yield f"\nof the first query, tokens that {base_name} ranks second or third, and beyond:"
+    """Yield the responses to one query as lines for the terminal, tokens coloured by rank."""
+    yield f"\nresponses to the first query, with tokens that {base_name} ranks 2 or 3, or lower, marked:"
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     width = max(map(len, shift))
     for name, pieces in shift.items():

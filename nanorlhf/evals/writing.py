@@ -1,4 +1,4 @@
-"""What an evaluation writes: eval.json, report.html and samples."""
+"""Write the results of an evaluation: eval.json, report.html and samples."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -14,16 +14,16 @@ from nanorlhf.training.run import write_json
 
 
 def settings_of(args: EvalArgs) -> dict[str, Any]:
-    """As they are written to eval.json."""
+    """Return the settings as written to eval.json."""
     return json.loads(json.dumps(asdict(args), default=str))
 
 
 def write_evaluation(
     args: EvalArgs, result: dict, page: Page, files: Mapping[str, Iterable[dict]] | None = None
 ) -> dict:
-    """Write `files` (name -> rows), report.html and eval.json, and print the page's tables; returns the result.
+    """Write `files` (name -> rows), report.html and eval.json, print the page's tables, and return the result.
 
-    eval.json comes last: where it exists, the evaluation is complete.
+    eval.json is written last, so if it exists, the evaluation is complete.
     """
     files = files or {}
     args.out.mkdir(parents=True, exist_ok=True)
@@ -32,8 +32,8 @@ def write_evaluation(
         write_page(new["report.html"], str(args.out), page)
         for name, rows in files.items():
             write_jsonl(new[name], rows)
-        (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
+        (args.out / "eval.json").unlink(missing_ok=True)  # from the evaluation being replaced
     write_json(args.out / "eval.json", result)
     written = ", ".join([str(args.out / "eval.json"), *files])
-    print(f"{text(page)}\n\nwritten: {written}, and to look at: {args.out / 'report.html'}")
+    print(f"{text(page)}\n\nwritten: {written}; report: {args.out / 'report.html'}")
     return result

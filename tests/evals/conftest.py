@@ -1,4 +1,4 @@
-"""What the evaluations' tests share."""
+"""Fixtures shared by the tests of evaluations."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def without_pictures(undrawn):
 
 @pytest.fixture(scope="module", autouse=True)
 def few_resamples():
-    """Regressions would take most of the time; their intervals are tested where they are made."""
+    """Resample less: regressions would take most of the time, and other tests cover their intervals."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(length_control, "NUM_RESAMPLES", 10)
         yield

@@ -1,4 +1,4 @@
-"""eval.py rewards on miniature benchmarks: scores against those of single texts, the rule beside them, the page."""
+"""eval.py rewards on miniature benchmarks: scores against texts scored one by one, the baseline rule, the page."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def texts(miniature) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def args(miniature, tmp_path_factory) -> benchmarks.Args:
-    """A reward model at two seeds, the second with other weights, and a policy of other weights than its reference."""
+    """Two seeds of a reward model with different weights, and a policy with different weights than its reference."""
     out = tmp_path_factory.mktemp("rewards")
     tokenizer = load_tokenizer(str(miniature.root / "sft"))
     policy = load_gpt(str(miniature.root / "sft"))
@@ -49,7 +49,7 @@ def args(miniature, tmp_path_factory) -> benchmarks.Args:
 
 
 def converted(args, records: list[dict], name: str) -> Path:
-    """The data of a benchmark with these records."""
+    """Write a benchmark with these records as data."""
     source, out = args.out.parent / f"{name}.json", args.out.parent / name
     source.write_text(json.dumps(records))
     rewardbench.main(rewardbench.Args(source=str(source), out=out, tokenizer=args.ref_policy))
@@ -57,7 +57,7 @@ def converted(args, records: list[dict], name: str) -> Path:
 
 
 def score(args, place: str, query: list[int], response: list[int]) -> float:
-    """Of a text alone."""
+    """Score one text without a batch."""
     if "dpo" not in Path(place).name:
         return load_scalar(place)(torch.tensor([query + response]))[0, -1].item()
     tokenizer = load_tokenizer(place)
@@ -74,7 +74,7 @@ def cell(result: dict, table: str, line: str, model: str) -> dict:
 
 @pytest.fixture(scope="module")
 def rewardbench_result(args, texts) -> tuple[benchmarks.Args, dict]:
-    """A record for each subset of RewardBench, more of some."""
+    """Return one or more records for each subset of RewardBench."""
     subsets = [subset for section in SECTIONS.values() for subset in section] + ["math-prm"] * 6
     records = [
         {"prompt": row["query"], "chosen": row["chosen"], "rejected": row["rejected"], "subset": subset, "id": i}
@@ -210,7 +210,7 @@ def test_rm_bench_has_easy_normal_and_hard_pairs(args, answers, rm_bench):
 
 
 def test_any_comparisons_are_measured_by_subset(args, texts, tmp_path):
-    """Without a benchmark a row is a pair; without subsets all pairs are one."""
+    """Without a benchmark each row is a pair; without subsets all pairs are in one."""
     half = [row | {"meta": {"subset": "first" if i < 5 else "second"}} for i, row in enumerate(texts)]
     write_jsonl(tmp_path / "comparisons.validation.jsonl", half)
     result = evaluation.main(replace(args, data=tmp_path, out=tmp_path / "eval"))
@@ -223,7 +223,7 @@ def test_any_comparisons_are_measured_by_subset(args, texts, tmp_path):
 
 
 def test_a_policy_that_is_its_own_reference_prefers_nothing(args, rm_bench, tmp_path):
-    """All its rewards are 0: a tie, which is wrong in the benchmark and half right in the table of lengths."""
+    """All its rewards are 0. Ties are wrong in the benchmark's tables, and half right in the table by length."""
     result = evaluation.main(
         replace(args, data=rm_bench, out=tmp_path / "eval", reward_models=("same", args.ref_policy))
     )
@@ -242,7 +242,7 @@ def test_the_batch_size_changes_nothing(rewardbench_result):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"reward_models": ("the longer one", "rm")}, "--reward-models 'the longer one': a rule has this name"),
+        ({"reward_models": ("the longer one", "rm")}, "--reward-models 'the longer one': this name is reserved"),
         ({"reward_models": ("rm", "no/such/model/here")}, "no/such/model/here"),
         ({"ref_policy": "no/such/policy/here"}, "no/such/policy/here"),
         ({"max_query_length": 5}, "--max-query-length"),
@@ -262,16 +262,16 @@ def test_bad_settings_are_one_sentence_and_write_nothing(rewardbench_result, cha
     [
         (
             lambda rows: rows[:-1],
-            "record 4 lacks pairs, or has others than RM-Bench: convert it again with data.rewardbench",
+            "the pairs of record 4 aren't the ones of RM-Bench; convert the benchmark again with data.rewardbench",
         ),
-        (lambda rows: [rows[0] | {"meta": {}}, *rows[1:]], "'benchmark' in the field 'meta' must be one"),
-        (lambda rows: [row | {"meta": row["meta"] | {"benchmark": "Mine"}} for row in rows], "must be one of RewardB"),
-        (lambda rows: [row for row in rows if row["meta"]["chosen"] < 2], "record 0 lacks pairs, or has others than"),
+        (lambda rows: [rows[0] | {"meta": {}}, *rows[1:]], "'benchmark' in the field 'meta' must be the"),
+        (lambda rows: [row | {"meta": row["meta"] | {"benchmark": "Mine"}} for row in rows], "in all rows: RewardB"),
+        (lambda rows: [row for row in rows if row["meta"]["chosen"] < 2], "the pairs of record 0 aren't the ones of"),
         (lambda rows: [rows[0] | {"meta": 3}, *rows[1:]], "jsonl:1: the field 'meta' must be dict, not int"),
-        (lambda rows: [*rows, rows[0]], "jsonl:46: record 0 comes twice, or is another than on the lines before"),
+        (lambda rows: [*rows, rows[0]], "jsonl:46: record 0 repeats a pair, or differs in subset or id"),
         (
             lambda rows: [row | {"meta": row["meta"] | {"record": row["meta"]["record"] // 2}} for row in rows],
-            "jsonl:10: record 0 comes twice, or is another than on the lines before",
+            "jsonl:10: record 0 repeats a pair, or differs in subset or id from the lines before it",
         ),
         (lambda rows: [row | {"meta": {"benchmark": "RM-Bench"}} for row in rows], "jsonl:1: the field 'record' is m"),
     ],
@@ -285,7 +285,7 @@ def test_a_broken_benchmark_is_one_sentence(args, rm_bench, tmp_path, change, se
 
 
 def rows_of_ties(*identities: str) -> list[dict]:
-    """A pair for each id."""
+    """Return one pair for each id."""
     of_all = {"benchmark": "RewardBench 2", "subset": "Ties", "chosen": 0, "rejected": 0}
     return [
         {"query": "q", "chosen": " a", "rejected": " b", "meta": of_all | {"id": identity, "record": number}}
@@ -298,7 +298,7 @@ def test_ties_without_their_other_row_are_counted_and_refused_where_none_has_it(
     path = tmp_path / "comparisons.validation.jsonl"
     for identities, sentence in (
         (("tied:0", "tied:1", "ref:2"), "no question of Ties has both its records, ref:N and tied:N"),
-        (("tied:0", "ref:0", "ref:0"), "the id 'ref:0' of Ties is that of several records"),
+        (("tied:0", "ref:0", "ref:0"), "several records of Ties have the id 'ref:0'"),
     ):
         write_jsonl(path, rows_of_ties(*identities))
         with pytest.raises(InputError, match=sentence):

@@ -1,4 +1,4 @@
-"""The evaluation of checked answers: pass@k against a count by hand, rewards of every kind, what it refuses."""
+"""The evaluation of checked answers: pass@k against enumeration, all kinds of rewards, rejected settings."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ def nothing(queries, responses):
 
 @pytest.fixture
 def args(miniature, tmp_path):
-    """Of the tiny world's policy; its responses are what they are, so the rules look at ids."""
+    """Settings for the tiny world's policy, whose responses are random: the rewards look at ids."""
     (tmp_path / "rules.py").write_text(RULES)
     rows = (miniature.root / "data/sft.validation.jsonl").read_text().splitlines()[:3]
     data = tmp_path / "data"
@@ -55,7 +55,7 @@ def test_pass_at_k_is_the_share_of_choices_of_k_samples_with_one_that_passes(arg
     result = evaluation.main(args)
     samples = [json.loads(line) for line in (args.out / "samples.jsonl").read_text().splitlines()]
     counts = [row["policies"]["a"]["num_passed"] for row in samples]
-    assert any(0 < count < N for count in counts), "choose another seed: nothing to tell apart"
+    assert any(0 < count < N for count in counts), "choose another seed: all responses got the same reward"
     measured = result["policies"]["a"]["pass_at_k"]
     assert list(measured) == ["1", "2", "4"]
     for k in (1, 2, 4):
@@ -120,7 +120,7 @@ def test_all_can_read_the_report(args, unreadable):
     [
         ({"by": "colour"}, "--by colour: a row of sft.validation.jsonl has no such field"),
         ({"rewards": ("even", "even")}, "the functions' names must differ"),
-        ({"rewards": ("nothing",)}, "it returned None for a response"),
+        ({"rewards": ("nothing",)}, "returned None for a response"),
     ],
 )
 def test_what_can_not_be_evaluated_is_refused(args, tmp_path, change, sentence):

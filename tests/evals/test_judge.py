@@ -1,4 +1,4 @@
-"""The judge: its prompt, its parser, and its manners towards a server on loopback that misbehaves."""
+"""The judge: its prompt, its parser, and its behaviour with a misbehaving server on loopback."""
 
 import json
 import re
@@ -63,9 +63,9 @@ def test_a_verdict_in_any_of_the_accepted_forms_is_read(frame, mark, letter) -> 
         "Preferred: both",
         "Preferred: neither A",
         "Preferred: A\nPreferred: B",
-        "Preferred: A\nPreferred: A",  # an answer that says it twice may say anything
+        "Preferred: A\nPreferred: A",  # two verdicts
         "Preferred: A\nOn second thoughts, it depends.",
-        "Comparison: A is better. Preferred: A",  # not on a line of its own
+        "Comparison: A is better. Preferred: A",  # not on a separate line
         "I prefer Summary A",
         "Comparison: A tells more.",
         "preferred: A",
@@ -109,7 +109,7 @@ def test_the_order_is_a_fair_coin_of_seed_and_texts_alone() -> None:
 
 
 def longer_wins(prompts: list[str]) -> dict[str, str]:
-    """A judge who prefers the longer summary, whichever place it has."""
+    """A judge that prefers the longer summary in either position."""
     answers = {}
     for prompt in prompts:
         a, b = re.search(r"### Summary A:\n(.*)\n\n### Summary B:\n(.*)\n\n### Inst", prompt).groups()
@@ -231,11 +231,11 @@ def not_http(handler: BaseHTTPRequestHandler) -> None:
 
 
 class Server:
-    """Answers the n-th request with the n-th of `script`, and all after the last as the last."""
+    """Answer the n-th request with the n-th entry of `script`, and later requests with the last one."""
 
     def __init__(self, script: list[Reply]):
         self.script, self.seen, self.lock = script, [], threading.Lock()
-        self.released = threading.Event()  # ends what a slow reply waits for
+        self.released = threading.Event()  # ends the wait of slow replies
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -251,9 +251,9 @@ class Server:
                 try:
                     outer.script[min(number, len(outer.script) - 1)](self)
                 except OSError:
-                    pass  # the client has gone
+                    pass  # the client has disconnected
 
-            def do_GET(self) -> None:  # what a followed redirect would send
+            def do_GET(self) -> None:  # sent if a redirect is followed
                 with outer.lock:
                     outer.seen.append((self.path, dict(self.headers), None))
                 fine()(self)
@@ -310,7 +310,7 @@ def test_a_request_is_a_chat_completion_with_the_prompt_and_the_key(serve, tmp_p
 
 
 def test_settings_that_are_none_and_a_key_that_is_none_are_not_sent(serve, tmp_path, monkeypatch) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):  # where the library would look for one
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):  # the library would read the key from here
         monkeypatch.setenv(name, "sk-of-another-endpoint")
     server, endpoint = serve(fine(), temperature=None, max_tokens=None)
     ask_all(["p"], endpoint, tmp_path / "cache.jsonl")
@@ -425,7 +425,7 @@ def test_a_refused_prompt_costs_one_call_and_the_others_continue(serve, tmp_path
     server, endpoint = serve(reply(400, b'{"error": "content filter"}'), fine())
     answers, account = ask_all(["p", "q"], endpoint, tmp_path / "cache.jsonl")
     assert answers.keys() == {"q"} and len(server.seen) == 2 and "content filter" in account["last_error"]
-    assert account["failure"] == ""  # of the prompt, not of the endpoint
+    assert account["failure"] == ""  # rejects the prompt, not the client
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 401, 403, 404])
@@ -446,7 +446,7 @@ def test_many_prompts_in_a_row_without_an_answer_end_it(serve, tmp_path) -> None
 
 
 def test_no_server_at_all_is_an_account_not_an_exception(serve, tmp_path) -> None:
-    with socket.socket() as free:  # bound and not listening: refuses
+    with socket.socket() as free:  # bound but not listening: connections are refused
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1/chat/completions"
         endpoint = Endpoint(url=url, model="m")
@@ -460,7 +460,7 @@ def test_the_cap_stops_asking_and_what_was_judged_stays(serve, tmp_path) -> None
     cache = tmp_path / "cache.jsonl"
     prompts = [f"p{i}" for i in range(10)]
     answers, account = ask_all(prompts, endpoint, cache)
-    assert len(server.seen) == account["num_calls"] == 4 and len(answers) == 3  # a try that failed was a call, too
+    assert len(server.seen) == account["num_calls"] == 4 and len(answers) == 3  # a failed attempt counts as a call
     assert account["stopped"] == "the cap of 4 calls is reached"
     more, account = ask_all(prompts, endpoint, cache)
     assert len(more) == 7 and answers.items() <= more.items() and len(server.seen) == 8
@@ -470,7 +470,7 @@ def test_the_cap_stops_asking_and_what_was_judged_stays(serve, tmp_path) -> None
 
 
 def test_requests_run_side_by_side_and_answers_find_their_prompts(serve, tmp_path) -> None:
-    together = threading.Barrier(4)  # breaks, and with it the test, unless four requests are there at once
+    together = threading.Barrier(4)  # breaks, and fails the test, unless four requests arrive at once
 
     def echo(handler: BaseHTTPRequestHandler) -> None:
         together.wait(30)
@@ -492,7 +492,7 @@ def test_another_model_prompt_url_or_temperature_is_another_entry(serve, tmp_pat
     other, elsewhere = serve(fine())
     ask_all(["p"], elsewhere, cache)
     assert len(server.seen) == 4 and len(other.seen) == 1
-    ask_all(["p"], replace(endpoint, key="k", workers=3, timeout=9.0, max_calls=7), cache)  # how, not what, is asked
+    ask_all(["p"], replace(endpoint, key="k", workers=3, timeout=9.0, max_calls=7), cache)  # don't change the answer
     assert len(server.seen) == 4
 
 
@@ -505,7 +505,7 @@ def test_a_cache_cut_off_anywhere_loses_its_last_entry_at_most(data) -> None:
     kept = read_cache(whole[:cut])
     assert kept.items() <= entries.items()
     assert len(kept) >= sum(cut >= len(b"".join(lines[: i + 1])) for i in range(3))
-    # and what is appended behind the torn line is read
+    # and entries appended after the torn line are read
     again = whole[:cut] + (b"" if whole[:cut].endswith(b"\n") or not cut else b"\n") + lines[0]
     assert read_cache(again) == kept | {"key0": entries["key0"]}
 

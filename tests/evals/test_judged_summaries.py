@@ -1,4 +1,4 @@
-"""eval.py with a judge: on the miniature, before a server on loopback or with a file of verdicts."""
+"""eval.py with a judge on miniature data: a server on loopback, or a file of verdicts."""
 
 import json
 import re
@@ -29,7 +29,7 @@ SUMMARIES = re.compile(r"### Summary A:\n(.*)\n\n### Summary B:\n(.*)\n\n### Ins
 
 @pytest.fixture(scope="module")
 def args(miniature, tmp_path_factory) -> summaries.Args:
-    """Two policies that answer differently: SFT, and the same with the weights of its head turned round."""
+    """Two policies that answer differently: SFT, and the same with its head's weights rolled by one."""
     out = tmp_path_factory.mktemp("eval_judge")
     other = load_gpt(str(miniature.root / "sft"))
     other.lm_head.weight.data = other.lm_head.weight.data.roll(1, dims=1)
@@ -46,7 +46,7 @@ def args(miniature, tmp_path_factory) -> summaries.Args:
 
 
 def by_length(handler) -> None:
-    """Prefers the longer summary, and of equally long ones the first; at every fifth length of the prompt at a loss."""
+    """Prefer the longer summary, or the first one if equal; undecided if the prompt's length is a multiple of five."""
     a, b = SUMMARIES.search(handler.prompt).groups()
     letter = "A" if len(a) >= len(b) else "B"
     reply(body=chat("Hard to say." if len(handler.prompt) % 5 == 0 else f"Comparison: length.\nPreferred: {letter}"))(
@@ -128,7 +128,7 @@ def test_a_judge_that_fails_has_no_win_rate_though_equal_texts_tie(answer, rate,
     assert numbers["ours"]["judge_win_rate"] == rate
     assert (numbers["ours"]["judge_lc_win_rate"] is None) == (rate is None)
     same = {name: [column[0]] for name, column in columns.items()}
-    assert judge_policies(judge, ["a"], same, "reference", 1)[1]["ours"]["judge_win_rate"] == 0.5  # nobody is asked
+    assert judge_policies(judge, ["a"], same, "reference", 1)[1]["ours"]["judge_win_rate"] == 0.5  # not judged
 
 
 def test_without_a_verdict_there_is_no_rate_at_equal_length() -> None:
@@ -139,7 +139,7 @@ def test_without_a_verdict_there_is_no_rate_at_equal_length() -> None:
 
 
 def test_a_judge_by_length_alone_has_a_plain_rate_and_none_at_equal_length() -> None:
-    """Ours are longer four times in five, and exactly then preferred."""
+    """Our texts are longer in four of five pairs, and preferred in exactly those."""
     rows = [
         {"ours": "x" * ours, "theirs": "y" * 50, "preferred": "ours" if ours > 50 else "theirs"}
         for ours in [*range(30, 50), *range(51, 131)]
@@ -231,10 +231,10 @@ def test_a_dry_run_prints_the_prompts_asks_nobody_and_writes_nothing(args, serve
     ("changes", "sentence"),
     [
         ({"judge_url": "localhost:8000"}, "--judge-url localhost:8000: write a URL"),
-        ({"judge_url": "http://x/v1", "judge_model": None}, "name the model that judges with --judge-model"),
+        ({"judge_url": "http://x/v1", "judge_model": None}, "needs a model name"),
         ({"judge_url": "http://x/v1", "judge_key_variable": "NO_SUCH_KEY_HERE"}, "NO_SUCH_KEY_HERE: this environment"),
-        ({"judge_url": "http://x/v1", "judge_file": Path("x")}, "pass only one"),
-        ({"judge_url": "http://x/v1", "judge_against": "nobody"}, "--judge-against nobody: write `reference`"),
+        ({"judge_url": "http://x/v1", "judge_file": Path("x")}, "can't be combined"),
+        ({"judge_url": "http://x/v1", "judge_against": "nobody"}, "--judge-against nobody: expected `reference`"),
         ({"judge_url": "http://x/v1", "judge_cache": Path(".")}, ". is a directory, not a file"),
         ({"judge_url": "http://x/v1", "judge_cache": Path("/dev/null/c")}, "--judge-cache /dev/null is a file, not a"),
         (

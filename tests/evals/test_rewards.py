@@ -1,4 +1,4 @@
-"""eval.py on reward models and implicit rewards: its table against recounts on the miniature, and its page."""
+"""eval.py rewards on miniature data: its table against an independent count, and its page."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ from tests.test_eval import Page
 
 @pytest.fixture(scope="module")
 def args(miniature, tmp_path_factory) -> reward_models.Args:
-    """Two seeds of a reward model, a DPO policy, and some of the pairs once more as CNN/DM."""
+    """Two seeds of a reward model, a DPO policy, and some of the pairs again as CNN/DM."""
     out = tmp_path_factory.mktemp("rewards")
     train_rm.main(replace(miniature.rm, out=out / "rm2", seed=2))
     train_dpo.main(replace(miniature.dpo, out=out / "dpo", lr=3e-3))
@@ -87,7 +87,7 @@ def test_accuracies_and_scores_are_those_of_single_texts(args, result):
     )
     rm = result["references"]["rm"]["mean"]
     assert overall["models"]["rm"]["std"] == pytest.approx(abs(accuracies["rm"][0] - accuracies["rm"][1]) / 2**0.5)
-    assert abs(rm["mean"]) < 1 and overall["models"]["dpo"]["std"] is None  # normalised on other references
+    assert abs(rm["mean"]) < 1 and overall["models"]["dpo"]["std"] is None  # normalised on different references
 
 
 def test_news_is_a_set_of_its_own_and_eval_json_has_everything(args, result):
@@ -116,7 +116,7 @@ def test_all_can_read_the_report(args, result, unreadable):
 
 
 def test_labels_models_and_truth_are_compared_pair_by_pair(args, result):
-    """Without --gold there is length alone; with it the truth; and kappa where the data has agreement.jsonl."""
+    """Without --gold the table has only length, with it also gold; kappa needs agreement.jsonl in the data."""
     assert result["sets"]["validation"]["deciders"]["truth"] is None and result["agreement"] is None
     data = args.out.parent / "data_of_several"
     shutil.copytree(args.data, data)

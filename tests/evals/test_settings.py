@@ -1,4 +1,4 @@
-"""The settings of evaluations."""
+"""Settings of evaluations: ranges, recipes and misspelt names."""
 
 import re
 from dataclasses import replace
