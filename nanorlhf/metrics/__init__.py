@@ -1,4 +1,4 @@
-"""What is measured of responses and rewards. Re-exports the metrics that need texts and numbers only."""
+"""Metrics of responses and rewards. Re-exports the ones that need only texts and numbers."""
 
 from nanorlhf.metrics.at_k import metric_at_k, mrr_at_k, pass_at_k
 from nanorlhf.metrics.correlation import spearman_matrix

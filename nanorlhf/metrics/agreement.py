@@ -1,13 +1,13 @@
-"""Do people agree with the reward model, and with each other? Rankings of answers (the human study of STR), and pairs.
+"""Agreement of annotators with the reward model and with each other: rankings (the human study of STR) and pairs.
 
-People's rankings are read from JSON Lines, one line per question and annotator, as `python -m data.rank` writes them:
+Rankings are read from JSON Lines, one line per question and annotator, as `python -m data.rank` writes them:
 
     {"query": str, "answers": [str, ...], "ranking": [int, ...], "annotator": str}
 
-`ranking` lists the answers' indices, from 0, best first. Below, a ranking is such a list; several are (questions, m),
-m answers per question, and raise ValueError unless each row is a permutation of 0 to m-1.
+`ranking` lists the answers' indices from 0, best first. Below, a ranking is such a list; several are (questions, m), m
+answers per question, and raise ValueError unless each row is a permutation of 0 to m-1.
 
-Pairs that several people labelled are one line each, with the index of the response that each of them prefers:
+Pairs labelled by several annotators are one line each, with the index of the response that each annotator prefers:
 
     {"query": str, "responses": [str, str], "preferred": {annotator: 0 or 1, ...}}
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-import scipy  # .stats loads with its first use: most runs have none
+import scipy  # .stats is loaded on first use, which most runs don't reach
 from numpy.typing import ArrayLike
 
 from nanorlhf.dataset import field, filled, iter_jsonl
@@ -38,25 +38,25 @@ class RankedQuestion:
 
 # ---------------------------------------------------------------------------------------------------------- 1. the file
 def iter_rankings(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """The checked rows of one file, each with its place `file:line`. Raises InputError for a broken row."""
+    """Yield the checked rows of one file, each with `file:line`. Raises InputError for a malformed row."""
     for where, row in iter_jsonl(path):
         field(row, "query", str, where)
         answers, ranking = field(row, "answers", list[str], where), field(row, "ranking", list[int], where)
         if len(answers) < 2:
-            raise InputError(f"{where}: the field 'answers' must be a list of two texts or more.")
+            raise InputError(f"{where}: the field 'answers' must be a list of at least two texts.")
         if sorted(ranking) != list(range(len(answers))):
             raise InputError(
-                f"{where}: the field 'ranking' is {ranking!r:.80}: it must name each answer once, from 0 to "
-                f"{len(answers) - 1}, best first."
+                f"{where}: the field 'ranking' is {ranking!r:.80}; expected each index from 0 to {len(answers) - 1} "
+                "once, best first."
             )
         filled(row, "annotator", where)
         yield where, row
 
 
 def load_rankings(paths: Iterable[str | Path]) -> list[RankedQuestion]:
-    """The questions of one or several files, in order of first appearance; all have the same number of answers.
+    """Load the questions of one or several files, in order of first appearance; all have the same number of answers.
 
-    Raises InputError where two annotators ranked different lists of answers, or one ranked a question twice.
+    Raises InputError if two annotators ranked different lists of answers, or one ranked a question twice.
     """
     questions: dict[str, RankedQuestion] = {}
     places: dict[tuple[str, str], str] = {}
@@ -68,26 +68,27 @@ def load_rankings(paths: Iterable[str | Path]) -> list[RankedQuestion]:
             if answers != question.answers:
                 [*_, other] = question.rankings
                 raise InputError(
-                    f"{where}: {annotator!r} ranked other answers, or in another order, than {other!r} did at "
-                    f"{places[query, other]}: all annotators must rank the same list for a question."
+                    f"{where}: the answers or their order differ from the ones that {other!r} ranked at "
+                    f"{places[query, other]}: {annotator!r} must rank the same list."
                 )
             if len(answers) != len(first.answers):
                 raise InputError(
-                    f"{where}: {len(answers)} answers, elsewhere {len(first.answers)}: evaluate them separately."
+                    f"{where}: this question has {len(answers)} answers, others have {len(first.answers)}: evaluate "
+                    "them separately."
                 )
             if annotator in question.rankings:
                 raise InputError(
-                    f"{where}: {annotator!r} ranked this question at {places[query, annotator]} too: "
-                    "delete one of the two lines."
+                    f"{where}: {annotator!r} already ranked this question at {places[query, annotator]}; delete one "
+                    "of the two lines."
                 )
             places[query, annotator] = where
             question.rankings[annotator] = row["ranking"]
     return list(questions.values())
 
 
-# ------------------------------------------------------------------------------------ 2. (a) reward model and people
+# ------------------------------------------------------------------------------------ 2. reward model and people
 def consensus(rankings: Iterable[list[int]]) -> list[int]:
-    """One ranking from all annotators' rankings of a question: by mean rank, ties in the order of the answers.
+    """Combine the annotators' rankings of a question into one by mean rank, ties in the order of the answers.
 
     >>> consensus([[0, 1, 2, 3], [1, 0, 2, 3], [2, 1, 0, 3]])  # mean ranks from 0: 1, 2/3, 4/3, 3
     [1, 0, 2, 3]
@@ -97,10 +98,10 @@ def consensus(rankings: Iterable[list[int]]) -> list[int]:
 
 
 def order_probability(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> dict:
-    """[STR human study] The share of questions where both rankings are identical.
+    """[STR human study] Return the share of questions with identical rankings.
 
-    Returns order_probability, its 95% interval (Wilson) as order_probability_ci, num_questions, and chance, 1/m!: 4.17%
-    for m = 4. The paper's 83.33% can't be a share of its 100 questions, so num_questions is always reported.
+    Returns order_probability, order_probability_ci (95%, Wilson), num_questions, and chance, 1/m! (4.17% for m = 4).
+    The paper's 83.33% can't be a share of its 100 questions, so we always report num_questions.
     """
     ours, theirs = paired(rm_rankings, human_rankings)
     share = float((ours == theirs).all(1).mean())
@@ -113,27 +114,28 @@ def order_probability(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> dict
 
 
 def pairwise_agreement(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> float:
-    """[STR human study] The share of pairs of answers to a question that both rank in the same order; chance is 1/2."""
+    """[STR human study] Return the share of answer pairs that both rank in the same order; chance is 1/2."""
     ours, theirs = map(ranks_of, paired(rm_rankings, human_rankings))
     first, second = np.triu_indices(ours.shape[1], k=1)  # the pairs
     return float(((ours[:, first] < ours[:, second]) == (theirs[:, first] < theirs[:, second])).mean())
 
 
 def kendall_tau(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> float:
-    """[STR human study] Kendall's tau of the two rankings, mean over questions; chance is 0.
+    """[STR human study] Return Kendall's tau of the two rankings, mean over questions; chance is 0.
 
-    Without ties it equals 2 * pairwise_agreement - 1: the same fact, on the scale that is usually reported.
+    Without ties it equals 2 * pairwise_agreement - 1; tau is the scale usually reported.
     """
     pairs = zip(*map(ranks_of, paired(rm_rankings, human_rankings)), strict=True)
     return fmean(float(scipy.stats.kendalltau(ours, theirs).statistic) for ours, theirs in pairs)
 
 
-# ------------------------------------------------------------------------------------------ 3. (b) people and people
+# ------------------------------------------------------------------------------------------ 3. people and people
 def annotator_kappas(questions: list[RankedQuestion]) -> dict:
-    """[STR human study] `kappas` of the rank of each answer; num_common are questions. The paper just says "kappa".
+    """[STR human study] Return `kappas` of the answers' ranks; num_common counts questions.
 
-    An annotator gives each rank once per question, so chance is exactly 1/m, and where everyone ranks every question
-    the two kappas are equal. Raises InputError where no question has two rankings.
+    The paper reports "kappa" without naming the kind. An annotator gives each rank once per question, so chance is
+    exactly 1/m, and if everyone ranks every question, the two kappas are equal. Raises InputError if no question has
+    two rankings.
     """
     labels: dict[str, dict] = defaultdict(dict)  # annotator -> (question, answer) -> rank
     for i, question in enumerate(questions):
@@ -141,17 +143,17 @@ def annotator_kappas(questions: list[RankedQuestion]) -> dict:
             labels[name] |= {(i, answer): int(rank) for answer, rank in enumerate(ranks)}
     found = kappas(labels)
     if not found["num_pairs"]:
-        raise InputError("no question is ranked by two annotators, which kappa needs: load the rankings of both.")
+        raise InputError("no question is ranked by two annotators; kappa needs at least one.")
     return found | {"num_common": found["num_common"] // len(questions[0].answers)}
 
 
 def kappas(labels: Mapping[str, Mapping[Hashable, int]]) -> dict:
-    """How much num_annotators agree, beyond chance, on the labels of items; labels: annotator -> item -> label, from 0.
+    """Measure how much num_annotators agree beyond chance; labels: annotator -> item -> label, from 0.
 
-        cohen_kappa    per pair of annotators, on the items of both; mean over the num_pairs pairs with any
-        fleiss_kappa   all annotators, on the num_common items that all have labelled
+        cohen_kappa    per pair of annotators, on the items that both labelled; mean over the num_pairs such pairs
+        fleiss_kappa   all annotators, on the num_common items that all labelled
 
-    A pair of annotators whose chance agreement is 1 counts for nothing; a kappa without anything to measure is None.
+    Pairs of annotators with a chance agreement of 1 are skipped; a kappa without data is None.
     """
     cohen = []
     for ours, theirs in itertools.combinations(labels.values(), 2):
@@ -174,34 +176,34 @@ def kappas(labels: Mapping[str, Mapping[Hashable, int]]) -> dict:
 
 
 def cohen_kappa(ours: ArrayLike, theirs: ArrayLike) -> float:
-    """Cohen (1960): agreement of two people's labels (items,), (observed - expected) / (1 - expected).
+    """Return Cohen's kappa (1960) of two people's labels (items,): (observed - expected) / (1 - expected).
 
     observed   share of items with the same label
     expected   the same for two people who label at random, each with their own label frequencies
 
-    NaN where expected is 1. Raises ValueError unless the two have the same items, at least one.
+    NaN if expected is 1. Raises ValueError unless both label the same items, at least one.
     """
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     if ours.shape != theirs.shape or ours.ndim != 1 or not ours.size:
-        raise ValueError(f"labels are {ours.shape} and {theirs.shape}: they must be of the same items, at least one")
+        raise ValueError(f"labels are {ours.shape} and {theirs.shape}: expected the same items, at least one")
     observed = (ours == theirs).mean()
     expected = sum((ours == label).mean() * (theirs == label).mean() for label in np.unique(ours))
     return float((observed - expected) / (1 - expected)) if expected < 1 else math.nan
 
 
 def fleiss_kappa(counts: ArrayLike) -> float:
-    """Fleiss (1971), from counts (items, labels): how many people gave each item each label.
+    """Return Fleiss' kappa (1971) from counts (items, labels): how many people gave each item each label.
 
     observed   share of pairs of people who agree on an item, mean over items
     expected   the same for pairs who label at random, with the label frequencies of all people
 
-    NaN where expected is 1. Raises ValueError unless all rows have the same sum, at least 2.
+    NaN if expected is 1. Raises ValueError unless all rows have the same sum, at least 2.
     """
     counts = np.asarray(counts)
     num_people = counts.sum(1)
     if num_people.min() != num_people.max() or num_people[0] < 2:
         raise ValueError(
-            f"items have {num_people.min()} to {num_people.max()} labels: all need the same number, 2 or more"
+            f"items have {num_people.min()} to {num_people.max()} labels: expected the same number, at least 2"
         )
     n = num_people[0]
     observed = (counts * (counts - 1)).sum(1).mean() / (n * (n - 1))
@@ -213,12 +215,12 @@ def fleiss_kappa(counts: ArrayLike) -> float:
 @dataclass(frozen=True)
 class LabelledPair:
     query: str
-    responses: tuple[str, str]  # in the order in which they were shown
-    preferred: dict[str, int]  # by annotator: 0 the first, 1 the second
+    responses: tuple[str, str]  # in the order shown
+    preferred: dict[str, int]  # annotator -> 0 the first, 1 the second
 
 
 def load_labelled_pairs(path: str | Path) -> list[LabelledPair]:
-    """The pairs of one file. Raises InputError for a broken row."""
+    """Load the pairs of one file. Raises InputError for a malformed row."""
     pairs = []
     for where, row in iter_jsonl(path):
         query, responses = field(row, "query", str, where), field(row, "responses", list[str], where)
@@ -226,17 +228,17 @@ def load_labelled_pairs(path: str | Path) -> list[LabelledPair]:
         if len(responses) != 2 or responses[0] == responses[1]:
             raise InputError(f"{where}: the field 'responses' must be a list of two different texts.")
         if not preferred or not {*preferred.values()} <= {0, 1}:
-            raise InputError(f"{where}: the field 'preferred' must give a choice, 0 or 1, of at least one annotator.")
+            raise InputError(f"{where}: the field 'preferred' must have a choice, 0 or 1, of at least one annotator.")
         pairs.append(LabelledPair(query, (responses[0], responses[1]), preferred))
     return pairs
 
 
 def pair_agreement(pairs: list[LabelledPair]) -> dict:
-    """How much annotators agree on pairs, and how often one contradicts themself.
+    """Measure how much annotators agree on pairs, and how often one contradicts themselves.
 
-    cohen_kappa, fleiss_kappa   as in `kappas`; of num_pairs pairs num_common have a label of all num_annotators
-    circular_share   of the num_triads in which one annotator compared three responses to a query, each with each: those
-                     with a cycle, A preferred to B, B to C and C to A (Kendall and Babington Smith 1940). By chance 1/4
+    cohen_kappa, fleiss_kappa   as in `kappas`; num_common of the num_pairs pairs are labelled by all num_annotators
+    circular_share   share of the num_triads with a cycle, A preferred to B, B to C and C to A (Kendall and Babington
+                     Smith 1940); a triad is one annotator's comparisons of three responses to a query. Chance: 1/4
     """
     labels: dict[str, dict] = defaultdict(dict)  # annotator -> number of the pair -> preferred
     for i, pair in enumerate(pairs):
@@ -248,14 +250,14 @@ def pair_agreement(pairs: list[LabelledPair]) -> dict:
 
 
 def circular_triads(pairs: list[LabelledPair]) -> list[bool]:
-    """Per annotator and three responses to a query of which they compared each with each: is there a cycle?"""
+    """Return, for each annotator and three responses to a query with all three pairs compared, if there is a cycle."""
     winners: dict[tuple[str, str], dict[frozenset[str], str]] = defaultdict(dict)  # annotator, query -> pair -> winner
     for pair in pairs:
         for annotator, choice in pair.preferred.items():
             winners[annotator, pair.query][frozenset(pair.responses)] = pair.responses[choice]
     triads = []
     for winner in winners.values():
-        later = defaultdict(set)  # text -> those it was compared with that come after it in the alphabet
+        later = defaultdict(set)  # text -> texts it was compared with that sort after it
         for a, b in map(sorted, winner):
             later[a].add(b)
         for a, b in map(sorted, winner):
@@ -267,14 +269,14 @@ def circular_triads(pairs: list[LabelledPair]) -> list[bool]:
 
 # ------------------------------------------------------------------------------------------------------------ 5. arrays
 def ranks_of(rankings: ArrayLike) -> np.ndarray:
-    """Rankings (questions, m) -> (questions, m) the rank of each answer, from 0."""
+    """Return the rank of each answer, from 0: rankings (questions, m) -> (questions, m)."""
     return np.argsort(checked(rankings), axis=1)
 
 
 def paired(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     ours, theirs = checked(rm_rankings), checked(human_rankings)
     if ours.shape != theirs.shape:
-        raise ValueError(f"rankings are {ours.shape} and {theirs.shape}: they must be of the same answers")
+        raise ValueError(f"rankings are {ours.shape} and {theirs.shape}: expected the same answers")
     return ours, theirs
 
 

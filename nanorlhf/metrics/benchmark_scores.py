@@ -1,11 +1,11 @@
-"""The scores of published benchmarks of reward models: RewardBench, RewardBench 2 and RM-Bench.
+"""Scores on published benchmarks of reward models: RewardBench, RewardBench 2 and RM-Bench.
 
-A row has a query, one or more chosen responses and one or more rejected ones. A model's scores are an array (seeds,
-responses); a row knows the indices of its own. A tie counts as wrong.
+A row has a query, one or more chosen responses and one or more rejected ones, stored as indices into a model's scores
+(seeds, responses). A tie counts as wrong.
 
     RewardBench     Lambert et al. 2024: a pair per row; accuracy by subset, and by section with published weights
     RewardBench 2   Malik et al. 2025: the best of four; and Ties, with several right answers
-    RM-Bench        Liu et al. 2024: three styles of a right and of a wrong answer; easy, normal and hard
+    RM-Bench        Liu et al. 2024: right and wrong answers in three styles; easy, normal and hard
 """
 
 from collections import defaultdict
@@ -21,9 +21,9 @@ NUM_RESAMPLES = 2000
 # chosen and rejected responses of a row; in Ties, a subset of RewardBench 2, any number of both
 SIZES = {"RewardBench": (1, 1), "RewardBench 2": (1, 3), "RM-Bench": (3, 3)}
 TIES = "Ties"
-# RewardBench's sections: the subsets, and the weight of each in its section. The weights are the published numbers of
-# rows, but for math-prm, whose 447 count as much as all programs. Source: rewardbench/constants.py of
-# github.com/allenai/reward-bench, of which older versions swap the two numbers of xstest
+# section -> subset -> its weight in the section: the published number of rows, except for math-prm, where 447 rows
+# count as much as all programs. Source: rewardbench/constants.py of github.com/allenai/reward-bench (older versions
+# swap the two numbers of xstest)
 SECTIONS = {
     "Chat": {
         "alpacaeval-easy": 100, "alpacaeval-length": 95, "alpacaeval-hard": 95, "mt-bench-easy": 28, "mt-bench-med": 40,
@@ -42,7 +42,7 @@ SECTIONS = {
     },
 }  # fmt: skip
 SUBSETS_2 = ("Factuality", "Precise IF", "Math", "Safety", "Focus", TIES)
-DOMAINS = ("chat", "code", "math", "safety")  # of RM-Bench; safety has two subsets, safety-refuse and safety-response
+DOMAINS = ("chat", "code", "math", "safety")  # RM-Bench's; safety has two subsets, safety-refuse and safety-response
 
 
 class Row(NamedTuple):
@@ -50,16 +50,16 @@ class Row(NamedTuple):
 
     subset: str
     id: str
-    chosen: list[int]  # indices of its responses
+    chosen: list[int]  # indices of responses
     rejected: list[int]
 
 
 Values = Mapping[str, np.ndarray]  # subset -> (seeds, rows), shares from 0 to 1
 
 
-# ----------------------------------------------------------------------------------------------------- 1. a row's value
+# ---------------------------------------------------------------------------------------------------- 1. values per row
 def by_subset(rows: list[Row], values: np.ndarray) -> Values:
-    """values (seeds, rows) apart by subset."""
+    """Split values (seeds, rows) by subset."""
     indices = defaultdict(list)
     for i, row in enumerate(rows):
         indices[row.subset].append(i)
@@ -67,13 +67,13 @@ def by_subset(rows: list[Row], values: np.ndarray) -> Values:
 
 
 def all_chosen_first(rows: list[Row], scores: np.ndarray) -> np.ndarray:
-    """Does every chosen response of a row score higher than every rejected one? (seeds, rows), 0 or 1."""
+    """Return True if all chosen responses of a row score higher than all rejected ones, (seeds, rows)."""
     gaps = [scores[:, row.chosen].min(1) - scores[:, row.rejected].max(1) for row in rows]
     return np.stack(gaps, axis=1) > 0
 
 
 def style_matrices(rows: list[Row], scores: np.ndarray) -> np.ndarray:
-    """RM-Bench: (seeds, rows, 3, 3), 1 where the chosen response in style i scores higher than the rejected one in j.
+    """Return RM-Bench's matrices (seeds, rows, 3, 3): 1 if chosen in style i scores higher than rejected in style j.
 
     Styles: concise, detailed, detailed with Markdown.
     """
@@ -82,11 +82,11 @@ def style_matrices(rows: list[Row], scores: np.ndarray) -> np.ndarray:
 
 
 def style_accuracies(matrices: np.ndarray) -> dict[str, np.ndarray]:
-    """RM-Bench's accuracies from (..., 3, 3): each (...), and their mean.
+    """Return RM-Bench's accuracies and their mean, (..., 3, 3) -> (...) each.
 
-    easy     below the diagonal: the right answer has the style that readers like more
-    normal   the diagonal: both have the same style
-    hard     above it: the wrong answer has the style that readers like more
+    easy     below the diagonal: the right answer has the preferred style
+    normal   on the diagonal: both have the same style
+    hard     above the diagonal: the wrong answer has the preferred style
     """
     indices = {"easy": np.tril_indices(3, -1), "normal": np.diag_indices(3), "hard": np.triu_indices(3, 1)}
     parts = {name: matrices[..., i, j].mean(-1) for name, (i, j) in indices.items()}
@@ -94,19 +94,19 @@ def style_accuracies(matrices: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def unpaired_ties(rows: list[Row]) -> set[str]:
-    """The ids of the rows of Ties whose question has no other row: ref:N without tied:N, or tied:N without ref:N."""
+    """Return the ids of unpaired rows of Ties: ref:N without tied:N, or tied:N without ref:N."""
     ids = {row.id for row in rows if row.subset == TIES}
     return {name for name in ids if not {f"{kind}:{name.rpartition(':')[2]}" for kind in ("ref", "tied")} <= ids}
 
 
 def ties_values(rows: list[Row], scores: np.ndarray) -> dict[str, np.ndarray]:
-    """RewardBench 2's Ties: what each question scores, and of what; each (seeds, questions).
+    """Return each question's score in RewardBench 2's Ties and the score's terms, (seeds, questions) each.
 
-    A question comes twice: as tied:N with several right answers, as ref:N with one. A question of which one is missing
-    is left out. With gap the worst right answer's score minus the best wrong one's, and spread the best right one's
+    A question has two rows: tied:N with several right answers and ref:N with one; a question with only one of them is
+    skipped. gap is the worst right answer's score minus the best wrong one's; spread is the best right answer's score
     minus the worst right one's:
 
-        one right, several right   gap > 0 of ref:N, of tied:N
+        one right, several right   gap of ref:N > 0, gap of tied:N > 0
         clear                      gap of tied:N > spread
         clear in both              the smaller gap of both > spread
         Ties                       0.3 one right + 0.3 several right + 0.2 clear + 0.2 clear in both
@@ -125,7 +125,7 @@ def ties_values(rows: list[Row], scores: np.ndarray) -> dict[str, np.ndarray]:
     chosen = [scores[:, by_id[f"tied:{number}"].chosen] for number in both]
     spread = np.stack([np.ptp(s, axis=1) for s in chosen], axis=1) if chosen else np.zeros_like(tied)
     smaller = np.minimum(ref, tied)
-    with np.errstate(divide="ignore", invalid="ignore"):  # equal right answers: the limit, and 0 of 0 / 0
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal right answers: take the limit, and 0 for 0 / 0
         margin = np.nan_to_num(np.tanh(smaller / spread - 1))
     parts = {"one right": ref > 0, "several right": tied > 0, "clear": tied > spread, "clear in both": smaller > spread}
     weighted = zip((0.3, 0.3, 0.2, 0.2, 0.01), (*parts.values(), margin), strict=True)
@@ -134,7 +134,7 @@ def ties_values(rows: list[Row], scores: np.ndarray) -> dict[str, np.ndarray]:
 
 # ------------------------------------------------------------------------------------------------------- 2. the tables
 def measures(benchmark: str | None, rows: list[Row], scores: np.ndarray) -> dict[str, Values]:
-    """What is measured of each row: name of a table -> subset -> (seeds, rows)."""
+    """Return the measurements per row: table name -> subset -> (seeds, rows)."""
     if benchmark == "RM-Bench":
         accuracies = style_accuracies(style_matrices(rows, scores))
         return {name: by_subset(rows, values) for name, values in accuracies.items()}
@@ -148,9 +148,9 @@ def measures(benchmark: str | None, rows: list[Row], scores: np.ndarray) -> dict
 
 
 def groups(benchmark: str | None, counts: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """What is put together of subsets with these numbers of rows: name -> subset -> weight.
+    """Return the aggregates over subsets, name -> subset -> weight; counts: subset -> number of rows.
 
-    Nothing is called overall from which a section, subset or domain is missing.
+    `overall` is omitted if a section, subset or domain is missing.
     """
     found: dict[str, dict[str, float]] = {}
     if benchmark == "RewardBench":
@@ -174,9 +174,9 @@ def groups(benchmark: str | None, counts: Mapping[str, int]) -> dict[str, dict[s
 
 
 def summary(parts: list[tuple[float, np.ndarray]], seed: int) -> dict:
-    """The weighted mean of the means of parts, each (seeds, rows): mean and std over seeds, 95% interval over rows.
+    """Return the weighted mean over parts (seeds, rows): mean and std over seeds, 95% interval over rows.
 
-    The bootstrap resamples the rows of each part. A share of rows has Wilson's interval.
+    The bootstrap resamples the rows of each part; a single part of zeros and ones has Wilson's interval.
     """
     total = sum(weight for weight, _ in parts)
     means = np.sum([weight / total * values.mean(1) for weight, values in parts], axis=0)  # (seeds,)
@@ -186,7 +186,7 @@ def summary(parts: list[tuple[float, np.ndarray]], seed: int) -> dict:
     generator = np.random.default_rng(seed)
     resampled = np.zeros(NUM_RESAMPLES)
     for weight, values in parts:
-        of_rows = values.mean(0)  # over seeds
+        of_rows = values.mean(0)  # mean over seeds
         index = generator.integers(len(of_rows), size=(NUM_RESAMPLES, len(of_rows)))
         resampled += weight / total * of_rows[index].mean(1)
     low, high = np.quantile(resampled, (0.025, 0.975))
@@ -194,10 +194,10 @@ def summary(parts: list[tuple[float, np.ndarray]], seed: int) -> dict:
 
 
 def benchmark_tables(benchmark: str | None, rows: list[Row], scores: Mapping[str, np.ndarray], seed: int) -> list[dict]:
-    """The benchmark's tables of models, name -> scores (seeds, responses).
+    """Return the benchmark's tables; scores: model -> (seeds, responses).
 
-    Each has a name and lines; a line has name, num_rows and models: name -> mean, std and interval. First what is put
-    together of subsets, then the subsets.
+    Each table has a name and lines, aggregates before subsets; a line has name, num_rows and models: name -> mean, std
+    and interval.
     """
     measured = {model: measures(benchmark, rows, values) for model, values in scores.items()}
     first = next(iter(measured.values()))

@@ -1,4 +1,4 @@
-"""BERTScore: overlap of two texts by the embeddings of their tokens (Zhang et al. 2020)."""
+"""BERTScore: overlap of two texts in token embeddings (Zhang et al. 2020)."""
 
 import torch
 import torch.nn.functional as F
@@ -10,20 +10,20 @@ from nanorlhf.progress import Progress
 
 
 def bert_score(references: list[str], responses: list[str], encoder: Encoder, batch_size: int = 32) -> list[float]:
-    """[SO bertscore] Raw F1 per row by greedy matching: no baseline rescaling, no idf weights.
+    """[SO bertscore] Return the raw F1 per row by greedy matching, without baseline rescaling or idf weights.
 
-    Each token is matched with the token of the other text whose embedding has the highest cosine with its own.
+    Each token is matched with the token of the other text that has the highest cosine similarity.
 
         precision  mean of that cosine over the response's tokens     F1 = 2 precision recall / (precision + recall)
         recall     the same over the reference's
 
-    As in the bert-score library, the two special tokens have no weight in these means but may be matched; texts are
+    As in the bert-score library, the two special tokens can be matched but are excluded from these means; texts are
     stripped; a text without tokens scores 0; a text too long for the encoder is truncated. Unlike there, padding can't
-    be matched, so no row depends on the rest of its batch.
+    be matched, so a row doesn't depend on the rest of its batch.
     """
     tokenizer = encoder.tokenizer
     special = torch.tensor([tokenizer.cls_token_id, tokenizer.sep_token_id])
-    # RoBERTa spells a word at the very start differently from one after a space: put a space before the first one
+    # RoBERTa tokenizes a word at the start of a text differently from one after a space, so we prepend a space
     prefix = " " if encoder.model.config.model_type == "roberta" else ""
     scores: list[float] = []
     pairs = list(zip(references, responses, strict=True))
@@ -45,5 +45,5 @@ def bert_score(references: list[str], responses: list[str], encoder: Encoder, ba
 
 
 def mean_where(values: Tensor, mask: Tensor) -> Tensor:
-    """(B, T) -> (B,): the mean of each row over the True positions; NaN where there is none."""
+    """Return the mean of each row over its True positions, (B, T) -> (B,); NaN if a row has none."""
     return torch.where(mask, values, 0).sum(1) / mask.sum(1)

@@ -1,18 +1,18 @@
-"""Win rates, 95% intervals, and whether two policies differ."""
+"""Win rates, 95% intervals, and tests for a difference between two policies."""
 
 import math
 from collections.abc import Callable
 from statistics import fmean
 
 import numpy as np
-import scipy  # .stats loads with its first use: most runs have none
+import scipy  # .stats is loaded on first use, which most runs don't reach
 from numpy.typing import ArrayLike
 
 from nanorlhf.metrics.score_table import score_table
 
 
 def win_rate(ours: list[float], theirs: list[float]) -> float:
-    """The share of rows in which our score is higher; a tie counts half.
+    """Return the share of rows with a higher score of ours; a tie counts half.
 
     >>> win_rate([1.0, 2.0, 3.0, 0.0], [0.0, 2.0, 5.0, -1.0])
     0.625
@@ -21,9 +21,9 @@ def win_rate(ours: list[float], theirs: list[float]) -> float:
 
 
 def wilson_interval(share: float, num_rows: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95% interval of a share (Wilson 1927): stays within 0 and 1, and has a width even at 0 and 1.
+    """Return the 95% interval of a share (Wilson 1927), which stays within 0 and 1 and has a width even at 0 and 1.
 
-    Where ties count half, the variance is below share * (1 - share), so the interval is too wide, never too narrow.
+    If ties count half, the variance is below share * (1 - share), so the interval is conservative.
     """
     middle = (share + z**2 / (2 * num_rows)) / (1 + z**2 / num_rows)
     half = z / (1 + z**2 / num_rows) * math.sqrt(share * (1 - share) / num_rows + z**2 / (4 * num_rows**2))
@@ -31,9 +31,9 @@ def wilson_interval(share: float, num_rows: int, z: float = 1.96) -> tuple[float
 
 
 def bootstrap_interval(values: ArrayLike, seed: int, num_resamples: int = 2000) -> tuple[float, float]:
-    """The 95% interval of the mean of values (questions, n): percentiles of the means of resamples.
+    """Return the 95% bootstrap interval of the mean of values (questions, n), by percentiles.
 
-    Whole questions are resampled: answers to one question are alike, and resampling single answers would give an
+    Whole questions are resampled: answers to one question are correlated, so resampling single answers would give an
     interval up to sqrt(n) times too narrow.
     """
     means = score_table(values).mean(axis=1)  # (questions,)
@@ -43,9 +43,9 @@ def bootstrap_interval(values: ArrayLike, seed: int, num_resamples: int = 2000) 
 def percentile_interval(
     rows: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], seed: int, num_resamples: int
 ) -> tuple[float, float]:
-    """The 95% interval of a statistic of rows (questions, ...): percentiles of its values for resampled rows.
+    """Return the 95% bootstrap interval of a statistic of rows (questions, ...), by percentiles.
 
-    statistic: (resamples, questions, ...) -> (resamples,), for as many resamples at a time as fit 2^20 rows.
+    statistic: (resamples, questions, ...) -> (resamples,), called for as many resamples at a time as fit 2^20 rows.
     """
     generator = np.random.default_rng(seed)
     at_once = max(1, 2**20 // len(rows))
@@ -58,7 +58,7 @@ def percentile_interval(
 
 
 def t_interval(values: ArrayLike) -> tuple[float, float] | None:
-    """The 95% interval of the mean of a few independent runs (n,), by Student's t; None of fewer than two."""
+    """Return the 95% interval of the mean of independent values (n,), by Student's t; None for fewer than two."""
     values = np.asarray(values, dtype=float)
     if len(values) < 2:
         return None
@@ -67,19 +67,19 @@ def t_interval(values: ArrayLike) -> tuple[float, float] | None:
 
 
 def compare(ours: ArrayLike, theirs: ArrayLike, seed: int, num_resamples: int = 2000) -> dict:
-    """[SO significance] Do two policies differ? ours and theirs (questions, n), each row answers to the same question.
+    """[SO significance] Test if two policies differ; ours and theirs (questions, n), a row for answers to one question.
 
     mean_difference     ours - theirs; mean_difference_ci is its 95% interval, `bootstrap_interval` over the questions'
                         differences, which cancels how hard each question is
     ks, ks_p            Kolmogorov-Smirnov: the largest gap between the distribution functions of single answers
-    mann_whitney_u, _p  pairs of answers in which ours is higher, ties counted half; two-sided
+    mann_whitney_u, _p  number of pairs of answers with ours higher, ties counted half; two-sided
 
-    Both p-values treat all answers as independent, as the paper does, and are too small where answers to a question
-    are alike. Raises ValueError where the numbers of questions differ.
+    Both p-values treat all answers as independent, as in the paper, so they are too small if answers to a question are
+    correlated. Raises ValueError if the numbers of questions differ.
     """
     ours, theirs = score_table(ours), score_table(theirs)
     if len(ours) != len(theirs):
-        raise ValueError(f"{len(ours)} questions against {len(theirs)}: they must be the same")
+        raise ValueError(f"{len(ours)} and {len(theirs)} questions: expected the same questions")
     differences = ours.mean(axis=1) - theirs.mean(axis=1)  # (questions,)
     ks = scipy.stats.ks_2samp(ours.ravel(), theirs.ravel())
     mann_whitney = scipy.stats.mannwhitneyu(ours.ravel(), theirs.ravel())

@@ -1,7 +1,7 @@
-"""Does a judge or a reward model prefer what is better, or what is longer? Win rates as if lengths were equal.
+"""Length control: win rates and accuracies corrected for a preference for longer responses.
 
-Pairs come as rows of one or more: (rows, pairs). The bootstrap resamples rows, which are independent of each other; the
-pairs of a row share a query. Length differences are ours minus theirs, or chosen minus rejected, in characters or
+Arrays are (rows, pairs), with one or more pairs per row. The pairs of a row share a query; rows are independent, and
+the bootstrap resamples them. Length differences are ours minus theirs, or chosen minus rejected, in characters or
 tokens.
 """
 
@@ -12,19 +12,19 @@ from scipy.special import expit
 
 from nanorlhf.metrics.intervals import bootstrap_interval, wilson_interval
 
-NUM_RESAMPLES = 500  # each of them is a regression
+NUM_RESAMPLES = 500  # each fits a regression
 NEAR = 0.1  # lengths that differ by at most this share of the longer one count as equal
-MAX_STEPS = 200  # of Newton's method: it takes five, and some sixty where length separates wins from losses
+MAX_STEPS = 200  # of Newton's method, which takes about five, or sixty if length separates wins from losses
 LONGEST_STEP = 5.0  # in any coefficient; longer ones overshoot
 
 
 def logistic_regression(features: np.ndarray, wins: np.ndarray) -> np.ndarray:
-    """Coefficients (k,) of P(win) = sigmoid(features @ coefficients); features (n, k), wins (n,) from 0 to 1.
+    """Fit the coefficients (k,) of P(win) = sigmoid(features @ coefficients); features (n, k), wins (n,) from 0 to 1.
 
     They maximise Firth's penalised likelihood (1993): log-likelihood + log det(information) / 2. It has a maximum even
-    where features separate wins from losses, as length does for a judge that always prefers the longer response
-    (Heinze and Schemper 2002). A constant alone gives the share (wins + 1/2) / (n + 1). Of features that depend on each
-    other, the smallest coefficients.
+    if features separate wins from losses, as length does for a judge that always prefers the longer response (Heinze
+    and Schemper 2002). With only a constant, the share is (wins + 1/2) / (n + 1). For collinear features, the solution
+    has the smallest coefficients.
     """
     coefficients = np.zeros(features.shape[1])
     for _ in range(MAX_STEPS):
@@ -43,17 +43,17 @@ def logistic_regression(features: np.ndarray, wins: np.ndarray) -> np.ndarray:
 def length_controlled_win_rate(
     wins: np.ndarray, differences: np.ndarray, seed: int
 ) -> tuple[float, tuple[float, float]] | None:
-    """The win rate that AlpacaEval's regression predicts for equal lengths, and its 95% bootstrap interval.
+    """Return the win rate that AlpacaEval's regression predicts for equal lengths, and its 95% bootstrap interval.
 
-    wins (rows, pairs, seeds): 1, 0, or 0.5 for a tie; of several seeds, the mean of their rates. differences (rows,
-    pairs). Dubois et al. 2024, Length-Controlled AlpacaEval, equations 1 and 2:
+    wins (rows, pairs, seeds): 1, 0, or 0.5 for a tie; the rate is a mean over seeds. differences (rows, pairs).
+    Dubois et al. 2024, Length-Controlled AlpacaEval, equations 1 and 2:
 
         P(win) = sigmoid(quality + weight * tanh(difference / standard deviation))
         rate   = sigmoid(quality)
 
-    Their third term, how hard an instruction is, is fitted by the verdicts on all models of their leaderboard and known
-    for its 805 instructions alone; their penalty is chosen by cross-validation, ours is Firth's. None where all
-    differences are the same: quality and length can't be told apart.
+    We omit their third term, the difficulty of an instruction: it is fitted on the whole leaderboard and only known for
+    its 805 instructions. Their penalty is chosen by cross-validation, ours is Firth's. None if all differences are the
+    same, since quality and length can't be separated then.
     """
     if np.ptp(differences) == 0:
         return None
@@ -69,12 +69,12 @@ def length_controlled_win_rate(
 
 
 def label_weights(margins: np.ndarray, differences: np.ndarray, seed: int) -> dict[str, dict]:
-    """What predicts the label, the margin or length? P(chosen) = sigmoid(a * margin + b * tanh(difference)).
+    """Fit how margin and length predict the label: P(chosen) = sigmoid(a * margin + b * tanh(difference)).
 
     margins (rows, pairs, seeds): the chosen response's score minus the rejected one's. differences (rows, pairs). Both
-    are divided by their standard deviation. Returns margin and length: each the mean of its coefficient over seeds and
-    the 95% bootstrap interval. An interval of the margin above 0: the model knows more than which response is longer.
-    A term that is 0 for all pairs gets the coefficient 0.
+    are divided by their standard deviation. Returns margin and length: the mean of the coefficient over seeds and its
+    95% bootstrap interval. If the margin's interval is above 0, the model knows more than which response is longer. A
+    term that is 0 for all pairs gets the coefficient 0.
     """
     spreads = margins.std((0, 1))  # (seeds,)
     table = np.concatenate((scaled(differences)[:, :, None], margins / np.where(spreads > 0, spreads, 1)), axis=2)
@@ -94,7 +94,7 @@ def label_weights(margins: np.ndarray, differences: np.ndarray, seed: int) -> di
 def with_intervals(
     table: np.ndarray, statistics: Callable[[np.ndarray], np.ndarray], seed: int
 ) -> list[tuple[float, tuple[float, float]]]:
-    """Statistics (k,) of a table (rows, ...), each with its 95% interval: percentiles for resampled rows."""
+    """Return statistics (k,) of a table (rows, ...), each with its 95% bootstrap interval, by percentiles."""
     generator = np.random.default_rng(seed)
     num_rows = len(table)
     resampled = [statistics(table[generator.integers(num_rows, size=num_rows)]) for _ in range(NUM_RESAMPLES)]
@@ -104,27 +104,27 @@ def with_intervals(
 
 
 def scaled(differences: np.ndarray) -> np.ndarray:
-    """tanh(difference / standard deviation), so that a few very long responses don't decide; of the same shape."""
+    """Return tanh(difference / standard deviation), so that a few very long responses don't dominate; same shape."""
     spread = differences.std(ddof=1) if differences.size > 1 else 0.0
     return np.tanh(differences / (spread or 1.0))
 
 
 def near_length_accuracy(right: np.ndarray, lengths: np.ndarray, seed: int) -> dict | None:
-    """How often a model is right on pairs of about equal length: mean over rows, and its 95% interval.
+    """Return a model's accuracy on pairs of about equal length: mean over rows, and its 95% interval.
 
     right (rows, pairs, seeds): 1, 0, or 0.5 for a tie; lengths (rows, pairs, 2) of chosen and rejected. Returns mean,
-    interval and num_pairs; None without such a pair.
+    interval and num_pairs; None without such pairs.
     """
     near = np.abs(lengths[..., 0] - lengths[..., 1]) <= NEAR * lengths.max(2)  # (rows, pairs)
     some = near.any(1)
     if not some.any():
         return None
-    shares = np.array([r[n].mean() for r, n in zip(right[some], near[some], strict=True)])  # (rows with any,)
+    shares = np.array([r[n].mean() for r, n in zip(right[some], near[some], strict=True)])  # (rows with such pairs,)
     return {"mean": float(shares.mean()), "interval": share_interval(shares, seed), "num_pairs": int(near.sum())}
 
 
 def share_interval(shares: np.ndarray, seed: int) -> tuple[float, float]:
-    """The 95% interval of a mean of shares (rows,): Wilson's of wins and losses alone, else by the bootstrap."""
+    """Return the 95% interval of a mean of shares (rows,): Wilson's if all are 0 or 1, else by the bootstrap."""
     if np.isin(shares, (0, 1)).all():
         return wilson_interval(float(shares.mean()), len(shares))
     return bootstrap_interval(shares[:, None], seed)

@@ -1,6 +1,6 @@
 """Overlap of responses with their references: ROUGE and SacreBLEU, from 0 to 1.
 
-Two lists of different lengths raise ValueError.
+Lists of different lengths raise ValueError.
 """
 
 from statistics import fmean
@@ -11,8 +11,8 @@ ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
 def rouge_scores(references: list[str], responses: list[str]) -> dict[str, list[float]]:
-    """F1 of ROUGE-1, ROUGE-2 and ROUGE-L per row, without stemming, as in N+ section 5."""
-    from rouge_score.rouge_scorer import RougeScorer  # brings NLTK and SciPy: more than a second
+    """Return the F1 of ROUGE-1, ROUGE-2 and ROUGE-L per row, without stemming, as in N+ section 5."""
+    from rouge_score.rouge_scorer import RougeScorer  # imports NLTK and SciPy, which takes over a second
 
     scorer = RougeScorer(ROUGE, use_stemmer=False)
     scores = [scorer.score(*pair) for pair in zip(references, responses, strict=True)]
@@ -20,16 +20,16 @@ def rouge_scores(references: list[str], responses: list[str]) -> dict[str, list[
 
 
 def rouge(references: list[str], responses: list[str]) -> dict[str, float]:
-    """The means of `rouge_scores` over rows."""
+    """Return the means of `rouge_scores` over rows."""
     return {name: fmean(column) for name, column in rouge_scores(references, responses).items()}
 
 
 def sentence_bleu(references: list[str], responses: list[str]) -> list[float]:
-    """SacreBLEU per row, with that library's defaults for a single sentence.
+    """Return SacreBLEU per row, with that library's defaults for a single sentence.
 
     1- to 4-grams of the 13a tokenizer, case-sensitive; an order without matches is smoothed (exp), an order longer than
-    the response is skipped (effective order). An empty response scores 0.
-    [SO bleu] prints .048, but not for this metric: see test_the_papers_sacrebleu_is_that_of_unrelated_texts.
+    the response is skipped (effective order). An empty response scores 0. [SO bleu] reports .048, but for another
+    metric: see test_the_papers_sacrebleu_is_that_of_unrelated_texts.
     """
     bleu = BLEU(tokenize="13a", smooth_method="exp", effective_order=True)
     pairs = zip(references, responses, strict=True)

@@ -1,8 +1,7 @@
-"""Accuracy and calibration of reward models on pairs that people ranked, and what they and people go by.
+"""Accuracy and calibration of reward models on pairs that people ranked, and the length bias of both.
 
-A margin is the chosen response's score minus the rejected one's. Margins are arrays (seeds, pairs): models
-that differ only in their seed, on the same pairs. Standard deviations over seeds are sample ones (n - 1), None for a
-single seed.
+A margin is the chosen response's score minus the rejected one's. Margins are arrays (seeds, pairs): models that differ
+only in their seed, on the same pairs. Standard deviations over seeds are sample ones (n - 1), None for a single seed.
 """
 
 import re
@@ -20,10 +19,10 @@ FEW = 10  # pairs: a bin with fewer is drawn hollow
 
 # --------------------------------------------------------------------------------------------------------- 1. accuracy
 def pair_groups(rows: list[Comparison], path: str) -> dict[tuple[str, str], list[int]]:
-    """[N+ 16] Row indices by batch, confidence, split and pair of policies: (by, value) -> indices.
+    """[N+ 16] Group row indices by batch, confidence, split and pair of policies: (by, value) -> indices.
 
-    In table order: all rows first; then each `by`, its values sorted by their number, policy pairs by frequency.
-    A row without such a field in its `meta` is in none of its groups; the two policies of a pair are unordered. Raises
+    In table order: all rows first, then each `by`, its values sorted by their number, policy pairs by frequency. A row
+    without a field in its `meta` is in none of the field's groups; the two policies of a pair are unordered. Raises
     InputError for a malformed `meta`.
     """
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -36,7 +35,7 @@ def pair_groups(rows: list[Comparison], path: str) -> dict[tuple[str, str], list
         if meta.get("policies") is not None:
             policies = field(meta, "policies", list[str], where)
             if len(policies) != 2:
-                raise InputError(f"{where}: 'policies' in the field 'meta' must be two names: fix or delete the line.")
+                raise InputError(f"{where}: 'policies' in the field 'meta' must be two names.")
             groups["policies", " / ".join(sorted(policies))].append(index)
 
     def place(group: tuple[str, str]) -> tuple:
@@ -49,7 +48,7 @@ def pair_groups(rows: list[Comparison], path: str) -> dict[tuple[str, str], list
 
 
 def mean_and_std(values: np.ndarray) -> dict[str, float | None]:
-    """Over seeds (seeds,); NaN marks a seed without a value."""
+    """Return mean and std of values (seeds,); NaN marks a seed without a value."""
     values = values[~np.isnan(values)]
     return {
         "mean": float(values.mean()) if len(values) else None,
@@ -58,9 +57,9 @@ def mean_and_std(values: np.ndarray) -> dict[str, float | None]:
 
 
 def accuracy_table(groups: dict[tuple[str, str], list[int]], margins: dict[str, np.ndarray]) -> list[dict]:
-    """[N+ 16] Table 5: per group, the number of pairs and the share that each model ranks as people did.
+    """[N+ 16] Return Table 5: per group, the number of pairs and the share that each model ranks as people did.
 
-    margins: model -> (seeds, pairs). A tie is wrong. Each row has by, value, num_pairs and models: name -> mean, std.
+    margins: model -> (seeds, pairs). Ties are wrong. Each row has by, value, num_pairs and models: name -> mean, std.
     """
     return [
         {
@@ -74,12 +73,12 @@ def accuracy_table(groups: dict[tuple[str, str], list[int]], margins: dict[str, 
 
 
 def accuracy_intervals(margins: dict[str, np.ndarray]) -> dict[str, dict]:
-    """Each model's accuracy on all pairs and its 95% interval, and what it has more than the first model.
+    """Return each model's accuracy on all pairs with its 95% interval, and its gain over the first model.
 
-    margins: model -> (seeds, pairs). The interval of the accuracy is Wilson's; that of the gain is of the mean over
-    pairs, each ranked by both models (Student's t): {"mean", "ci"}, None for the first model and for a single pair.
+    margins: model -> (seeds, pairs). The accuracy has a Wilson interval. The gain, {"mean", "ci"}, is paired: Student's
+    t over pairs that both models rank; None for the first model and for a single pair.
     """
-    right = {name: (m > 0).mean(0) for name, m in margins.items()}  # (pairs,) shares of seeds
+    right = {name: (m > 0).mean(0) for name, m in margins.items()}  # (pairs,) share of seeds
     first = next(iter(right))
     found: dict[str, dict] = {}
     for name, shares in right.items():
@@ -94,19 +93,19 @@ def accuracy_intervals(margins: dict[str, np.ndarray]) -> dict[str, dict]:
 
 # ------------------------------------------------------------------------------------------------------ 2. calibration
 def calibration(margins: np.ndarray) -> dict:
-    """[N+ 18] Accuracy by the size of the margin; Bradley-Terry predicts sigmoid(|margin|). Figure 7, right.
+    """[N+ 18] Return accuracy by the size of the margin; Bradley-Terry predicts sigmoid(|margin|). Figure 7, right.
 
     margins (seeds, pairs). Bins of BIN_WIDTH on |margin| cover 0 to the 99.5% quantile of all seeds' margins, rounded
     to that width; larger margins share one more bin, which the figure omits. Returns
 
-        bins        per bin its middle, its pairs (mean over seeds), and its accuracy (mean and std over seeds)
-        num_beyond  pairs in the bin that the figure omits, mean over seeds
+        bins        per bin its middle, its number of pairs (mean over seeds), and its accuracy (mean, std over seeds)
+        num_beyond  number of pairs in the omitted bin, mean over seeds
         ece         expected calibration error: |accuracy - mean of sigmoid(|margin|)| per bin, averaged over pairs;
                     mean and std over seeds
     """
     steps = max(1, round(float(np.quantile(margins, 0.995)) / BIN_WIDTH))
     size, right = np.abs(margins), margins > 0  # (seeds, pairs)
-    bins = np.minimum((size / BIN_WIDTH).astype(int), steps)  # (seeds, pairs) bin `steps` is the one beyond
+    bins = np.minimum((size / BIN_WIDTH).astype(int), steps)  # (seeds, pairs) bin `steps` is the omitted one
     confidence = 1 / (1 + np.exp(-size))
     accuracies, gaps = np.full((len(margins), steps), np.nan), np.zeros(len(margins))
     for seed in range(len(margins)):
@@ -131,23 +130,23 @@ def calibration(margins: np.ndarray) -> dict:
 
 
 def score_statistics(scores: np.ndarray) -> dict[str, dict[str, float | None]]:
-    """Maximum, mean, minimum and std of scores (seeds, responses) over responses, each as mean and std over seeds."""
+    """Return max, mean, min and std of scores (seeds, responses) over responses, each as mean and std over seeds."""
     columns = {"max": scores.max(1), "mean": scores.mean(1), "min": scores.min(1), "std": scores.std(1)}
     return {name: mean_and_std(column) for name, column in columns.items()}
 
 
-# ------------------------------------------------------------------------------------ 3. the truth, length and position
+# ------------------------------------------------------------------------------------ 3. gold, length and position
 def deciders(margins: dict[str, np.ndarray], lengths: np.ndarray, golds: np.ndarray | None) -> dict:
-    """Who prefers what: the labels, the truth where it is known, and each model.
+    """Measure how often the labels, the gold score and each model prefer the better and the longer response.
 
-    margins: model -> (seeds, pairs); lengths (pairs, 2) of the chosen and of the rejected response; golds (pairs,), the
-    the chosen response's gold score minus the rejected one's. Returns labels, truth (or None) and models: name
-    -> decider, and of each decider mean and std over seeds of
+    margins: model -> (seeds, pairs); lengths (pairs, 2) of the chosen and the rejected response; golds (pairs,), the
+    chosen response's gold score minus the rejected one's, or None. Returns labels, truth (gold, or None) and models:
+    name -> decider. Each decider has the mean and std over seeds of
 
-        truth    share of pairs in which it prefers the response with the higher gold score
-        longer   share of pairs in which it prefers the longer response
+        truth    share of pairs where it prefers the response with the higher gold score
+        longer   share of pairs where it prefers the longer response
 
-    Pairs whose gold scores tie, or lengths, are left out; what a decider itself gives the same score counts as wrong.
+    Pairs with equal gold scores, or lengths, are excluded; a decider's own ties count as wrong.
     """
     longer = lengths[:, 0] - lengths[:, 1]  # (pairs,)
 
@@ -167,9 +166,9 @@ def deciders(margins: dict[str, np.ndarray], lengths: np.ndarray, golds: np.ndar
 
 
 def first_shown_share(rows: list[Comparison], path: str) -> float | None:
-    """The share of pairs in which the response shown first is the preferred one; None where no `meta` has a `choice`.
+    """Return how often the response shown first was preferred, as a share; None if no `meta` has a `choice`.
 
-    `choice` is 0 or 1, the place of the preferred response. Raises InputError for a malformed one.
+    `choice` is 0 or 1, the position of the preferred response. Raises InputError for a malformed one.
     """
     choices = []
     for index, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""One response token by token: reward logits (N+ Figure 6), and PPO's rewards, values and KL (Figure 9)."""
+"""Per-token values of one response: reward logits (N+ Figure 6), and PPO's rewards, values and KL (Figure 9)."""
 
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,12 @@ def token_rewards(
     tokenizer: Tokenizer,
     temperature: float,
 ) -> dict[str, list]:
-    """Columns over the response's tokens, EOS included: text, rm_logit and kl; also reward and value where `place`, the
-    policy's directory, holds a PPO run with its value model.
+    """Return columns over the response's tokens, EOS included: text, rm_logit and kl; for a PPO run also reward, value.
 
-    query (1, Q), response (1, T). kl is log policy - log reference of the sampled token, in nats, at the run's
-    temperature, else at `temperature`. Where the run adds the score after EOS, there is one more row, without text: the
-    state after EOS, whose value is read at EOS. None where a token has no such number.
+    query (1, Q), response (1, T). `place` is the policy's directory; it is a PPO run if it has metrics and a value
+    model. kl is log policy - log reference of the sampled token, in nats, at the run's temperature, else at
+    `temperature`. If the run adds the score after EOS, there is one more row, without text: the state after EOS, whose
+    value is read at EOS. None marks a token without the quantity.
     """
     eos_index, actions, states = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
     T, end = response.size(1), int(eos_index)
@@ -61,7 +61,7 @@ def token_rewards(
     if is_ppo and reward_model is not None and logits is not None:
         score_at = settings.get("score_at")
         if score_at not in ("after_eos", "last_token"):
-            raise InputError(f"{where}: score_at must be after_eos or last_token: name a run of train_ppo.py.")
+            raise InputError(f"{where}: score_at must be after_eos or last_token, as in runs of train_ppo.py.")
         skipped_id = reward_model.skipped_id
         scored = end if skipped_id is None else int(before_skipped(response, eos_index, skipped_id))
         scores = logits[:, scored]

@@ -1,8 +1,8 @@
-"""What alignment changed, token by token: the rank of each response token under the model before it. (N+ Table 8)
+"""Token distribution shift: the rank of each response token under the model before alignment. (N+ Table 8)
 
-A token's rank under the base model, given the same query and the response so far, is 1 plus the number of tokens that
-the base model finds likelier. Rank 1 is unshifted: greedy decoding of the base model would have written it too. Ranks 2
-and 3 are marginal, the rest shifted.
+A token's rank is 1 plus the number of tokens that are more likely under the base model, with the same query and the
+response so far as context. Rank 1 is unshifted: greedy decoding of the base model gives the same token. Ranks 2 and 3
+are marginal, the rest shifted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,17 +25,17 @@ def kind_of(rank: int) -> str:
 
 @torch.no_grad()
 def token_ranks(base: GPT, query: Tensor, response: Tensor, pad_id: int) -> Tensor:
-    """The rank of each response token under `base`, from 1; 0 at [PAD].
+    """Return the rank of each response token under `base`, from 1; 0 at [PAD].
 
-    query (B, Q) left-padded, response (B, T) right-padded -> (B, T). Tokens exactly as likely as the response's don't
-    raise its rank. Logits are computed for real tokens only, LOGITS of them at a time.
+    query (B, Q) left-padded, response (B, T) right-padded -> (B, T). Equally likely tokens don't raise a rank. Logits
+    are computed for real tokens only, LOGITS at a time.
     """
     query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
     hidden = base(query_response, query_response != pad_id, last=response.size(1) + 1)[:, :-1]  # (B, T, C)
     counts = response != pad_id  # (B, T)
     hidden = hidden[counts].to(base.lm_head.weight.dtype)  # (N, C)
     size, ranks = max(1, LOGITS // base.config.vocab_size), [response.new_zeros(0)]
-    with torch.autocast(hidden.device.type, enabled=False):  # many bfloat16 logits are equal
+    with torch.autocast(hidden.device.type, enabled=False):  # in bfloat16 many logits tie
         for h, ids in zip(micro_batches(hidden, size), micro_batches(response[counts], size), strict=True):
             logits = base.logits(h)  # (n, V)
             ranks.append(1 + (logits > logits.gather(1, ids[:, None])).sum(1))
@@ -43,16 +43,16 @@ def token_ranks(base: GPT, query: Tensor, response: Tensor, pad_id: int) -> Tens
 
 
 def shift_shares(ranks: Tensor) -> dict[str, float]:
-    """The share of tokens of each kind; `ranks` from `token_ranks`, at least one of them above 0."""
+    """Return the share of tokens of each kind; `ranks` from `token_ranks`, at least one of them above 0."""
     counted = ranks[ranks > 0]
     kinds = {"unshifted": counted == 1, "marginal": (counted == 2) | (counted == 3), "shifted": counted > 3}
     return {name: is_one.float().mean().item() for name, is_one in kinds.items()}
 
 
 def text_pieces(ids: Iterable[int], values: Iterable[int], pieces: Mapping[int, bytes]) -> list[tuple[str, int]]:
-    """Tokens as text, each with its value. Tokens that share one character become one piece with their largest value.
+    """Return tokens as text with their values; tokens that share a character become one piece with the largest value.
 
-    `pieces` come from `token_bytes`; a token that has none (EOS) is shown as ∎.
+    `pieces` come from `token_bytes`; a token without one (EOS) is shown as ∎.
     """
     result: list[tuple[str, int]] = []
     held, largest = b"", 0
@@ -69,7 +69,7 @@ def text_pieces(ids: Iterable[int], values: Iterable[int], pieces: Mapping[int, 
 
 
 def to_terminal(pieces: list[tuple[str, int]], color: bool) -> str:
-    """Coloured by ANSI codes, or, without colour, (marginal) and [shifted] tokens in brackets."""
+    """Format pieces for the terminal, coloured by ANSI codes or, without colour, as (marginal) and [shifted]."""
     parts = []
     for text, rank in pieces:
         kind, word = kind_of(rank), text.replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""Rankings by people and by the reward model: files, agreement and kappa, against hand-computed examples."""
+"""Rankings by people and by the reward model: files, agreement and kappa, against examples worked by hand."""
 
 import itertools
 import json
@@ -45,7 +45,7 @@ def test_order_probability_counts_identical_rankings_only() -> None:
 
 
 def test_chance_is_the_share_of_right_orders_among_all() -> None:
-    """The paper's 4.17%: each of 24 orders of the model against one order of people."""
+    """The paper's 4.17%: each of the model's 24 possible orders against one order by people."""
     orders = list(itertools.permutations(range(4)))
     found = order_probability(orders, [[2, 0, 3, 1]] * 24)
     assert found["order_probability"] == found["chance"] == pytest.approx(0.0417, abs=5e-5)
@@ -169,19 +169,19 @@ def test_rankings_of_several_files_are_joined_by_question(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"ranking": [0, 1]}, "it must name each answer once, from 0 to 2"),
+        ({"ranking": [0, 1]}, "expected each index from 0 to 2 once"),
         ({"ranking": [0, 1, 1]}, "'ranking' is"),
         ({"ranking": [1, 2, 3]}, "'ranking' is"),
         ({"ranking": [2, True, 0]}, r"'ranking\[1\]' must be int, not bool"),
         ({"ranking": ["a", "b", "c"]}, r"'ranking\[0\]' must be int, not str"),
         ({"ranking": []}, "'ranking' is"),
         ({"answers": ["a", "b", 3]}, r"'answers\[2\]' must be str"),
-        ({"answers": ["a"], "ranking": [0]}, "'answers' must be a list of two texts or more"),
+        ({"answers": ["a"], "ranking": [0]}, "'answers' must be a list of at least two texts"),
         ({"annotator": " "}, "'annotator' is empty"),
         ({"annotator": 3}, "'annotator' must be str"),
-        ({}, "'ana' ranked this question at .*r.jsonl:1 too"),
-        ({"annotator": "ben", "answers": ["b", "a", "c"]}, "'ben' ranked other answers.* than 'ana' did at .*:1"),
-        ({"query": "p", "answers": ["a", "b"], "ranking": [1, 0]}, "2 answers, elsewhere 3"),
+        ({}, "'ana' already ranked this question at .*r.jsonl:1"),
+        ({"annotator": "ben", "answers": ["b", "a", "c"]}, "differ from the ones that 'ana' ranked at .*:1: 'ben'"),
+        ({"query": "p", "answers": ["a", "b"], "ranking": [1, 0]}, "2 answers, others have 3"),
     ],
 )
 def test_a_broken_line_is_reported_with_its_place(tmp_path, change, sentence) -> None:
@@ -192,7 +192,7 @@ def test_a_broken_line_is_reported_with_its_place(tmp_path, change, sentence) ->
 
 # ----------------------------------------------------------------------------------------------------- people and pairs
 def labelled(*choices: str, names: str = "abc") -> list[LabelledPair]:
-    """A pair of its own query per text of choices, one digit per person; `-` where that person has none."""
+    """Return one pair, each with a different query, per text of choices: one digit per person, `-` for no label."""
     return [
         LabelledPair(str(i), ("x", "y"), {n: int(digit) for n, digit in zip(names, row, strict=True) if digit != "-"})
         for i, row in enumerate(choices)
@@ -235,13 +235,13 @@ def test_who_always_takes_the_first_agrees_by_chance_alone() -> None:
 
 
 def triad(*winners: str, query: str = "q", who: str = "a") -> list[LabelledPair]:
-    """x with y, y with z, z with x, and who won each."""
+    """Return the pairs x y, y z and z x with their winners."""
     pairs = zip(("xy", "yz", "zx"), winners, strict=True)
     return [LabelledPair(query, (pair[0], pair[1]), {who: pair.index(winner)}) for pair, winner in pairs]
 
 
 def test_a_triad_is_circular_where_each_of_three_wins_once() -> None:
-    """Two of the eight possible outcomes."""
+    """Two of the eight outcomes are circular."""
     outcomes = list(itertools.product("xy", "yz", "zx"))
     shares = [pair_agreement(triad(*winners))["circular_share"] for winners in outcomes]
     assert [o for o, share in zip(outcomes, shares, strict=True) if share] == [("x", "y", "z"), ("y", "z", "x")]
@@ -266,8 +266,8 @@ PAIR = {"query": "q", "responses": ["x", "y"], "preferred": {"ana": 0, "ben": 1}
         ({"responses": ["x"]}, "'responses' must be a list of two different texts"),
         ({"responses": ["x", "x"]}, "'responses' must be a list of two different texts"),
         ({"responses": ["x", 3]}, r"'responses\[1\]' must be str"),
-        ({"preferred": {}}, "'preferred' must give a choice"),
-        ({"preferred": {"ana": 2}}, "'preferred' must give a choice"),
+        ({"preferred": {}}, "'preferred' must have a choice"),
+        ({"preferred": {"ana": 2}}, "'preferred' must have a choice"),
         ({"preferred": {"ana": True}}, r"'preferred\[ana\]' must be int, not bool"),
         ({"preferred": [0]}, "'preferred' must be dict"),
         ({"query": None}, "'query' must be str"),

@@ -1,4 +1,4 @@
-"""Scores of RewardBench, RewardBench 2 and RM-Bench against loops over their definitions, and by hand."""
+"""Scores of RewardBench, RewardBench 2 and RM-Bench against loops over their definitions, and worked by hand."""
 
 import math
 from statistics import fmean
@@ -21,7 +21,7 @@ from nanorlhf.metrics.benchmark_scores import (
 
 
 def rows_of(counts: dict[str, tuple[int, int, int]]) -> list[Row]:
-    """subset -> rows, and chosen and rejected responses of each."""
+    """Return rows; counts: subset -> rows, chosen and rejected responses of each."""
     rows, next_index = [], 0
     for subset, (num_rows, num_chosen, num_rejected) in counts.items():
         for number in range(num_rows):
@@ -60,7 +60,7 @@ def test_rewardbenchs_sections_are_weighted_as_published() -> None:
 
 
 def test_the_published_sizes_are_those_of_the_benchmark() -> None:
-    """2,985 rows, of which math-prm has 447; its weight makes it as large as six times 164 programs."""
+    """RewardBench has 2,985 rows. math-prm has 447, but is weighted like six times 164 programs."""
     sizes = {subset: size for section in SECTIONS.values() for subset, size in section.items()}
     assert len(sizes) == 23 and sum(sizes.values()) - sizes["math-prm"] + 447 == 2985
     assert sizes["math-prm"] == sum(size for subset, size in sizes.items() if subset.startswith("hep-"))
@@ -95,7 +95,7 @@ def test_rewardbench_2_is_the_mean_of_six_subsets() -> None:
 
 
 def test_ties_by_hand() -> None:
-    """Three questions: all clear; clear but for the one right answer's small gap; a wrong answer before a right one."""
+    """Three questions: all clear; clear except for a small gap of the one right answer; a wrong answer ranked first."""
     ref = [([9.0], [2.0]), ([3.0], [2.5]), ([1.0], [4.0])]
     tied = [([8.0, 7.0], [1.0]), ([6.0, 5.0], [2.0]), ([9.0, 3.0], [4.0])]
     rows, scores = [], []
@@ -105,7 +105,7 @@ def test_ties_by_hand() -> None:
             scores += right + wrong
             indices = list(range(first, len(scores)))
             rows.append(Row("Ties", f"{kind}:{number}", indices[: len(right)], indices[len(right) :]))
-    rows.append(Row("Ties", "tied:99", [0], [1]))  # without its twin
+    rows.append(Row("Ties", "tied:99", [0], [1]))  # unpaired
     found = {name: values[0].tolist() for name, values in ties_values(rows, np.array([scores])).items()}
     assert found["one right"] == [1, 1, 0] and found["several right"] == [1, 1, 0]
     assert found["clear"] == [1, 1, 0] and found["clear in both"] == [1, 0, 0]

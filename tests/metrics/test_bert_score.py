@@ -31,7 +31,7 @@ def encoder(directory):
 
 
 def token_vectors(directory: Path, text: str, layer: int) -> torch.Tensor:
-    """(T, C) unit vectors of one unpadded text in float64 by transformers, special tokens included."""
+    """Embed one unpadded text with transformers in float64 as unit vectors (T, C), special tokens included."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -47,7 +47,7 @@ def test_bert_score_is_the_greedy_matching_of_a_double_loop(directory, layer):
     scores = bert_score(*zip(*PAIRS, strict=True), load_encoder(directory, layer))
     for (reference, response), score in zip(PAIRS, scores, strict=True):
         a, b = token_vectors(directory, reference, layer), token_vectors(directory, response, layer)
-        # the special tokens at both ends have no weight but may be matched
+        # special tokens at both ends are excluded from the means but can be matched
         recall = [max(float(x @ y) for y in b) for x in a[1:-1]]
         precision = [max(float(x @ y) for x in a) for y in b[1:-1]]
         recall, precision = sum(recall) / len(recall), sum(precision) / len(precision)

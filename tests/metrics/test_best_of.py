@@ -1,4 +1,4 @@
-"""The KL of the best of n, against the exact one over a few outcomes whose order is known."""
+"""The KL of best-of-n against the exact one over a few outcomes with a known order."""
 
 import math
 
@@ -9,7 +9,7 @@ from nanorlhf.metrics.best_of import best_of_n_bound, best_of_n_kl
 
 
 def best_of_n(p: torch.Tensor, n: int) -> torch.Tensor:
-    """The distribution of the best of n, outcomes in ascending order: all n at most this one, less all n below it."""
+    """Return the distribution of best-of-n over ascending outcomes: P(all n <= x) - P(all n < x)."""
     upto = p.cumsum(0)
     return upto**n - (upto - p) ** n
 

@@ -1,4 +1,4 @@
-"""Length control: the regression against brute force, and judges whose liking for length is known."""
+"""Length control: the regression against brute force, and judges with a known length bias."""
 
 import math
 from functools import partial
@@ -18,7 +18,7 @@ from nanorlhf.metrics.length_control import (
 
 
 def penalised(coefficients: np.ndarray, features: np.ndarray, wins: np.ndarray) -> float:
-    """Minus Firth's penalised log-likelihood, term by term."""
+    """Return minus Firth's penalised log-likelihood, term by term."""
     total, information = 0.0, np.zeros((len(coefficients), len(coefficients)))
     for x, y in zip(features, wins, strict=True):
         p = 1 / (1 + math.exp(-float(x @ coefficients)))
@@ -73,13 +73,13 @@ def test_features_that_depend_on_each_other_share_the_weight() -> None:
 
 # ------------------------------------------------------------------------------------------------------ 2. win rates
 def differences(num_rows: int, mean: float) -> np.ndarray:
-    """Of lengths, in characters: (rows, 1)."""
+    """Return random differences of lengths in characters, (rows, 1)."""
     return np.random.default_rng(1).normal(mean, 100, (num_rows, 1)).round()
 
 
 @pytest.fixture
 def few_resamples(monkeypatch) -> None:
-    """Each of them fits a regression again; not for tests of what an interval holds."""
+    """Resample less, since each resample fits a regression; not for tests of the interval's coverage."""
     monkeypatch.setattr(length_control, "NUM_RESAMPLES", 10)
 
 
@@ -90,7 +90,7 @@ def wins_of(probabilities: np.ndarray) -> np.ndarray:
 
 @pytest.mark.slow
 def test_a_judge_that_likes_length_alone_prefers_nobody_at_equal_length() -> None:
-    """Ours are longer in 84 of 100 pairs. The judge prefers the longer one, mostly or always."""
+    """Our texts are longer in 84 of 100 pairs; the judge prefers the longer one mostly or always."""
     d = differences(300, 100)
     always = (np.sign(d) + 1)[..., None] / 2  # equally long texts are a tie
     for wins in (wins_of(expit(2 * np.tanh(d / d.std()))), always):
@@ -107,7 +107,7 @@ def test_a_judge_that_does_not_look_at_length_has_the_same_rate_at_equal_length(
 
 
 def test_quality_is_found_under_a_liking_for_length() -> None:
-    """Ours are better and shorter: the plain rate hides what the controlled one shows."""
+    """Our texts are better but shorter: only the controlled rate shows it."""
     d = differences(800, -100)
     wins = wins_of(expit(0.8 + 2 * np.tanh(d / d.std(ddof=1))))
     rate, (low, high) = length_controlled_win_rate(wins, d, seed=1)
@@ -131,7 +131,7 @@ def test_where_all_differences_are_the_same_length_and_quality_can_not_be_told_a
 
 @pytest.mark.slow
 def test_pairs_of_one_row_are_resampled_together() -> None:
-    """A row of nine equal pairs says no more than one pair."""
+    """A row of nine equal pairs has no more information than one pair."""
     d = differences(150, 50)
     wins = wins_of(expit(0.4 + d / 100))
     one, (low, high) = length_controlled_win_rate(wins, d, seed=1)
@@ -152,10 +152,10 @@ def test_of_several_seeds_the_mean_of_their_rates() -> None:
 # ---------------------------------------------------------------------------------------------------- 3. reward models
 @pytest.mark.parametrize(("knows", "clear", "unclear"), [(True, "margin", "length"), (False, "length", "margin")])
 def test_the_weights_tell_a_model_that_knows_quality_from_one_that_knows_length(knows, clear, unclear) -> None:
-    """The labels go by quality, or by length alone; the margins by quality and noise, or by length and noise."""
+    """Labels depend on quality or only on length; margins on quality or length, plus noise."""
     generator = np.random.default_rng(5)
     quality, length, noise = generator.normal(size=(3, 600, 1))
-    labelled = np.sign((quality if knows else length) + 0.5 * generator.normal(size=(600, 1)))  # who is the chosen one
+    labelled = np.sign((quality if knows else length) + 0.5 * generator.normal(size=(600, 1)))  # chosen first or second
     margins = labelled * ((quality if knows else length) + noise)
     weights = label_weights(margins[..., None], labelled * (length * 50).round(), seed=1)
     low, high = weights[clear]["interval"]

@@ -59,7 +59,7 @@ def test_lists_of_different_lengths_are_an_error_and_not_truncated() -> None:
 
 @given(st.integers(1, 5000), st.floats(0, 1))
 def test_the_interval_solves_wilsons_equation(num_rows: int, share: float) -> None:
-    """Its ends are the p whose distance to the share is 1.96 standard errors of p."""
+    """The ends are the two p at a distance of 1.96 standard errors of p from the share."""
     low, high = wilson_interval(share, num_rows)
     assert 0 <= low <= share + 1e-12 and share - 1e-12 <= high <= 1
     for p in (low, high):
@@ -67,7 +67,7 @@ def test_the_interval_solves_wilsons_equation(num_rows: int, share: float) -> No
 
 
 def test_the_interval_covers_the_truth_in_95_of_100_experiments() -> None:
-    """Exactly, by summing the binomial distribution: 200 rows with a true win rate of 0.7."""
+    """The coverage is exact, by summing the binomial distribution of 200 rows with a true win rate of 0.7."""
     n, p = 200, 0.7
     covered = sum(
         math.comb(n, k) * p**k * (1 - p) ** (n - k)
@@ -78,7 +78,7 @@ def test_the_interval_covers_the_truth_in_95_of_100_experiments() -> None:
 
 
 def test_the_interval_of_a_few_runs_is_students() -> None:
-    """4 runs of mean 2.5 and variance 5/3: the 97.5% point of t with 3 degrees of freedom is 3.18245 in every table."""
+    """4 runs with mean 2.5 and variance 5/3; the 97.5% point of t with 3 degrees of freedom is 3.18245."""
     half = 3.18245 * math.sqrt(5 / 3 / 4)
     assert t_interval([1.0, 2.0, 3.0, 4.0]) == pytest.approx((2.5 - half, 2.5 + half), abs=1e-4)
     assert t_interval([2.0, 2.0]) == (2.0, 2.0) and t_interval([1.0]) is None and t_interval([]) is None
@@ -100,9 +100,9 @@ def test_sentence_bleu_by_hand() -> None:
 
 
 def test_the_papers_sacrebleu_is_that_of_unrelated_texts() -> None:
-    """[SO bleu] Strings instead of lists, with n_gram=1: the library zips characters, each as a text of its own.
+    """[SO bleu] Strings instead of lists, with n_gram=1: the library zips characters and takes each as a text.
 
-    The result is the share of positions where two texts have the same letter, about .05 to .08 for any English.
+    The result is the share of positions at which two texts have the same letter, about .05 to .08 for any English.
     """
 
     def character_match(response: str, reference: str) -> float:
@@ -115,7 +115,7 @@ def test_the_papers_sacrebleu_is_that_of_unrelated_texts() -> None:
     unrelated = [tiny.write_post(rng).query for _ in range(300)]
     texts = [text.partition("POST: ")[2].removesuffix("TL;DR:") for text in unrelated]
     scores = [character_match(a, b) for a, b in itertools.pairwise(texts)]
-    assert 0.03 < fmean(scores) < 0.08  # the paper prints .048 for SFT, .049 for its best model
+    assert 0.03 < fmean(scores) < 0.08  # the paper reports .048 for SFT, .049 for its best model
     assert character_match("The same.", "the same.") == 1.0
 
 
@@ -204,7 +204,7 @@ def test_ties_share_their_rank_and_a_metric_that_ranks_nothing_has_nan() -> None
 
 
 def test_the_bootstrap_resamples_questions_and_covers_the_truth() -> None:
-    """Answers to a question are alike: the interval must be as wide as with one answer per question."""
+    """Answers to a question are equal, so the interval must be as wide as with one answer per question."""
     rng = np.random.default_rng(0)
     covered, widths = 0, []
     for seed in range(100):
@@ -237,5 +237,5 @@ def test_two_policies_are_compared_as_scipy_does_and_a_question_is_its_own_contr
     wins = sum((a > b) + 0.5 * (a == b) for a in ours.ravel() for b in theirs.ravel())
     assert result["mann_whitney_u"] == wins
     assert compare(ours, theirs, seed=0, num_resamples=500) == result
-    with pytest.raises(ValueError, match="50 questions against 3"):
+    with pytest.raises(ValueError, match="50 and 3 questions"):
         compare(ours, theirs[:3], seed=0)

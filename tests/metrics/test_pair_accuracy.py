@@ -148,14 +148,14 @@ def test_the_figure_has_the_logistic_curve_and_hollow_points_where_pairs_are_few
 
 
 def test_who_agrees_with_the_truth_and_who_prefers_the_longer_by_hand():
-    """Six pairs; the gold scores of the third tie, the lengths of the fourth. A margin of 0 agrees with nobody."""
+    """Six pairs; the third has equal gold scores, the fourth equal lengths. A margin of 0 counts as wrong."""
     golds = np.array([1.0, -1.0, 0.0, 2.0, 1.0, -2.0])
     lengths = np.array([[5, 3], [5, 3], [2, 4], [4, 4], [3, 6], [7, 1]])
     found = deciders(MARGINS, lengths, golds)
     assert found["labels"]["truth"] == {"mean": pytest.approx(3 / 5), "std": None}
     assert found["labels"]["longer"]["mean"] == pytest.approx(3 / 5)
     assert found["truth"]["truth"]["mean"] == 1
-    assert found["truth"]["longer"]["mean"] == pytest.approx(1 / 5)  # of the third it prefers none
+    assert found["truth"]["longer"]["mean"] == pytest.approx(1 / 5)  # no preference on the third
     rm = found["models"]["rm"]  # signs + - + + 0 + and + + - + + +
     assert rm["truth"]["mean"] == pytest.approx((3 / 5 + 3 / 5) / 2) and rm["truth"]["std"] == 0
     assert rm["longer"]["mean"] == pytest.approx((2 / 5 + 4 / 5) / 2)

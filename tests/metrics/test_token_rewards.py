@@ -1,4 +1,4 @@
-"""One response token by token: logits, KL, rewards and values against forward passes of each prefix."""
+"""Per-token logits, KL, rewards and values of one response against forward passes of each prefix."""
 
 import json
 from dataclasses import replace

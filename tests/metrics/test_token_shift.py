@@ -17,7 +17,7 @@ RESPONSES = [[10, 11, EOS], [12, 13, 14, 15, EOS]]
 
 
 def brute_force(model, query: list[int], response: list[int]) -> list[int]:
-    """Each prefix by itself, in float64: the token's place when all tokens are sorted by probability."""
+    """Rank tokens by sorting all probabilities of each prefix separately, in float64."""
     ranks = []
     for t, token in enumerate(response):
         logits = model.logits(model(torch.tensor([query + response[:t]]))[0, -1])
@@ -41,7 +41,7 @@ def test_ranks_are_those_of_a_brute_force_in_float64(tiny_gpt):
 
 
 def test_logits_are_float32_under_autocast(tiny_gpt, monkeypatch):
-    """Logits are float32 even under autocast."""
+    """Logits stay float32 under autocast."""
     seen, plain = [], type(tiny_gpt).logits
     monkeypatch.setattr(type(tiny_gpt), "logits", lambda model, h: seen.append(plain(model, h)) or seen[-1])
     with torch.autocast("cpu", torch.bfloat16):
