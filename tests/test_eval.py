@@ -396,8 +396,9 @@ def test_the_report_needs_no_network_and_has_the_curves_of_three_stages(args, re
         assert ":" not in attributes.get("href", "").removeprefix("data:")  # within the page, or a file next to it
     titles = [attributes["alt"] for tag, attributes in page.tags if tag == "img"]
     assert titles == [
-        "Loss", "Loss", "Pairs ranked as the labeller did", "Score of the rollouts", "KL to the reference",
-        "Response length", "Responses that end in EOS", "What the KL buys", "Wins by length", "Win rate and length",
+        "Loss", "Loss", "Pairs ranked as the labeller did", "Rollout score", "KL to the reference",
+        "Response length", "Responses ending in EOS", "Proxy and gold score against KL", "Wins by length",
+        "Win rate and length",
         next(title for title in titles if title.startswith("reward model: calibration error")),
         "sft: reward logits", "ppo: reward logits", "ppo: rewards, values and KL",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tables and report.html of reward models on a benchmark: its scores, and what length has to do with them."""
+"""Tables and report.html of reward models on a benchmark: scores and length control."""
 
 from nanorlhf.metrics.length_control import NEAR
 from nanorlhf.report.calibration_figures import calibration_figure
@@ -7,24 +7,25 @@ from nanorlhf.report.reward_model_report import decider_lines, notes
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Outcome, sign_of, verdict_section
 
-ABOUT = {  # what the scores count
-    "RewardBench": "A section is the mean of its subsets by their published sizes, but math-prm counts as much as all "
-    "programs together. Overall is the mean of the four sections, without the prior sets.",
+ABOUT = {  # how the scores are computed
+    "RewardBench": "A section is the mean of its subsets weighted by their published sizes, except that math-prm "
+    "counts as much as all programs together. Overall is the mean of the four sections, without the prior sets.",
     "RewardBench 2": "The right answer must score higher than three wrong ones. Overall is the mean of six subsets. "
-    "In Ties, all right answers must score higher than all wrong ones, and by more than they differ from each other.",
-    "RM-Bench": "Easy: the right answer has the style that readers like more. Normal: both have the same style. Hard: "
-    "the wrong answer has it. Average is their mean, overall that of the four domains, safety both of its subsets.",
+    "In Ties, all right answers must score higher than all wrong ones, by more than they differ from each other.",
+    "RM-Bench": "Easy: the right answer has the preferred style. Normal: both have the same style. Hard: the wrong "
+    "answer has the preferred style. Average is the mean of these three. Overall is the mean of the four domains; "
+    "safety combines two subsets.",
 }
 LENGTH = (
-    "Near: accuracy on pairs whose lengths differ by at most {near:.0%} of the longer one. Controlled: what the "
-    "regression of AlpacaEval predicts where lengths are equal (Dubois et al. 2024). The weights are those of a "
-    "logistic regression of the label on the model's margin and on the difference of lengths, both scaled. Where the "
-    "margin's interval is above 0, the model knows more than which response is longer. Here a tie counts half."
+    "Near: accuracy on pairs that differ in length by at most {near:.0%} of the longer response. Controlled: win rate "
+    "at equal length predicted by AlpacaEval's regression (Dubois et al. 2024). Weights: coefficients of a logistic "
+    "regression of the label on the model's margin and on the length difference, both scaled. If the margin's interval "
+    "is above 0, the model knows more than which response is longer. Ties count half in this table."
 )
 
 
 def benchmark_lines(table: dict) -> Lines:
-    """One of the benchmark's tables."""
+    """Format one of the benchmark's tables."""
     models = table["lines"][0]["models"]
     lines = [[table["name"], "rows", *models]]
     return lines + [
@@ -33,7 +34,7 @@ def benchmark_lines(table: dict) -> Lines:
 
 
 def cell(measured: dict) -> str:
-    """Mean, standard deviation over seeds, and interval."""
+    """Format mean, standard deviation over seeds, and interval."""
     if measured["std"] is None:
         return number(measured["mean"], measured["interval"], 3)
     low, high = measured["interval"]
@@ -41,15 +42,15 @@ def cell(measured: dict) -> str:
 
 
 def length_lines(result: dict) -> Lines:
-    """A line per model, and one of the rule that the longer response is better."""
+    """Return a line per model, and one for the rule that prefers the longer response."""
     columns = {
-        "accuracy": "accuracy of pairs",
+        "accuracy": "pair accuracy",
         "near": "near",
         "controlled": "controlled",
-        "margin_weight": "weight of margin",
-        "length_weight": "weight of length",
+        "margin_weight": "margin weight",
+        "length_weight": "length weight",
     }
-    lines = [["by", *columns.values()]]
+    lines = [["model", *columns.values()]]
     for name, found in result["length"].items():
         known = [found[key] for key in columns]
         lines.append([name, *(number(at["mean"], at["interval"], 3) if at else "-" for at in known)])
@@ -57,10 +58,10 @@ def length_lines(result: dict) -> Lines:
 
 
 def outcome(result: dict, name: str) -> Outcome:
-    """What a model is worth: its overall score, or the first where there is none; what it knows beyond length."""
+    """Return a model's outcome: its overall score, or the first one without overall; what it knows beyond length."""
     lines = {line["name"]: line["models"] for line in result["tables"][0]["lines"]}
     place = "overall" if "overall" in lines else next(iter(lines))
-    *_, rule = lines[place]  # the longer response is better
+    *_, rule = lines[place]  # prefers the longer response
     scores = f"{name} scores {cell(lines[place][name])} ({place})"
     level = f"{scores}; the rule `{rule}` scores {lines[place][rule]['mean']:.3f}."
     if "length" not in result:
@@ -68,18 +69,18 @@ def outcome(result: dict, name: str) -> Outcome:
     weight = result["length"][name]["margin_weight"]
     kind, said = {
         1: ("good", "It knows more than which response is longer"),
-        0: ("warn", "It shows no knowledge beyond which response is longer"),
+        0: ("warn", "It isn't shown to know more than which response is longer"),
         -1: ("bad", "Beyond length it prefers the wrong response"),
     }[sign_of(weight["interval"])]
-    return Outcome(level, kind, f"{said}: the weight of its margin is {number(weight['mean'], weight['interval'], 3)}.")
+    return Outcome(level, kind, f"{said}: its margin weight is {number(weight['mean'], weight['interval'], 3)}.")
 
 
 def page(result: dict, models: dict[str, list[str]]) -> Page:
-    """The page; models: name -> run directories, one per seed."""
+    """Return the page; models: name -> run directories, one per seed."""
     benchmark = result["benchmark"] or "Pairs"
     about = f"{result['num_rows']:,} rows, {result['num_pairs']:,} pairs. {' '.join(notes(result))}"
     if unpaired := result["num_unpaired_ties"]:
-        about += f" {unpaired:,} rows of Ties are left out: their question lacks its other row."
+        about += f" {unpaired:,} rows of Ties are excluded because their question has no second row."
     found = [
         markup.title(f"Reward models on {benchmark}" if result["benchmark"] else "Reward models by subset"),
         verdict_section((outcome(result, name), runs) for name, runs in models.items()),
@@ -87,13 +88,13 @@ def page(result: dict, models: dict[str, list[str]]) -> Page:
             benchmark,
             about,
             tables=[benchmark_lines(table) for table in result["tables"]],
-            notes=f"{ABOUT.get(benchmark, '')} 95% intervals over rows.".strip(),
+            notes=f"{ABOUT.get(benchmark, '')} Intervals are 95% over rows.".strip(),
         ),
     ]
     if "length" in result:
         found.append(
             Section(
-                "What is left where lengths are equal",
+                "Length control",
                 tables=[length_lines(result), decider_lines({"deciders": result["deciders"]})],
                 notes=LENGTH.format(near=NEAR),
                 figures=[calibration_figure(name, row) for name, row in result["calibration"].items()],

@@ -1,4 +1,4 @@
-"""Figures of reward models: calibration, accuracy against the size of the margin."""
+"""Calibration figures of reward models: accuracy against the size of the margin."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,15 +9,17 @@ from nanorlhf.report.page import BLUE, GREY, label_axes, panel
 
 
 def calibration_figure(name: str, calibration: dict) -> Figure:
-    """[N+ 18] Figure 7, right: accuracy by the size of the margin, with the logistic curve."""
+    """[N+ 18] Draw Figure 7, right: accuracy by the size of the margin, with the logistic curve."""
     figure, axes = panel("", "", "")
     draw_calibration(axes, name, calibration)
     return figure
 
 
 def draw_calibration(axes: Axes, name: str, calibration: dict) -> None:
-    """Points of few pairs are hollow; the band is one standard deviation over seeds; the title has the expected
-    calibration error."""
+    """Draw accuracy by margin; hollow points have few pairs, and the band is one standard deviation over seeds.
+
+    The title has the expected calibration error.
+    """
     bins = [row for row in calibration["bins"] if row["mean"] is not None]
     x, y = (np.array([row[key] for row in bins]) for key in ("middle", "mean"))
     std = np.array([row["std"] or 0.0 for row in bins])

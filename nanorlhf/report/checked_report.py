@@ -1,4 +1,4 @@
-"""Tables, curves and report.html of an evaluation of answers that a program checks."""
+"""Tables, curves and report.html of an evaluation of answers that a program can check."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from nanorlhf.training.run_directory import read_settings
 
 
 def pass_table(result: dict) -> Lines:
-    """One row per policy: pass@k with 95% intervals over queries."""
+    """Return one row per policy: pass@k with 95% intervals over queries."""
     rows = result["policies"]
     ks = list(next(iter(rows.values()))["pass_at_k"])
     lines = [[name, *(cell(row["pass_at_k"][k]) for k in ks)] for name, row in rows.items()]
@@ -19,7 +19,7 @@ def pass_table(result: dict) -> Lines:
 
 
 def reward_table(result: dict) -> Lines:
-    """One row per policy: the mean of each reward, EOS rate and length."""
+    """Return one row per policy: the mean of each reward, EOS rate and length."""
     rows = result["policies"]
     labels = list(next(iter(rows.values()))["rewards"])
     lines = [
@@ -30,11 +30,11 @@ def reward_table(result: dict) -> Lines:
         ]
         for name, row in rows.items()
     ]
-    return [["mean of", *labels, "EOS rate", "length, tokens"], *lines]
+    return [["mean reward", *labels, "EOS rate", "length, tokens"], *lines]
 
 
 def by_table(result: dict) -> Lines:
-    """One row per policy: pass@1 for each value of the field that the evaluation was told apart by."""
+    """Return one row per policy: pass@1 for each value of the --by field."""
     rows = result["policies"]
     values = list(next(iter(rows.values()))["by"])
     lines = [[name, *(number(row["by"][value], digits=3) for value in values)] for name, row in rows.items()]
@@ -42,7 +42,7 @@ def by_table(result: dict) -> Lines:
 
 
 def difference_table(result: dict) -> Lines:
-    """What each policy has more than the first, query by query: pass@1 and the mean of each reward."""
+    """Return each policy's gain over the first, paired by query: in pass@1 and in the mean of each reward."""
     first, *others = result["policies"]
     lines = [[name, *(cell(found, "+") for found in result["differences"][name].values())] for name in others]
     return [[f"minus {first}", "pass@1", *result["policies"][first]["rewards"]], *lines]
@@ -53,10 +53,10 @@ def cell(measured: dict, sign: str = "") -> str:
 
 
 def outcome(result: dict, name: str) -> Outcome:
-    """What happened to a policy: how much it solves, and what that and the reward of its training gained."""
+    """Return a policy's outcome: the share it solves, and the gains in that and in its training reward."""
     policies = result["policies"]
     first, row, gains = next(iter(policies)), policies[name], result["differences"].get(name, {})
-    beside = f" ({first}: {round(100 * policies[first]['pass_at_k']['1']['mean'])})" if gains else ""
+    beside = f" ({first}: {round(100 * policies[first]['pass_at_k']['1']['mean'])}%)" if gains else ""
     level = f"{name} solves {of_100(row['pass_at_k']['1']['mean'])} queries with one sample{beside}."
     found = {
         key: Gain(f"its {key}" if key == "pass@1" else f"its {key} reward", gain["interval"], cell(gain, "+"))
@@ -68,14 +68,14 @@ def outcome(result: dict, name: str) -> Outcome:
 
 
 def rewarded(run: str, labels: list[str]) -> str:
-    """Which of the rewards a run was trained on, where the first, which says what passes, was none of them."""
+    """Return the reward that a run was trained on; empty if it is the first one, which decides what passes."""
     named = read_settings(run).get("reward")
     functions = [str(word).rpartition(":")[2] for word in (named if isinstance(named, list) else [named])]
     return "" if labels[0] in functions else next((label for label in labels if label in functions), "")
 
 
 def page(result: dict, shown: Iterable[dict], runs: Iterable[str]) -> Page:
-    figure, axes = panel("Solved by one of k samples", "k", "pass@k")
+    figure, axes = panel("Solved by at least one of k samples", "k", "pass@k")
     axes.set_xscale("log", base=2)
     curves = {name: row["pass_at_k"] for name, row in result["policies"].items()}
     draw_lines(
@@ -83,13 +83,13 @@ def page(result: dict, shown: Iterable[dict], runs: Iterable[str]) -> Page:
     )
     n = result["num_samples"]
     return [
-        markup.title("Answers that a program checks"),
+        markup.title("Verifiable answers"),
         verdict_section(outcomes_of(result, outcome)),
         Section(
             "Solved",
             tables=[pass_table(result), reward_table(result), difference_table(result), by_table(result)],
-            notes=f"{n} samples of each of {result['num_queries']} queries; 95% intervals over queries; a "
-            "difference is paired by query.",
+            notes=f"{n} samples per query, {result['num_queries']} queries; 95% intervals over queries; differences "
+            "are paired by query.",
             figures=[figure],
         ),
         *run_sections(runs),
@@ -98,8 +98,8 @@ def page(result: dict, shown: Iterable[dict], runs: Iterable[str]) -> Page:
 
 
 def card(row: dict, n: int) -> Markup:
-    """A query, its reference and the first sample of each policy."""
+    """Return a card of a query, its reference and the first sample of each policy."""
     answers = [answer("reference", row["reference"], {})] if row["reference"] else []
     for name, answered in row["policies"].items():
-        answers.append(answer(name, answered["response"], {f"of {n} passed": float(answered["num_passed"])}))
+        answers.append(answer(name, answered["response"], {f"passed of {n}:": float(answered["num_passed"])}))
     return markup.card(row["query"], answers)

@@ -1,12 +1,12 @@
-"""Compare several runs on one page: curves with bands over seeds, over-optimisation, size, reward whitening.
+"""Compare several runs on one page: curves with bands over seeds, over-optimisation, model size, reward whitening.
 
     python -m nanorlhf.report.compare_runs --runs ppo runs/1b/ppo_1 ppo runs/1b/ppo_2 no_kl runs/1b/no_kl \\
         --out runs/compared
     python -m nanorlhf.report.compare_runs --runs ppo runs/1b/ppo ppo runs/6.9b/ppo rm runs/1b/rm rm runs/6.9b/rm \\
         --evals runs/1b/eval runs/6.9b/eval --out runs/compared
 
-Runs with the same name and size count as seeds. Win rates come from evaluations of the runs' checkpoints. A figure
-that can't be drawn is left out, and the page says why.
+Runs with the same name and size are seeds. Win rates come from evaluations of the runs' checkpoints. For each figure
+that can't be drawn, the page gives the reason.
 """
 
 import json
@@ -32,25 +32,25 @@ from nanorlhf.training.resume import MAY_CHANGE
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 CURVES = {  # metric of train_ppo: title, unit (N+ Figure 10)
-    "objective/rlhf_reward": ("Score minus the KL penalty", "score"),
-    "objective/score": ("Score of the rollouts", "score"),
-    "gold_score": ("Gold score of the rollouts", "score"),
+    "objective/rlhf_reward": ("Score minus KL penalty", "score"),
+    "objective/score": ("Rollout score", "score"),
+    "gold_score": ("Rollout gold score", "score"),
     "objective/kl": ("KL to the reference", "nats per response"),
     "response_length": ("Response length", "tokens"),
-    "eos_rate": ("Responses that end in EOS", "share"),
+    "eos_rate": ("Responses ending in EOS", "share"),
 }
-# settings that may differ between seeds of one run, besides those that never matter
+# settings that may differ between the seeds of one run, in addition to the ones that don't affect results
 MAY_DIFFER = MAY_CHANGE | {"seed", "data", "sft", "reward_model", "value_model", "tokenizer", "whiten_rewards"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     runs: tuple[str, ...]
-    """pairs of a name and a run directory; runs that share a name are its seeds, or its sizes"""
+    """pairs of a name and a run directory; runs with the same name are seeds, or sizes of one model"""
     out: Path
-    """directory of compare.html"""
+    """output directory for compare.html"""
     evals: tuple[Path, ...] = ()
-    """output directories of eval.py that hold the runs' win rates"""
+    """output directories of eval.py with the runs' win rates"""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ComparedRun:
     place: Path
     rows: Rows  # of metrics.jsonl
     settings: dict  # args.json
-    size: int | None  # parameters; None where the checkpoint is gone
+    size: int | None  # parameters; None without a checkpoint
     win_rate: float | None  # against the references
     decided_by: str | None  # the judge or the gold score
     accuracy: float | None  # of a reward model, on validation pairs
@@ -71,7 +71,7 @@ class ComparedRun:
 
 # ----------------------------------------------------------------------------------------------------- 1. reading
 def num_parameters(place: Path) -> int | None:
-    """The number of parameters in a checkpoint directory; None without weights."""
+    """Return the number of parameters in a checkpoint directory; None without weights."""
     path = place / "model.safetensors"
     if not path.exists():
         return None
@@ -80,11 +80,14 @@ def num_parameters(place: Path) -> int | None:
         with safe_open(path, "numpy") as file:
             return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
     except (SafetensorError, ValueError) as error:
-        raise InputError(f"{path}: damaged ({error}): save the checkpoint again.") from error
+        raise InputError(f"{path}: damaged checkpoint ({error}).") from error
 
 
 def win_rates(evals: tuple[Path, ...]) -> dict[Path, tuple[float, str]]:
-    """Checkpoint directory -> win rate against the references, and what decided it: a judge, else the gold score."""
+    """Return checkpoint directory -> win rate against the references, and its source: the judge, else the gold score.
+
+    Raises InputError for a malformed eval.json.
+    """
     rates = {}
     for place in evals:
         where = str(place / "eval.json")
@@ -93,7 +96,7 @@ def win_rates(evals: tuple[Path, ...]) -> dict[Path, tuple[float, str]]:
         words = field(settings, "policies", list[str], f"{where}: args") if "policies" in settings else []
         deciders = {"gold_win_rate": "the gold score"}
         if result.get("judge") and field(result, "judge", dict, where).get("against") == "reference":
-            deciders["judge_win_rate"] = "the judge"  # the better one
+            deciders["judge_win_rate"] = "the judge"  # preferred if both are present
         for name, checkpoint in zip(words[::2], words[1::2], strict=False):
             row = field(policies, name, dict, f"{where}: policies") if name in policies else {}
             for key, by in deciders.items():
@@ -103,18 +106,18 @@ def win_rates(evals: tuple[Path, ...]) -> dict[Path, tuple[float, str]]:
 
 
 def read_runs(args: Args) -> list[ComparedRun]:
-    """All of --runs, in order. Raises InputError for a directory that is missing, repeated or unreadable."""
+    """Read all of --runs, in order. Raises InputError for a missing, repeated or unreadable directory."""
     pairs = named_pairs("--runs", args.runs)
     if len({Path(place).resolve() for _, place in pairs}) < len(pairs):
-        raise InputError("--runs: a directory comes twice: name each run once.")
+        raise InputError("--runs: a directory is repeated; pass each run once.")
     rates = win_rates(args.evals)
     return [read_run(name, Path(place), rates) for name, place in pairs]
 
 
 def read_run(name: str, place: Path, rates: dict[Path, tuple[float, str]]) -> ComparedRun:
-    """A run directory; rates: checkpoint directory -> win rate, and what decided it."""
+    """Read a run directory; rates: checkpoint directory -> win rate and its source."""
     if not (place / "metrics.jsonl").exists():
-        raise InputError(f"--runs {name} {place}: no metrics.jsonl there: name a run directory of a training script.")
+        raise InputError(f"--runs {name} {place} has no metrics.jsonl; expected a run directory of a training script.")
     rows = read_metrics(place)
     summary = read_object(place / "summary.json") if (place / "summary.json").exists() else {}
     accuracy = None
@@ -128,7 +131,7 @@ def read_run(name: str, place: Path, rates: dict[Path, tuple[float, str]]) -> Co
 
 
 def in_words(size: int | None) -> str:
-    """A number of parameters with three digits and a unit.
+    """Format a number of parameters with three digits and a unit.
 
     >>> in_words(6_900_000_000)
     '6.9B'
@@ -142,7 +145,7 @@ def in_words(size: int | None) -> str:
 
 
 def groups(runs: list[ComparedRun]) -> dict[str, list[ComparedRun]]:
-    """Runs grouped into seeds: by name, and by size where a name has several sizes."""
+    """Group runs into seeds: by name, and by size if a name has several sizes."""
     sizes: dict[str, set[int | None]] = defaultdict(set)
     for run in runs:
         sizes[run.name].add(run.size)
@@ -154,7 +157,10 @@ def groups(runs: list[ComparedRun]) -> dict[str, list[ComparedRun]]:
 
 # ----------------------------------------------------------------------------------------------------- 2. the figures
 def mean_and_sd(runs: list[ComparedRun], key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Episodes that all runs logged, mean and standard deviation (n - 1; 0 for one run) over runs, all (episodes,)."""
+    """Return the episodes that all runs logged, and mean and standard deviation (n - 1; 0 for one run) over runs.
+
+    All are (episodes,).
+    """
     found = (series(run.rows, key, "episode") for run in runs)
     columns = [dict(zip(episodes.tolist(), values.tolist(), strict=True)) for episodes, values in found]
     episodes = sorted(set.intersection(*map(set, columns)))
@@ -163,7 +169,7 @@ def mean_and_sd(runs: list[ComparedRun], key: str) -> tuple[np.ndarray, np.ndarr
 
 
 def curve_figure(by_name: dict[str, list[ComparedRun]], key: str, title: str, unit: str) -> Figure | None:
-    """One line per name, with a band of one standard deviation over seeds; None if no run logged the metric."""
+    """Draw one line per name, with a band of one standard deviation over seeds; None if no run logged the metric."""
     figure, axes = panel(title, "episode", unit)
     for (name, runs), (color, _) in zip(by_name.items(), cycle(LINES), strict=False):
         have = [run for run in runs if any(key in row and "episode" in row for row in run.rows)]
@@ -182,11 +188,11 @@ def curve_figure(by_name: dict[str, list[ComparedRun]], key: str, title: str, un
 
 
 def over_optimisation_figure(by_name: dict[str, list[ComparedRun]]) -> Figure | None:
-    """Change of proxy and gold score since the first update, against sqrt(KL), as running means in training order.
+    """Draw the change of proxy and gold score since the first update against sqrt(KL), as running means.
 
     One line per run, because runs differ in KL; None if no run logged a gold score.
     """
-    figure, axes = panel("What the KL buys", "sqrt(KL)", "score, change since the start")
+    figure, axes = panel("Proxy and gold score against KL", "sqrt(KL)", "score, change since the first update")
     for (name, runs), (color, _) in zip(by_name.items(), cycle(LINES), strict=False):
         for run in runs:
             rows = [row for row in run.rows if {"gold_score", "objective/score", "objective/kl"} <= row.keys()]
@@ -199,7 +205,7 @@ def over_optimisation_figure(by_name: dict[str, list[ComparedRun]]) -> Figure | 
             for scores, style, kind in ((proxy, "--", "proxy"), (gold, "-", "gold")):
                 label = f"{name}, {kind}"
                 known = {line.get_label() for line in axes.lines}
-                with np.errstate(invalid="ignore"):  # of a run that diverged
+                with np.errstate(invalid="ignore"):  # diverged runs
                     change = smooth(scores - scores[0], width)
                 axes.plot(
                     smooth(distance, width), change, style, linewidth=1.5, alpha=0.85,
@@ -212,9 +218,9 @@ def over_optimisation_figure(by_name: dict[str, list[ComparedRun]]) -> Figure | 
 
 
 def size_figure(runs: list[ComparedRun], field: str, title: str, unit: str) -> Figure | None:
-    """N+ Figure 1: `field` of the runs by number of parameters; None unless one name has it at two sizes.
+    """Draw N+ Figure 1: `field` of the runs by number of parameters; None unless a name has values at two sizes.
 
-    One dot per run, one line of means per name, with bars of one standard deviation over seeds.
+    One dot per run; one line of means per name, with bars of one standard deviation over seeds.
     """
     values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))  # name -> size -> seeds' values
     for run in runs:
@@ -239,7 +245,7 @@ def size_figure(runs: list[ComparedRun], field: str, title: str, unit: str) -> F
 
 
 def whitening_figures(runs: list[ComparedRun]) -> list[Figure]:
-    """N+ Figure 11: runs with and without reward whitening whose other settings are equal, except seeds and paths.
+    """Draw N+ Figure 11: runs with and without reward whitening, equal in all other settings except seeds and paths.
 
     One pair of lines per such group of settings.
     """
@@ -259,18 +265,18 @@ def whitening_figures(runs: list[ComparedRun]) -> list[Figure]:
 
 
 # ----------------------------------------------------------------------------------------------------- 3. the page
-CHANGED = {"gold_score": "the gold score", "objective/score": "the score of the reward"}  # metric: within a sentence
+CHANGED = {"gold_score": "the gold score", "objective/score": "the training score"}  # metric -> its name in a sentence
 
 
 def changes(runs: list[ComparedRun], key: str) -> list[float]:
-    """What a metric of each run gained from its first update to its last; of the runs that logged it."""
+    """Return the change of a metric from the first update to the last, for each run that logged it."""
     columns = [[row[key] for row in run.rows if key in row] for run in runs]
     return [column[-1] - column[0] for column in columns if column]
 
 
 def change_table(ppo: dict[str, list[ComparedRun]]) -> Lines:
-    """One row per name: `changes` with the mean's 95% interval over seeds."""
-    lines = [["from the first update to the last", "runs", "gold score", "score"]]
+    """Return one row per name: the mean of `changes` with its 95% interval over seeds."""
+    lines = [["change from first to last update", "runs", "gold score", "score"]]
     for name, runs in ppo.items():
         lines.append([name, str(len(runs)), *(change_cell(changes(runs, key)) for key in CHANGED)])
     return lines
@@ -281,14 +287,14 @@ def change_cell(values: list[float]) -> str:
 
 
 def outcome(name: str, runs: list[ComparedRun]) -> Outcome:
-    """What happened to the runs of a name; a single one has no interval, so its numbers alone are said."""
+    """Return the outcome of the runs of a name; a single run has no interval."""
     changed = {key: found for key in CHANGED if (found := changes(runs, key))}
     eos_rates = [run.rows[-1]["eos_rate"] for run in runs if "eos_rate" in run.rows[-1]]
     eos_rate = float(np.mean(eos_rates)) if eos_rates else 1.0
     if len(runs) == 1:
         said = " and ".join(f"{CHANGED[key]} by {change_cell(found)}" for key, found in changed.items())
         return Outcome(
-            f"{name} is a single run, without an interval.", "warn", said and f"It changed {said}.", eos_rate
+            f"{name} is a single run, without intervals.", "warn", said and f"Training changed {said}.", eos_rate
         )
     gains = {}
     for key, found in changed.items():
@@ -299,7 +305,7 @@ def outcome(name: str, runs: list[ComparedRun]) -> Outcome:
 
 
 def table_of(by_name: dict[str, list[ComparedRun]]) -> Lines:
-    """One row per run: its name, seed, size and final numbers."""
+    """Return one row per run: its name, seed, size and final metrics."""
     lines = [["run", "directory", "seed", "parameters", "score", "gold score", "KL, nats", "win rate", "RM accuracy"]]
     for name, runs in by_name.items():
         for run in runs:
@@ -312,40 +318,40 @@ def table_of(by_name: dict[str, list[ComparedRun]]) -> Lines:
 
 
 def main(args: Args) -> list[str]:
-    """Write compare.html; returns the figures that could not be drawn, each with its reason."""
+    """Write compare.html and return the figures that couldn't be drawn, each with the reason."""
     check_out(args.out)
     runs = read_runs(args)
     by_name = groups(runs)
     ppo = {name: [run for run in group if run.is_ppo] for name, group in by_name.items()}
     ppo = {name: group for name, group in ppo.items() if group}
     deciders = sorted({run.decided_by for run in runs if run.decided_by})
-    sections: dict[str, tuple[Sequence[Figure | None], str]] = {  # heading: figures, why there are none
+    sections: dict[str, tuple[Sequence[Figure | None], str]] = {  # heading -> figures, reason if there are none
         "Training (Figure 10)": (
             [curve_figure(ppo, key, title, unit) for key, (title, unit) in CURVES.items()],
-            "no run comes from a rollout script such as train_ppo.py",
+            "no run is from a rollout script such as train_ppo.py",
         ),
         "Over-optimisation": (
             [over_optimisation_figure(ppo)],
-            "no run logged a gold score: pass --gold to train_ppo.py",
+            "no run logged a gold score; pass --gold to train_ppo.py",
         ),
         "Size: win rate (Figure 1)": (
             [
                 size_figure([run for run in runs if run.decided_by == by], "win_rate", f"Win rate by {by}", "share")
                 for by in deciders
             ],
-            "no name has two sizes whose win rates the --evals hold",
+            "no name has win rates in --evals for two sizes",
         ),
         "Size: reward model (Figure 1)": (
-            [size_figure(runs, "accuracy", "Accuracy of the reward model", "share of validation pairs")],
-            "no name has two sizes of finished reward models",
+            [size_figure(runs, "accuracy", "Reward model accuracy", "share of validation pairs")],
+            "no name has finished reward models of two sizes",
         ),
         "Reward whitening (Figure 11)": (
             whitening_figures(runs),
             "no two runs differ only in --whiten-rewards, seed and paths",
         ),
     }
-    bands = "Lines are means over seeds, bands and bars one standard deviation (n - 1)."
-    bands += " A change has the mean's 95% interval over runs (Student's t)."
+    bands = "Lines are means over seeds; bands and bars are one standard deviation (n - 1)."
+    bands += " Changes have the mean's 95% interval over runs (Student's t)."
     outcomes = ((outcome(name, group), [str(run.place) for run in group]) for name, group in ppo.items())
     happened = verdict_section(outcomes, {str(run.place): run.rows for run in runs})
     parts = [markup.title("Comparison of runs"), happened]
@@ -355,7 +361,7 @@ def main(args: Args) -> list[str]:
         if any(drawn):
             parts.append(Section(heading, figures=list(filter(None, drawn))))
         else:
-            missing.append(f"{heading}: not drawn, {reason}.")
+            missing.append(f"{heading}: not drawn because {reason}.")
     if missing:
         parts.append(Section("Not drawn", about=markup.bullets(missing)))
     args.out.mkdir(parents=True, exist_ok=True)

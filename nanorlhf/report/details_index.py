@@ -1,4 +1,4 @@
-"""The details index (docs/details.md) as data. A row names a file and a tag; the line is found by the tag."""
+"""Read the details index (docs/details.md). A row names a file and a tag; the line is found by the tag."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ ROW = re.compile(
 
 
 def tags_of(line: str) -> set[str]:
-    """The tags of a source line.
+    """Return the tags of a source line.
 
     >>> sorted(tags_of("x = whiten(x)  # [N+ 24, 25] and [RLCF alg 1]"))
     ['N+ 24', 'N+ 25', 'RLCF alg 1']
@@ -26,13 +26,13 @@ def tags_of(line: str) -> set[str]:
 
 
 def line_of(tag: str, source: str) -> int | None:
-    """The number of the last line that carries the tag: flags and docstrings come before the line that does it."""
+    """Return the number of the last line with the tag: flags and docstrings come before the implementation."""
     lines = source.splitlines()
     return max((number for number, line in enumerate(lines, start=1) if tag in tags_of(line)), default=None)
 
 
 def read_details(index: Path = INDEX) -> list[tuple[str, ...]]:
-    """Tag, claim, file, line, test file and test of each detail of N+; none if `index` doesn't exist."""
+    """Return tag, claim, file, line, test file and test of each detail of N+; empty if `index` doesn't exist."""
     if not index.exists():
         return []
     details = []
@@ -45,7 +45,7 @@ def read_details(index: Path = INDEX) -> list[tuple[str, ...]]:
 
 
 def with_lines(page: str) -> str:
-    """The page docs/details.md with every link to a file leading to the line that carries the row's tag."""
+    """Return the page docs/details.md with links to files pointing to the line with the row's tag."""
 
     def link(row: re.Match[str]) -> str:
         file = row["file"]

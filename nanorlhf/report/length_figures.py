@@ -1,4 +1,4 @@
-"""Do longer responses win? N+ Figures 12 and 13: wins by length ratio, and win rate by mean length."""
+"""Length bias, N+ Figures 12 and 13: wins by length ratio, and win rate by mean length."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -10,16 +10,16 @@ from nanorlhf.metrics.length_control import logistic_regression
 from nanorlhf.report.page import GREY, LINES, panel
 
 NUM_EDGES = 10  # of nine equally spaced bins
-FEW = 10  # pairs: a bin with fewer is drawn hollow
+FEW = 10  # bins with fewer pairs are drawn hollow
 
 
 def log_length_ratio(ours: ArrayLike, theirs: ArrayLike) -> np.ndarray:
-    """log(our length / their length), in tokens without EOS; an empty response counts as one token."""
+    """Return log(our length / their length), in tokens without EOS; an empty response counts as one token."""
     return np.log(np.maximum(ours, 1) / np.maximum(theirs, 1))
 
 
 def binned(x: np.ndarray, wins: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Middle, share of wins and number of pairs of each non-empty bin (bins,); the last bin includes its right edge."""
+    """Return middle, share of wins and number of pairs per non-empty bin, (bins,); the last bin is closed."""
     edges = np.linspace(x.min(), x.max(), NUM_EDGES)
     index = np.clip(np.digitize(x, edges) - 1, 0, NUM_EDGES - 2)  # (pairs,)
     counts = np.bincount(index, minlength=NUM_EDGES - 1)
@@ -31,16 +31,16 @@ def binned(x: np.ndarray, wins: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
 def length_figures(
     lengths: dict[str, list[int]], wins: dict[str, list[float | None]], against: str, decided_by: str
 ) -> list[Figure]:
-    """A panel of wins by length ratio, and one of win rate by mean length; one colour and marker per policy.
+    """Draw a panel of wins by length ratio and one of win rate by mean length; one colour and marker per policy.
 
     lengths: policy -> tokens of each response without EOS; also for `against`. wins: policy -> 1, 0 or 0.5 per pair,
-    None without a verdict, as decided by the judge or the gold score. Policies without any verdict are left out; if
-    none has one, there are no figures.
+    None without a verdict, as decided by the judge or the gold score. Policies without verdicts are skipped; without
+    any verdict, there are no figures.
     """
     wins = {name: column for name, column in wins.items() if any(win is not None for win in column)}
     if not wins:
         return []
-    of_ratio, axes = panel("Wins by length", f"log(length / length of {against})", f"preferred by {decided_by}, share")
+    of_ratio, axes = panel("Wins by length", f"log(length / length of {against})", f"share preferred by {decided_by}")
     of_mean, mean_axes = panel("Win rate and length", "mean length, tokens without EOS", f"win rate by {decided_by}")
     for number, (name, column) in enumerate(wins.items()):
         color, marker = LINES[number % len(LINES)]
@@ -69,5 +69,5 @@ def length_figures(
     for each in (axes, mean_axes):
         each.axhline(0.5, color=GREY, linewidth=1, linestyle=":")
         each.set_ylim(-0.04, 1.04)
-        each.figure.legend(loc="outside lower center", ncols=3, frameon=False)  # inside, it would hide points
+        each.figure.legend(loc="outside lower center", ncols=3, frameon=False)  # inside the axes it would hide points
     return [of_ratio, of_mean]

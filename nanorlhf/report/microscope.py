@@ -1,12 +1,11 @@
-"""One HTML page that shows every number of a few responses of PPO or GRPO, token by token: docs/microscope.md.
+"""Write one HTML page with every number that PPO or GRPO computes for a few responses, per token: docs/microscope.md.
 
     python train_ppo.py --trace 4 --out runs/tiny/ppo
     python -m nanorlhf.report.microscope --run runs/tiny/ppo
 
-The numbers are the tensors that the run kept in RUN/trace. Computed here is only what a formula of
-nanorlhf/rules/formulas.py derives from them: kl, delta, what GAE carries, ratios, losses and their slopes. A number
-that was not used, as of a token that is dropped from the loss, has an empty cell; those of a run that diverged are
-shown as inf or nan.
+The numbers are the tensors that the run saved in RUN/trace. Only kl, delta, the term that GAE carries, ratios, losses
+and their slopes are computed here, with the formulas of nanorlhf/rules/formulas.py. Numbers that weren't used, such as
+the loss of a dropped token, have empty cells; numbers of diverged runs are shown as inf or nan.
 Out: RUN/microscope.html.
 """
 
@@ -44,18 +43,18 @@ GRPO = "nanorlhf/grpo.py"
 @dataclass(frozen=True, kw_only=True)
 class Args:
     run: Path = Path("runs/tiny/ppo")
-    """directory of a run of train_ppo.py or train_grpo.py with --trace, or a page that is made anew from its data"""
+    """run directory of train_ppo.py or train_grpo.py with --trace, or an existing page to regenerate from its data"""
     out: Path | None = None
-    """the page; None: microscope.html in the run's directory, or the page itself"""
+    """output file; None: microscope.html in the run directory, or the existing page"""
 
 
-# ------------------------------------------------------------------------------------------------- 1. the table's lines
+# ------------------------------------------------------------------------------------------------- 1. rows of the table
 @dataclass(frozen=True)
 class Line:
-    """One line of the table of tokens.
+    """One row of the table of tokens.
 
-    formulas: {name} is the number of that line at this token, {name+1} at the next one, or a constant of the response.
-    A cell says which of the formulas is its own. Without formulas the number is what a model said.
+    formulas: {name} is that row's number at this token, {name+1} at the next one, or a constant of the response. Each
+    cell selects one of the formulas. Without formulas the number is a model's output.
     """
 
     key: str
@@ -63,7 +62,7 @@ class Line:
     section: str
     about: str
     file: str
-    expression: str  # the source code that computes it in a run, as it stands in `file`
+    expression: str  # the source code in `file` that computes it in a run
     formulas: tuple[str, ...]
     kind: str  # number, mask or words
 
@@ -74,53 +73,53 @@ RECURSION = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma
 MAXIMUM = "return torch.maximum(unclipped, clipped), clipped > unclipped"
 VALUE_MAXIMUM = "return 0.5 * torch.maximum(error, clipped_error), clipped_error > error"
 ADD_SCORE = "minus beta times KL; the score is added once, at the underlined position"
-AMONG_OTHERS = "how much better the response is than the others to its query"
-SLOPE = "minus the slope of the token's loss in its log-probability"
-STEP = ": ▲ the step makes the token likelier, ▼ less likely, · leaves it"
+AMONG_OTHERS = "how much better the response is than the others to the same query"
+SLOPE = "negative derivative of the token's loss with respect to its log-probability"
+STEP = ": ▲ the step makes the token more likely, ▼ less likely, · no change"
 NORMALISED = (
     "advantage",
     AMONG_OTHERS,
     GRPO,
     "return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(x.kl)",
 )
-# label, about, file, expression; those of PPO
+# label, about, file, expression; for PPO
 LINES: dict[str, tuple[str, ...]] = {
-    "logprobs": ("policy", "log-probability of the token by the policy before this update, nats",
+    "logprobs": ("policy", "log-probability of the token under the policy before this update, nats",
         LOGPROBS, "logprobs, _ = linear_logprobs(hidden, head, labels, bias, temperature, cap)"),
-    "ref_logprobs": ("reference", "log-probability of the token by the reference policy, nats",
+    "ref_logprobs": ("reference", "log-probability of the token under the reference policy, nats",
         LOGPROBS, "ref_logprobs, _ = linear_logprobs(ref_hidden, ref_head, labels, ref_bias, temperature, ref_cap)"),
-    "sampled_logprobs": ("sampler", "log-probability of the token by what sampled it, nats", "nanorlhf/generate.py",
+    "sampled_logprobs": ("sampler", "log-probability of the token under the sampler, nats", "nanorlhf/generate.py",
         "live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))"),
-    "kl": ("KL", "k1, the estimate of the KL from one sample: nats by which the token is likelier than under the "
-        "reference", SCRIPT, "kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)"),
-    "actions": ("actions", "the policy chose a token here: KL and policy loss",
+    "kl": ("KL", "k1, the KL estimate from one sample: log-probability under the policy minus log-probability under "
+        "the reference, nats", SCRIPT, "kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)"),
+    "actions": ("actions", "the policy chose a token here: counts in KL and policy loss",
         PPO, "index <= eos_index[:, None], index"),
-    "states": ("states", "there is a state here",
+    "states": ("states", "this position is a state",
         "nanorlhf/batch.py", 'states=states if score_at == "after_eos" else actions'),
-    "token_rewards": ("per token", "what --reward gives this token: a process reward, or a teacher's log-probability "
+    "token_rewards": ("per token", "the token's reward from --reward: a process reward, or a teacher's log-probability "
         "minus the policy's", "nanorlhf/rewards/weighted_sum.py", "token_rewards += weight * found.token_rewards"),
     "rewards": ("reward", ADD_SCORE, SCRIPT, "rewards[torch.arange(B), batch.score_index] += scores"),
-    "values": ("value V", "what the value model expects of the response, before this token",
+    "values": ("value V", "the value model's prediction, before this token",
         LOGPROBS, "torch.where(states, values[:, :-1], 0.0)"),
-    "delta": ("delta", "by how much this step was better than the value model expected",
+    "delta": ("delta", "TD error: how much better this step was than the value model predicted",
         GAE, "advantages = rewards + gamma * next_values - values"),
     "carried": ("from the right", "gamma * lam times the advantage of the next position", GAE, RECURSION),
-    "raw_advantages": ("advantage", "GAE's, before whitening: delta, and what comes from the right", GAE, RECURSION),
-    "advantages": ("whitened", "the advantage that the loss uses", PPO, WHITEN),
-    "returns": ("return", "what the value model should have said", GAE, "return advantages, advantages + values"),
-    "new_logprobs": ("new log-prob", "log-probability by the policy as it is now, nats",
+    "raw_advantages": ("advantage", "GAE before whitening: delta plus the term from the right", GAE, RECURSION),
+    "advantages": ("whitened", "the advantage used in the loss", PPO, WHITEN),
+    "returns": ("return", "the value model's target", GAE, "return advantages, advantages + values"),
+    "new_logprobs": ("new log-prob", "log-probability under the current policy, nats",
         SCRIPT, "new_logprobs, entropy = response_logprobs("),
-    "ratio": ("ratio", "how much likelier the token has become",
+    "ratio": ("ratio", "probability of the token under the current policy, divided by the old one",
         PPO, "log_ratio = torch.where(actions, new_logprobs - logprobs, 0.0)"),
-    "clip": ("clip", "where the ratio is; active: the clipped loss is the larger one, so the token has no policy "
-        "gradient", PPO, MAXIMUM),
+    "clip": ("clip", "the ratio relative to the clip range; active: the clipped loss is larger, so the token has no "
+        "policy gradient", PPO, MAXIMUM),
     "policy_loss": ("policy loss", "the larger of the unclipped and the clipped loss", PPO, MAXIMUM),
     "push": ("gradient", SLOPE + STEP, PPO, "unclipped = -advantages * ratio"),
-    "new_values": ("new value", "what the value model says now",
+    "new_values": ("new value", "the current value model's prediction",
         SCRIPT, "new_values = response_values("),
-    "clipped_values": ("value, clipped", "the new value, at most the clip range from the old",
+    "clipped_values": ("value, clipped", "the new value, clipped to within the clip range of the old one",
         PPO, "clipped_values = new_values.clamp(values - clip_range, values + clip_range)"),
-    "value_clip": ("value clip", "active: the clipped error is the larger one, so the value has no gradient",
+    "value_clip": ("value clip", "active: the clipped error is larger, so the value has no gradient",
         PPO, VALUE_MAXIMUM),
     "value_loss": ("value loss", "half the squared error to the return", PPO, VALUE_MAXIMUM),
 }  # fmt: skip
@@ -129,24 +128,26 @@ OF_ALGORITHM: dict[str, dict[str, tuple[str, ...]]] = {
         "rewards": ("reward", ADD_SCORE, GRPO,
                     "rewards[torch.arange(len(x.scores)), x.actions.sum(1) - 1] += x.scores"),
         "carried": ("from the right", "gamma times the return of the next position", GAE, RECURSION),
-        "returns": ("return", "the reward, and what comes from the right: GAE with V = 0 and lambda = 1",
+        "returns": ("return", "the reward plus the term from the right: GAE with V = 0 and lambda = 1",
             GAE, RECURSION),
-        "advantages": ("whitened", "the advantage that the loss uses: the whole rollout is the baseline", PPO, WHITEN),
+        "advantages": ("whitened", "the advantage used in the loss; the baseline is the rollout's mean", PPO, WHITEN),
     },
     "grpo": {"advantages": NORMALISED},
     "gspo": {
         "advantages": NORMALISED,
         "ratio": ("ratio", "exp of the mean log ratio of the response's tokens",
             PPO, "new, old = response_mean(new_logprobs, actions), response_mean(logprobs, actions)"),
-        "clip": ("clip", "where the ratio is; active: the clipped loss is the larger one, so the response has no "
-            "policy gradient", PPO, MAXIMUM),
-        "push": ("gradient", "minus the slope of the response's losses in the token's log-probability" + STEP,
+        "clip": ("clip", "the ratio relative to the clip range; active: the clipped loss is larger, so the response "
+            "has no policy gradient", PPO, MAXIMUM),
+        "push": ("gradient",
+            "negative derivative of the response's losses with respect to the token's log-probability" + STEP,
             PPO, "unclipped = -advantages * ratio"),
     },
     "cispo": {
         "advantages": NORMALISED,
-        "clip": ("clip", "where the ratio is; active: the weight is clipped", PPO, "return losses, weights != ratio"),
-        "policy_loss": ("policy loss", "the clipped ratio weighs the token, without a gradient",
+        "clip": ("clip", "the ratio relative to the clip range; active: the weight is clipped",
+            PPO, "return losses, weights != ratio"),
+        "policy_loss": ("policy loss", "the token is weighted by the clipped ratio, without a gradient through it",
             PPO, "losses = -torch.where(actions, advantages, 0.0) * weights * new_logprobs"),
         "push": ("gradient", SLOPE + STEP, PPO, "weights = ratio.clamp(least, most)"),
     },
@@ -154,8 +155,8 @@ OF_ALGORITHM: dict[str, dict[str, tuple[str, ...]]] = {
         "return grpo(replace(x, scores=x.scores + overlong_penalty(x.actions)))")},
     "dr_grpo": {"advantages": ("advantage", AMONG_OTHERS, GRPO,
         "return centred(x.scores, x.k).view(-1, 1).expand_as(x.kl)")},
-    "online_dpo": {"advantages": ("advantage", "the slope of DPO's loss: above 0 for the best response to its query, "
-        "below 0 for the worst, else 0", GRPO, "weights = x.k * x.kl_coef * torch.sigmoid(-margins)")},
+    "online_dpo": {"advantages": ("advantage", "the slope of DPO's loss: positive for the best response to the query, "
+        "negative for the worst, else 0", GRPO, "weights = x.k * x.kl_coef * torch.sigmoid(-margins)")},
     "rloo": {"advantages": ("advantage", AMONG_OTHERS, GRPO,
         "return (centred(response_rewards, x.k) * (x.k / (x.k - 1))).view(-1, 1).expand_as(x.kl)")},
 }  # fmt: skip
@@ -177,26 +178,26 @@ KINDS = {"actions": "mask", "states": "mask", "clip": "words", "value_clip": "wo
 
 
 def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int, has_token_rewards: bool = False) -> list[Line]:
-    """The table's lines for a run, from top to bottom; settings have the names of flags."""
+    """Return the table's rows for a run, from top to bottom; settings are named like flags."""
     formulas = formulas_of(algorithm, settings, has_token_rewards)
     lines = LINES | OF_ALGORITHM.get(algorithm, {})
     label, about, *source = lines["ratio"]
     is_first = ratio_to(settings["sampler.correction"]) == "logprobs"
-    lines["ratio"] = label, about + ("; 1 in the first step" if is_first else ", compared with the sampler"), *source
+    lines["ratio"] = label, about + ("; 1 in the first step" if is_first else "; the old one is the sampler's"), *source
     without_formulas = {"logprobs", "ref_logprobs", "sampled_logprobs", "new_logprobs"}
     without_formulas |= {"token_rewards"} if has_token_rewards else set()
     if algorithm == "ppo":
         without_formulas |= {"values", "new_values"}
         if settings["score_at"] == "after_eos":
             label, about, *source = lines["states"]
-            lines["states"] = label, about + ", also after EOS: value loss", *source
+            lines["states"] = label, about + ", also after EOS: counts in the value loss", *source
         if not settings["whiten_advantages"]:
             lines["advantages"] = *lines["advantages"][:2], SCRIPT, "batch.advantages = advantages * importance_weights"
         if settings["value_clip_range"] is None:
             lines["value_loss"] = *lines["value_loss"][:3], "return 0.5 * error, torch.zeros_like(states)"
     sections = {
-        "1. What the models say": ("logprobs", "ref_logprobs", "sampled_logprobs", "kl"),
-        "2. What counts": ("actions", "states"),
+        "1. Model outputs": ("logprobs", "ref_logprobs", "sampled_logprobs", "kl"),
+        "2. Masks": ("actions", "states"),
         **SECTIONS.get(algorithm, {"3. Advantages": ("advantages",)}),
     }
     keys = [(section, name, "") for section, names in sections.items() for name in names]
@@ -213,7 +214,7 @@ def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int, has_toke
 
 
 def shown(texts: tuple[str, ...], epoch: str, settings: dict[str, Any]) -> tuple[str, ...]:
-    """Formulas with the names of the page: those of the epoch, and of the run's settings."""
+    """Replace the names in formulas by the page's names, which depend on the epoch and the run's settings."""
     is_pair = isinstance(settings.get("clip_range"), tuple | list)
     names = {
         "old": ratio_to(settings["sampler.correction"]),
@@ -226,7 +227,7 @@ def shown(texts: tuple[str, ...], epoch: str, settings: dict[str, Any]) -> tuple
 # ------------------------------------------------------------------------------------------------------- 2. the numbers
 @dataclass
 class Cells:
-    """The lines' cells (n, T): numbers in float64, the masks of those that exist, and which formula each cell has."""
+    """Cells of all rows, (n, T) each: float64 numbers, masks of existing numbers, and each cell's formula index."""
 
     numbers: dict[str, Tensor]
     masks: dict[str, Tensor]
@@ -237,7 +238,7 @@ class Cells:
 def cells_of(
     tensors: Tensors, formulas: Formulas, constants: dict[str, Any], clip_range: ClipRange, correction: str
 ) -> Cells:
-    """All cells of the traced responses; constants of the update are numbers, those of a response (n, 1)."""
+    """Compute all cells of the traced responses; constants of an update are numbers, of a response (n, 1)."""
     doubles = {name: x.double() for name, x in tensors.items() if x.is_floating_point()}
     actions, states = tensors["actions"], tensors["states"]
     numbers = {
@@ -254,7 +255,7 @@ def cells_of(
     cells = Cells({}, {}, {}, {})
 
     def put(name: str, mask: Tensor, epoch: str = "") -> None:
-        """The run's own numbers, or else those of the formula."""
+        """Store the run's tensor if there is one, else evaluate the formula."""
         texts = formulas.get(name, ())
         if len(texts) > 1:
             cells.which[name + epoch] = evaluate(CASE[name], numbers).long()
@@ -263,7 +264,7 @@ def cells_of(
         cells.numbers[name + epoch], cells.masks[name + epoch] = numbers[name], mask
 
     def put_words(name: str, x: Tensor, clipped: Tensor, mask: Tensor, epoch: str) -> None:
-        """Where x is: inside, above, or below what clipping it gives; NaN is nowhere."""
+        """Store if x is inside, above or below the clip range; NaN has an empty cell."""
         side = torch.where(x > clipped, 1, torch.where(x < clipped, 2, 0))
         numbers[name] = evaluate(formulas[name][0], numbers)
         cells.words[name + epoch] = in_words(side, numbers[name], mask & ~x.isnan())
@@ -282,7 +283,7 @@ def cells_of(
     for number, new_logprobs in enumerate(doubles["new_logprobs"]):
         e = f".{number}"
         numbers = of_rollout | {"new_logprobs": new_logprobs, "old": doubles[ratio_to(correction)]}
-        # no step of the epoch read a response that is all NaN and that the loss leaves out
+        # a response that is all NaN and not in the loss wasn't read by any step of the epoch
         read = tensors["in_loss"].any(1, keepdim=True) | ~new_logprobs.isnan().all(1, keepdim=True)  # (n, 1)
         put("new_logprobs", actions & read, e)
         if has_response_ratio:
@@ -290,7 +291,7 @@ def cells_of(
         put("ratio", loss_actions if has_response_ratio else actions & read, e)
         put_words("clip", numbers["ratio"], evaluate(CLIPPED_RATIO, numbers), loss_actions, e)
         put("policy_loss", loss_actions, e)
-        if len(formulas["push"]) == 2:  # without a slope where the ratio is clipped
+        if len(formulas["push"]) == 2:  # no slope if the ratio is clipped
             kl_push = evaluate(K3_SLOPE, numbers) if K3_SLOPE in formulas["push"][0] else 0.0
             numbers["push"] = policy_push(numbers["advantages"], numbers["ratio"], clip_range) - kl_push
         put("push", loss_actions, e)
@@ -309,11 +310,11 @@ def cells_of(
 def gae_terms(
     rewards: Tensor, values: Tensor, advantages: Tensor, states: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """The two terms of each advantage of GAE, before whitening: delta, and what comes from the right; all (n, T).
+    """Return the two terms of GAE's advantage before whitening: delta, and the term from the right; all (n, T).
 
         A_t = delta_t + carried_t,  delta_t = r_t + gamma V_{t+1} - V_t,  carried_t = gamma lam A_{t+1}
 
-    V and A are 0 after a response's last state, whatever the tensors hold there.
+    V and A are taken as 0 after a response's last state.
     """
     has_next = F.pad(states[:, 1:], (0, 1))
     next_values = torch.where(has_next, F.pad(values[:, 1:], (0, 1)), 0.0)
@@ -322,10 +323,10 @@ def gae_terms(
 
 
 def policy_push(advantages: Tensor, ratio: Tensor, clip_range: ClipRange) -> Tensor:
-    """Minus the slope of each token's clipped loss in its new log-probability; all (n, T).
+    """Return the negative derivative of each token's clipped loss with respect to its new logprob; all (n, T).
 
-    Above 0 a step makes the token likelier. A token that is likelier than the clip range allows, and better than
-    expected, is not pushed further; nor is one that is less likely, and worse.
+    If positive, a step makes the token more likely. It is 0 for tokens above the clip range with a positive advantage,
+    and below it with a negative one.
     """
     least, most = ratio_bounds(clip_range)
     is_clipped = torch.where(advantages > 0, ratio > most, ratio < least)
@@ -333,7 +334,7 @@ def policy_push(advantages: Tensor, ratio: Tensor, clip_range: ClipRange) -> Ten
 
 
 def in_words(side: Tensor, is_active: Tensor, mask: Tensor) -> list[list[str]]:
-    """side (n, T): 0 inside the clip range, 1 above, 2 below; empty where the mask is False."""
+    """Format side (n, T), 0 inside the clip range, 1 above, 2 below, as words; empty where the mask is False."""
     words = [("inside", "above", "below")[i] for i in side.flatten().tolist()]
     flags = zip(words, is_active.flatten().tolist(), mask.flatten().tolist(), strict=True)
     cells = [(word + ", active" * active) * counts for word, active, counts in flags]
@@ -342,12 +343,12 @@ def in_words(side: Tensor, is_active: Tensor, mask: Tensor) -> list[list[str]]:
 
 
 def short(x: float) -> float | str:
-    """Nine digits, which tell any two float32 apart; JavaScript's name of what JSON has no number for."""
+    """Round to nine digits, enough to distinguish any two float32; name NaN and infinities as JavaScript does."""
     return x if isinstance(x, int) else float(f"{x:.9g}") if math.isfinite(x) else json.dumps(x)
 
 
 def response_constants(tensors: Tensors, algorithm: str, kl_coef: float, k: int, correction: str) -> dict[str, Tensor]:
-    """Of each response (n,): its score, where it ends, and the statistics of its query's group."""
+    """Return each response's score, position of its end, and statistics of its query's group, (n,) each."""
     doubles = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
     found = {"score": doubles["scores"], "eos_index": tensors["eos_index"]}
     if algorithm != "ppo":
@@ -363,7 +364,7 @@ def response_constants(tensors: Tensors, algorithm: str, kl_coef: float, k: int,
 
 # ---------------------------------------------------------------------------------------------------------- 3. the page
 def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of one traced update."""
+    """Return the page's data of one traced update."""
     algorithm = about["algorithm"]
     clip_range = settings["clip_range"]
     names = ("gamma", "lam", "clip_range", "value_clip_range")
@@ -412,7 +413,7 @@ def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any])
 
 
 def source_line(file: str, expression: str) -> str:
-    """`file:line` of the only or first line that holds the expression; the file alone where none does."""
+    """Return `file:line` of the first line with the expression; only the file if none has it."""
     for path in (ROOT / file, ROOT / "nanorlhf" / file):  # the latter in an installed copy
         if path.is_file():
             for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -422,7 +423,7 @@ def source_line(file: str, expression: str) -> str:
 
 
 def lines_data(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The lines of a page's data, with the line numbers that the code has now."""
+    """Return the table's rows for a page's data, with line numbers of the current code."""
     num_epochs = sum(key.startswith("ratio.") for key in data["updates"][0]["responses"][0]["cells"])
     responses = [response for update in data["updates"] for response in update["responses"]]
     has_token_rewards = any(any(response["cells"].get("token_rewards", ())) for response in responses)
@@ -431,26 +432,26 @@ def lines_data(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def embedded(page: Path) -> dict[str, Any]:
-    """The data of a page written earlier, with the lines of now. Raises InputError for another file."""
+    """Return the data of an existing page, with current rows. Raises InputError for other files."""
     _, found, rest = read_text(page).partition('<script type="application/json" id="data">')
     data = parse_json(rest.partition("</script>")[0].encode(), str(page)) if found else None
     if not isinstance(data, dict) or not {"algorithm", "settings", "updates"} <= data.keys():
-        raise InputError(f"{page} is no page of the microscope: name one, or a run's directory.")
+        raise InputError(f"{page} isn't a microscope page; pass one, or a run directory.")
     try:
         return data | {"lines": lines_data(data)}
     except (LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{page}: its data are damaged ({error!r:.80}): make it from the run's directory.") from error
+        raise InputError(f"{page}: damaged data ({error!r:.80}); regenerate it from the run directory.") from error
 
 
 def page_data(run: Path) -> dict[str, Any]:
-    """All that the page embeds. Raises InputError for a run without a trace, and for a damaged one."""
+    """Return the data that the page embeds. Raises InputError for a missing or damaged trace."""
     if run.is_file():
         return embedded(run)
     traces = read_traces(run)
     where = f"{run}/trace"
     for tensors, said in traces:
         if not tensors["response"].numel():
-            raise InputError(f"{where}: update {said['update']} holds no token: train again with --trace.")
+            raise InputError(f"{where}: update {said['update']} has no tokens; train again with --trace.")
     first, about = traces[0]
     settings = flat_settings(about["settings"])
     algorithm = about["algorithm"]
@@ -458,11 +459,11 @@ def page_data(run: Path) -> dict[str, Any]:
     for tensors, said in traces:
         others = flat_settings(said["settings"])
         if said["algorithm"] != algorithm or any(others.get(name) != settings.get(name) for name in OF_NUMBERS):
-            raise InputError(f"{where}: update {said['update']} is of a run with other settings: delete its file.")
+            raise InputError(f"{where}: update {said['update']} is from a run with other settings; delete its file.")
         if len(tensors["new_logprobs"]) != len(first["new_logprobs"]):
-            raise InputError(f"{where}: update {said['update']} has another number of epochs: delete its file.")
+            raise InputError(f"{where}: update {said['update']} has another number of epochs; delete its file.")
         if tensors["fixed_logprobs"].shape != first["fixed_logprobs"].shape:
-            raise InputError(f"{where}: update {said['update']} has other fixed responses: delete its file.")
+            raise InputError(f"{where}: update {said['update']} has other fixed responses; delete its file.")
     fixed = []
     for i, (query, texts) in enumerate(zip(about["queries"], about["texts"], strict=True)):
         logprobs = [[short(x) for x in tensors["fixed_logprobs"][i, : len(texts)].tolist()] for tensors, _ in traces]
@@ -480,9 +481,9 @@ def page_data(run: Path) -> dict[str, Any]:
 
 
 def check_settings(settings: dict[str, Any], algorithm: str, where: str) -> None:
-    """Raise InputError unless the settings that the page shows or computes with are those of a run."""
+    """Raise InputError unless the settings used by the page are valid."""
     if algorithm not in ("ppo", *ALGORITHMS):
-        raise InputError(f"{where}: the algorithm {algorithm!r:.80} is unknown: train again with --trace.")
+        raise InputError(f"{where}: unknown algorithm {algorithm!r:.80}; train again with --trace.")
     kinds: dict[str, type] = {"temperature": float, "sampler.correction": str}
     if algorithm == "ppo":
         kinds |= {"score_at": str, "gamma": float, "lam": float, "whiten_rewards": bool, "whiten_advantages": bool}
@@ -493,26 +494,26 @@ def check_settings(settings: dict[str, Any], algorithm: str, where: str) -> None
     for name, kind in kinds.items():
         field(settings, name, kind, where)
     if settings.get("samples_per_query", 1) < 1:
-        raise InputError(f"{where}: the field 'samples_per_query' must be at least 1: train again with --trace.")
+        raise InputError(f"{where}: the field 'samples_per_query' must be at least 1; train again with --trace.")
     clip_range = settings.get("clip_range")
     pair = clip_range if isinstance(clip_range, tuple | list) and len(clip_range) == 2 else (clip_range,)
     if not all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in pair):
-        raise InputError(f"{where}: the field 'clip_range' must be a number, or two: train again with --trace.")
+        raise InputError(f"{where}: the field 'clip_range' must be a number, or two; train again with --trace.")
 
 
 def page_of(data: dict[str, Any]) -> str:
-    """The page's HTML."""
+    """Return the page's HTML."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    # within <script> only "</" and "<!--" would end the data early
+    # inside <script> only "</" and "<!--" would end the data early
     page = read_text(TEMPLATE).replace("{{ look }}", read_text(LOOK).strip())
     return page.replace("{{ data }}", text.replace("<", "\\u003c"))
 
 
 def main(args: Args) -> Path:
-    """Write the page; returns its path."""
+    """Write the page and return its path."""
     out = args.out or (args.run if args.run.is_file() else args.run / "microscope.html")
     if out.is_dir():
-        raise InputError(f"--out {out} is a directory: name a file.")
+        raise InputError(f"--out must be a file; {out} is a directory.")
     page = page_of(page_data(args.run))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)

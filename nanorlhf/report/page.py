@@ -1,6 +1,6 @@
-"""What all reports are made of: sections of tables, figures and samples, for the terminal and for report.html.
+"""Building blocks of reports: sections of tables, figures and samples, for the terminal and for report.html.
 
-page.html is the template of the HTML.
+page.html is the HTML template.
 """
 
 import base64
@@ -22,18 +22,18 @@ from nanorlhf.files import atomic, write_text
 from nanorlhf.metrics.token_shift import kind_of
 from nanorlhf.training.run_directory import Rows
 
-Lines = list[list[str]]  # of a table: cells, the first line has the headings
-matplotlib.rcParams["text.parse_math"] = False  # names in figures are text: `$\\bad$` is no mathematics
-MOST_POINTS = 2000  # of a curve: more can't be told apart, and make a page of many megabytes
+Lines = list[list[str]]  # rows of a table's cells; the first has the headings
+matplotlib.rcParams["text.parse_math"] = False  # names in figures are plain text: don't parse `$\\bad$` as math
+MOST_POINTS = 2000  # of a curve: more look the same, and make pages of many megabytes
 BLUE, ORANGE, GREY = "#1f5fa8", "#c4620a", "#8a8f98"
-# colour and marker of each line, distinct in greyscale too; reused where there are more lines
+# colour and marker of each line, distinguishable in greyscale; reused cyclically
 LINES = (
     *((BLUE, "o"), (ORANGE, "s"), ("#2c8a57", "^"), ("#8a4fa3", "D")),
     *((GREY, "v"), ("#1c2024", "x"), ("#c2447a", "P"), ("#9a7b1c", "*")),
 )
-# as many again with each kind of line
+# the same with each line style
 STYLES = tuple((color, marker, line) for line in ("-", "--", ":") for color, marker in LINES)
-# the template's macros, which return markup; whatever text they are given is escaped
+# the template's macros, which return markup; text passed to them is escaped
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
 )
@@ -44,20 +44,20 @@ markup: Any = TEMPLATES.get_template("page.html").module
 # -------------------------------------------------------------------------------------------------------- 1. sections
 @dataclass(frozen=True)
 class Section:
-    """One part of a report, in the order of its fields; empty ones, and tables without rows, are left out.
+    """One section of a report, in the order of its fields; empty fields and tables without rows are omitted.
 
-    Where neither tables, figures, samples nor `about` are left, the whole section is.
+    The whole section is omitted if it has no tables, figures, samples or `about`.
     """
 
     title: str = ""
-    about: str | Markup = ""  # Markup is shown on the page alone
+    about: str | Markup = ""  # Markup is shown only on the page
     tables: Sequence[Lines] = ()
-    notes: str = ""  # below the tables, a paragraph per line
+    notes: str = ""  # below the tables, one paragraph per line
     figures: Sequence[Figure] = ()
     caption: str = ""  # below the figures
-    samples: Sequence[Markup] = ()  # cards, below a field that searches them
+    samples: Sequence[Markup] = ()  # cards, below a search field
     anchor: str = ""  # the heading's id, for links
-    narrow: bool = False  # tables that fit side by side
+    narrow: bool = False  # show tables side by side
 
     @property
     def filled(self) -> list[Lines]:
@@ -79,7 +79,7 @@ class Section:
         return Markup("\n").join(part for part in parts if part)
 
     def text(self) -> str:
-        """Its tables for the terminal, with what stands around them; empty without tables and text."""
+        """Return the section's tables and text for the terminal; empty if it has neither."""
         about = "" if isinstance(self.about, Markup) else self.about
         if not (about or self.filled):
             return ""
@@ -91,12 +91,12 @@ Page = Sequence[Section | Markup]
 
 
 def text(page: Page) -> str:
-    """The tables of all sections for the terminal, and what is said about them."""
+    """Return the tables and texts of all sections for the terminal."""
     return "\n\n".join(filter(None, (part.text() for part in page if isinstance(part, Section))))
 
 
 def number(value: float | None, ends: Sequence[float] | None = None, digits: int = 2, sign: str = "") -> str:
-    """A number and its interval as a cell of a table.
+    """Format a number and its interval as a table cell.
 
     >>> number(0.5), number(0.5, (0.25, 1), 1, "+"), number(None)
     ('0.50', '+0.5 [+0.2, +1.0]', '-')
@@ -108,12 +108,12 @@ def number(value: float | None, ends: Sequence[float] | None = None, digits: int
 
 
 def percent(value: float | None, ends: Sequence[float] | None = None, sign: str = "") -> str:
-    """`number` in percent."""
+    """Format a share with `number`, in percent."""
     return number(value if value is None else 100 * value, ends and [100 * end for end in ends], 2, sign)
 
 
 def plus_minus(mean: float | None, std: float | None, digits: int = 3) -> str:
-    """A mean and its spread as a cell of a table, the spread only where there is one.
+    """Format a mean and its standard deviation, if any, as a table cell.
 
     >>> plus_minus(1200.0, 0.5, 1), plus_minus(0.5, None), plus_minus(None, None)
     ('1,200.0 ± 0.5', '0.500', '-')
@@ -124,7 +124,7 @@ def plus_minus(mean: float | None, std: float | None, digits: int = 3) -> str:
 
 
 def aligned(lines: list[list[str]]) -> str:
-    """Lines of cells for the terminal: the first column left-aligned, the others right-aligned."""
+    """Format lines of cells for the terminal: the first column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = []
     for line in lines:
@@ -134,13 +134,13 @@ def aligned(lines: list[list[str]]) -> str:
 
 
 def write_page(path: Path, title: str, page: Page) -> None:
-    """Write a page in one step: an interrupted write leaves no half of it."""
+    """Write a page atomically."""
     parts = [part.html() if isinstance(part, Section) else part for part in page]
     write_text(path, markup.page(title, parts))
 
 
 def write_study(path: Path, runs: Path, page: Page, pictures: dict[str, Figure]) -> list[str]:
-    """Write the page of a study of `runs`, and its pictures as PNG next to it; print its tables.
+    """Write the page of a study of `runs`, with its pictures as PNG next to it, and print its tables.
 
     pictures: file name -> figure. Returns the file names.
     """
@@ -151,7 +151,7 @@ def write_study(path: Path, runs: Path, page: Page, pictures: dict[str, Figure])
 
 
 def write_pictures(directory: Path, pictures: dict[str, Figure]) -> None:
-    """As PNG, by file name, into a directory that is made if need be."""
+    """Write pictures, file name -> figure, as PNG; create the directory if needed."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, figure in pictures.items():
         with atomic(directory / name) as temporary, temporary.open("wb") as file:
@@ -161,9 +161,9 @@ def write_pictures(directory: Path, pictures: dict[str, Figure]) -> None:
 def write_gallery(
     path: Path, runs: Path, title: str, happened: Sequence[tuple[str, str]], table: Lines, drawn: dict[str, Figure]
 ) -> list[str]:
-    """`write_study` of one table and one figure for each name; returns the file names, NAME.png.
+    """Call `write_study` with one table and a figure per name; return the file names, NAME.png.
 
-    happened: what the numbers say in words, pairs of good, warn or bad and a paragraph.
+    happened: the verdict in words, pairs of good, warn or bad and a paragraph.
     """
     sections = [Section(name, figures=[figure], anchor=name) for name, figure in drawn.items()]
     page = [markup.title(title), Section(about=markup.verdict(happened)), Section(tables=[table]), *sections]
@@ -172,30 +172,30 @@ def write_gallery(
 
 # ------------------------------------------------------------------------------------------------------- 2. figures
 def series(rows: Rows, key: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
-    """The points (x, metric) of the rows that have both: two arrays (points,)."""
+    """Return x and the metric of the rows that have both, two arrays (points,)."""
     both = [row for row in rows if key in row and x in row]
     return np.array([row[x] for row in both], dtype=float), np.array([row[key] for row in both], dtype=float)
 
 
 def thinned(*columns: np.ndarray) -> Iterator[np.ndarray]:
-    """Means of consecutive points, so that at most MOST_POINTS are drawn; fewer points stay as they are."""
+    """Average consecutive points so that at most MOST_POINTS remain; fewer points are unchanged."""
     size = -(-len(columns[0]) // MOST_POINTS)
     for column in columns:
         if size > 1:
             starts = np.arange(0, len(column), size)
-            with np.errstate(invalid="ignore", over="ignore"):  # of a run that diverged
+            with np.errstate(invalid="ignore", over="ignore"):  # diverged runs
                 column = np.add.reduceat(column, starts) / np.diff(starts, append=len(column))
         yield column
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:
-    """Running mean over `width` points, fewer at the ends."""
+    """Return the running mean over `width` points, fewer at the ends."""
     kernel = np.ones(max(1, min(width, len(values))))
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
 def draw(axes: Axes, rows: Rows, key: str, label: str, color: str, smoothed: bool = False) -> None:
-    """The curve of one metric; smoothed: a running mean, with the single points faint behind it."""
+    """Draw the curve of one metric; smoothed: draw the running mean, with the points faint behind it."""
     steps, values = thinned(*series(rows, key))
     if smoothed:
         axes.plot(steps, values, color=color, alpha=0.2, linewidth=0.8)
@@ -204,14 +204,14 @@ def draw(axes: Axes, rows: Rows, key: str, label: str, color: str, smoothed: boo
 
 
 def draw_lines(axes: Axes, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
-    """A line with markers for each name; name -> x, y."""
+    """Draw a line with markers for each name; lines: name -> x, y."""
     for (name, points), (color, marker) in zip(lines.items(), cycle(LINES), strict=False):
         axes.plot(*points, color=color, marker=marker, markersize=4, linewidth=1.8, label=name)
     axes.legend(frameon=False)
 
 
 def panel(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    """A figure with a single panel, so that a narrow screen can stack them."""
+    """Create a figure with a single panel, so that panels stack on narrow screens."""
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     axes = figure.subplots()
     label_axes(axes, title, x_label, y_label)
@@ -219,7 +219,7 @@ def panel(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def label_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
-    """The looks of every panel."""
+    """Set title, axis labels and the style shared by all panels."""
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
@@ -228,7 +228,7 @@ def label_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
 
 
 def svg(figure: Figure) -> bytes:
-    """A figure as SVG; the same figure always gives the same bytes."""
+    """Return a figure as SVG; the same figure always gives the same bytes."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "nanorlhf"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -236,7 +236,7 @@ def svg(figure: Figure) -> bytes:
 
 
 def image(figure: Figure) -> Markup:
-    """A figure as an <img> with its SVG inside."""
+    """Return a figure as an <img> with embedded SVG."""
     return markup.image(figure.axes[0].get_title("left"), base64.b64encode(svg(figure)).decode())
 
 
@@ -244,6 +244,6 @@ def image(figure: Figure) -> Markup:
 def answer(
     name: str, text: str, scores: dict[str, float | None], pieces: list[tuple[str, int]] | None = None
 ) -> Markup:
-    """A response and its scores; with `pieces` (tokens and their ranks), coloured by token."""
+    """Return a response and its scores; with `pieces` (tokens and their ranks), tokens are coloured."""
     known = " · ".join(f"{label} {value:z.2f}" for label, value in scores.items() if value is not None)
     return markup.answer(name, text.strip(), known, pieces)

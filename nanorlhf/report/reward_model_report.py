@@ -1,4 +1,4 @@
-"""Tables and figures of reward models and implicit rewards: sections, and a page of their own."""
+"""Tables and figures of reward models and implicit rewards, as sections and as a separate page."""
 
 from nanorlhf.report.calibration_figures import calibration_figure
 from nanorlhf.report.page import Lines, Page, Section, markup, number, plus_minus
@@ -11,7 +11,7 @@ NUM_POLICY_PAIRS = 10  # shown; eval.json has all
 
 
 def accuracy_lines(table: list[dict], by: str) -> Lines:
-    """[N+ 16] One part of Table 5: accuracy by `by`; empty if no pair has that field."""
+    """[N+ 16] Return one part of Table 5: accuracy by `by`; empty if no pair has that field."""
     rows = [row for row in table if row["by"] == by]
     if not rows:
         return []
@@ -23,7 +23,7 @@ def accuracy_lines(table: list[dict], by: str) -> Lines:
 
 
 def interval_lines(measured: dict) -> Lines:
-    """The 95% interval of each model's accuracy, and what it has more than the first model; of a set of pairs."""
+    """Return each model's accuracy with its 95% interval, and its gain over the first model, on a set of pairs."""
     found = measured["intervals"]
     lines = [["95% intervals over pairs", "accuracy", f"minus {next(iter(found))}"]]
     for name, row in found.items():
@@ -37,61 +37,61 @@ def gain_cell(gain: dict) -> str:
 
 
 def score_lines(result: dict) -> Lines:
-    """Statistics of the references' scores."""
+    """Return statistics of the references' scores."""
     columns = ("max", "mean", "min", "std")
-    lines = [["score of the references", *columns]]
+    lines = [["reference scores", *columns]]
     return lines + [
         [name, *(plus_minus(**row[c], digits=2) for c in columns)] for name, row in result["references"].items()
     ]
 
 
 def decider_lines(measured: dict) -> Lines:
-    """Who agrees with the truth, and who prefers the longer response; of a set of pairs."""
+    """Return how often labels and models agree with the gold score and prefer the longer response, per set of pairs."""
     found = measured["deciders"]
-    rows = {"labels": found["labels"], "the truth": found["truth"], **found["models"]}
-    columns = {"truth": "agrees with the truth", "longer": "prefers the longer"}
+    rows = {"labels": found["labels"], "gold score": found["truth"], **found["models"]}
+    columns = {"truth": "agrees with gold", "longer": "prefers longer"}
     if found["truth"] is None:
-        del rows["the truth"], columns["truth"]
-    lines = [["decider", *columns.values()]]
+        del rows["gold score"], columns["truth"]
+    lines = [["preference by", *columns.values()]]
     return lines + [[name, *(plus_minus(**row[key]) for key in columns)] for name, row in rows.items()]
 
 
 def agreement_line(agreement: dict) -> str:
-    """How people agree with each other and with themselves on the pairs of agreement.jsonl."""
+    """Return annotators' agreement with each other and themselves on the pairs of agreement.jsonl."""
     kappas, shares = (number(agreement[key], digits=3) for key in ("fleiss_kappa", "circular_share"))
     return (
-        f"{agreement['num_annotators']} annotators of {agreement['num_pairs']} pairs: Fleiss' kappa {kappas}; "
-        f"{shares} of {agreement['num_triads']} triads are circular"
+        f"{agreement['num_annotators']} annotators, {agreement['num_pairs']} pairs: Fleiss' kappa {kappas}; share of "
+        f"circular triads {shares} of {agreement['num_triads']}"
     )
 
 
 def notes(result: dict) -> list[str]:
-    """What the tables show."""
-    sentences = ["Accuracy is the share of pairs that a model ranks as people did; a tie counts as wrong."]
+    """Return sentences that explain the tables."""
+    sentences = ["Accuracy is the share of pairs that a model ranks as people did; ties count as wrong."]
     if any(n > 1 for n in result["num_seeds"].values()):
-        counts = ", ".join(f"{n} of {name}" for name, n in result["num_seeds"].items())
-        sentences.append(f"Mean ± standard deviation over seeds: {counts}.")
+        counts = ", ".join(f"{name} {n}" for name, n in result["num_seeds"].items())
+        sentences.append(f"Mean ± standard deviation over seeds; number of seeds: {counts}.")
     if result["implicit"]:
         ratio = f"{result['dpo_beta']} * log(policy / {result['reference']})"
-        sentences.append(f"The reward of {', '.join(result['implicit'])} is implicit: {ratio}.")
+        sentences.append(f"Implicit reward of {', '.join(result['implicit'])}: {ratio}.")
     return sentences
 
 
 def sections(result: dict) -> list[Section]:
-    """Table 5 and calibration of each set of pairs, who decides how, and the references' scores."""
+    """Return Table 5, calibration and length preference of each set of pairs, and the references' scores."""
     caption = (
         "Calibration: accuracy against the size of the margin. Above the curve, the model is right more often than "
-        "its margins claim (underconfident); below it, less often (overconfident). The calibration error is the "
-        "distance to the curve, mean over all pairs."
+        "its margins predict (underconfident); below it, less often (overconfident). The calibration error is the mean "
+        "distance to the curve over all pairs."
     )
     found = [Section("Reward models", " ".join(notes(result)), anchor="reward-models")]
     for name, measured in result["sets"].items():
         table = measured["accuracy"]
-        errors = (f"{plus_minus(**row['ece'])} of {model}" for model, row in measured["calibration"].items())
+        errors = (f"{model} {plus_minus(**row['ece'])}" for model, row in measured["calibration"].items())
         lines = [f"Calibration error: {', '.join(errors)}."]
         hidden = sum(row["by"] == "policies" for row in table) - NUM_POLICY_PAIRS
         if hidden > 0:
-            lines.append(f"{hidden} more pairs of policies, with fewer comparisons, are in eval.json.")
+            lines.append(f"eval.json has {hidden} more pairs of policies, with fewer comparisons.")
         found.append(
             Section(
                 f"{SETS[name]}: accuracy",
@@ -104,14 +104,14 @@ def sections(result: dict) -> list[Section]:
         )
         if "deciders" in measured:
             share = measured["first_shown"]
-            line = "" if share is None else f"the labels prefer the response shown first in {share:.3f} of the pairs"
+            line = "" if share is None else f"the labels prefer the first response shown in {share:.3f} of the pairs"
             found.append(Section(tables=[decider_lines(measured)], notes=line))
     agreement = agreement_line(result["agreement"]) if result.get("agreement") else ""
     return [*found, Section(tables=[score_lines(result)], notes=agreement)]
 
 
 def outcome(result: dict, name: str) -> Outcome:
-    """What a model is worth on the validation pairs: against chance, the first model and, if known, the truth."""
+    """Return a model's outcome on the validation pairs: against chance, the first model and, if known, gold."""
     measured = result["sets"]["validation"]
     row, first = measured["intervals"][name], next(iter(measured["intervals"]))
     chance = {1: "", 0: ", which is no better than chance", -1: ", which is worse than chance"}
@@ -122,18 +122,18 @@ def outcome(result: dict, name: str) -> Outcome:
     sentences = []
     if row["gain"]:
         sign = sign_of(row["gain"]["ci"])
-        said = {1: f"more than {first}", 0: f"no different from {first}", -1: f"fewer than {first}"}
+        said = {1: f"more than {first}", 0: f"not different from {first}", -1: f"less than {first}"}
         sentences.append(f"That is {said[sign]} ({gain_cell(row['gain'])}).")
         kind = worse(kind, "warn" if sign < 0 else "good")
     found = measured.get("deciders")
     if found and found["models"][name]["truth"]["mean"] is not None:
         ours, labels = (of_100(of["truth"]["mean"]) for of in (found["models"][name], found["labels"]))
-        sentences.append(f"It agrees with the truth in {ours}, the labels in {labels}.")
+        sentences.append(f"It agrees with the gold score on {ours} pairs, the labels on {labels} pairs.")
     return Outcome(level, kind, " ".join(sentences))
 
 
 def page(result: dict, models: dict[str, list[str]]) -> Page:
-    """The page of an evaluation of reward models only; models: name -> run directories, one per seed."""
+    """Return the page of an evaluation of reward models; models: name -> run directories, one per seed."""
     return [
         markup.title("Reward models"),
         verdict_section((outcome(result, name), runs) for name, runs in models.items()),

@@ -1,4 +1,4 @@
-"""The curves of one run of a training script: supervised fine-tuning, a reward model, DPO, or PPO and its relatives."""
+"""Training curves of one run: supervised fine-tuning, a reward model, DPO, or PPO and its relatives."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,12 +13,12 @@ from nanorlhf.training.run_directory import Rows, read_metrics, read_settings
 
 
 def run_sections(runs: Iterable[str]) -> list[Section]:
-    """The curves of run directories, by stage: SFT, reward models and DPO, PPO, then those without metrics."""
+    """Return the curves of run directories, by stage: SFT, reward models and DPO, PPO, then runs without metrics."""
     return [section for _, _, section in sorted((curves(run) for run in runs), key=lambda found: found[:2])]
 
 
 def stage_of(run: str, rows: Rows) -> int:
-    """The stage of a run directory, as in `curves`, by its metrics. Raises InputError where they are of no stage."""
+    """Return the stage of a run directory, as in `curves`, from its metrics. Raises InputError if they match none."""
     if not rows:
         return 4
     if {"objective/kl", "objective/score", "eos_rate"} <= rows[-1].keys():
@@ -28,33 +28,33 @@ def stage_of(run: str, rows: Rows) -> int:
             return stage
     path = Path(run) / "metrics.jsonl"
     raise InputError(
-        f"{path}: its last row lacks objective/kl, objective/score or eos_rate, and no row has accuracy or loss: it is "
-        "no training run's."
+        f"{path} isn't from a training run: the last row lacks objective/kl, objective/score or eos_rate, and no row "
+        "has accuracy or loss."
     )
 
 
 def curves(run: str) -> tuple[int, str, Section]:
-    """The stage of a run directory (1 SFT, 2 reward model or DPO, 3 PPO, 4 no metrics), its title, and its curves."""
+    """Return a run's stage (1 SFT, 2 reward model or DPO, 3 PPO, 4 no metrics), its name and its curves."""
     rows = read_metrics(run)
     name = Path(run).name
     if not rows:
-        none = f"{run} holds no metrics.jsonl, so there are no curves."
+        none = f"{run} has no metrics.jsonl, so there are no curves."
         return 4, name, Section(name, markup.paragraph(none))
     last, stage = rows[-1], stage_of(run, rows)
     if stage == 3:
         title = str(read_settings(run).get("algorithm", "PPO")).upper()
         drawn = ppo_figures(rows)
         caption = (
-            f"{len(rows)} updates; the last one has a score of {last['objective/score']:.2f}, a KL of "
-            f"{last['objective/kl']:.2f} nats and an EOS rate of {last['eos_rate']:.0%}. Three signs of trouble: a "
-            "first score far from 0, the mean score of the references; a KL that explodes; a falling EOS rate."
+            f"{len(rows)} updates. Last update: score {last['objective/score']:.2f}, KL {last['objective/kl']:.2f} "
+            f"nats, EOS rate {last['eos_rate']:.0%}. Signs of trouble: a first score far from 0, the mean score of the "
+            "references; an exploding KL; a falling EOS rate."
         )
     elif stage == 2:
         title, drawn = "reward model", rm_figures(rows)
-        caption = "Accuracy on a training batch is noisy; validation uses all held-out rows."
+        caption = "Accuracy on training batches is noisy; validation uses all held-out rows."
         if any("chosen_reward" in row for row in rows):
             title = "DPO"
-            caption += " The margin may grow while both rewards fall: then both responses became less likely."
+            caption += " If the margin grows while both rewards fall, both responses are becoming less likely."
     else:
         title, drawn = "supervised fine-tuning", sft_figures(rows)
         caption = "Negative log-likelihood of the reference responses."
@@ -62,7 +62,7 @@ def curves(run: str) -> tuple[int, str, Section]:
 
 
 def sft_figures(rows: Rows) -> list[Figure]:
-    """Training and validation loss."""
+    """Draw training and validation loss."""
     figure, axes = panel("Loss", "step", "nats per token")
     draw(axes, rows, "loss", "training batch, running mean", BLUE, smoothed=True)
     draw(axes, rows, "validation_loss", "validation", ORANGE)
@@ -71,7 +71,7 @@ def sft_figures(rows: Rows) -> list[Figure]:
 
 
 def rm_figures(rows: Rows) -> list[Figure]:
-    """Loss and accuracy; for DPO also the implicit rewards."""
+    """Draw loss and accuracy; for DPO also the implicit rewards."""
     regression = any("absolute_error" in row for row in rows)
     loss, axes = panel("Loss", "step", "squared error" if regression else "-log sigmoid(margin), nats")
     draw(axes, rows, "loss", "training batch, running mean", BLUE, smoothed=True)
@@ -92,11 +92,11 @@ def rm_figures(rows: Rows) -> list[Figure]:
 
 
 def ppo_figures(rows: Rows) -> list[Figure]:
-    """Score, KL, length and EOS rate; where the run logged gold scores, also both scores against sqrt(KL)."""
-    scores = [("objective/score", "proxy: the reward model", BLUE)]
+    """Draw score, KL, length and EOS rate; if the run logged gold scores, also both scores against sqrt(KL)."""
+    scores = [("objective/score", "proxy (reward model)", BLUE)]
     if any("gold_score" in row for row in rows):
-        scores.append(("gold_score", "gold: the labeller, hidden from PPO", ORANGE))
-    figure, axes = panel("Score of the rollouts", "update", "score")
+        scores.append(("gold_score", "gold (not used in training)", ORANGE))
+    figure, axes = panel("Rollout score", "update", "score")
     for key, label, color in scores:
         draw(axes, rows, key, label, color)
     axes.legend(frameon=False, loc="lower right")
@@ -104,7 +104,7 @@ def ppo_figures(rows: Rows) -> list[Figure]:
     for key, title, unit in (
         ("objective/kl", "KL to the reference", "nats per response"),
         ("response_length", "Response length", "tokens"),
-        ("eos_rate", "Responses that end in EOS", "share"),
+        ("eos_rate", "Responses ending in EOS", "share"),
     ):
         figure, axes = panel(title, "update", unit)
         draw(axes, rows, key, title, BLUE)
@@ -112,14 +112,14 @@ def ppo_figures(rows: Rows) -> list[Figure]:
             axes.set_ylim(0, 1.03)
         figures.append(figure)
     if len(scores) == 2:
-        figure, axes = panel("What the KL buys", "sqrt(KL)", "score, change since the first update")
+        figure, axes = panel("Proxy and gold score against KL", "sqrt(KL)", "score, change since the first update")
         draw_against_kl(axes, rows, scores)
         figures.append(figure)
     return figures
 
 
 def draw_against_kl(axes: Axes, rows: Rows, scores: Sequence[tuple[str, str, str]]) -> None:
-    """Scores against the distance from the reference, a point per update; scores: metric, label, color."""
+    """Draw scores against the distance from the reference, a point per update; scores: metric, label, color."""
     for key, label, color in scores:
         distance, value = thinned(*series(rows, key, "objective/kl"))
         axes.scatter(np.sqrt(distance.clip(min=0)), value - value[:1], s=14, color=color, label=label, alpha=0.8)

@@ -1,4 +1,4 @@
-"""Tables and report.html of an evaluation of summaries, or of any responses with one reference each. [N+]"""
+"""Tables and report.html of an evaluation of summaries, or of any responses with one reference per query. [N+]"""
 
 import os
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Gain, Outcome, change_of, of_100, outcomes_of, verdict_section
 from nanorlhf.training.run_directory import flat_settings, read_settings
 
-# column of the table: key in eval.json, heading, digits
+# columns of the table: key in eval.json, heading, digits
 COLUMNS = (
     ("gold_win_rate", "gold win rate", 3),
     ("judge_win_rate", "judge win rate", 3),
-    ("judge_lc_win_rate", "at equal length", 3),
+    ("judge_lc_win_rate", "length-controlled", 3),
     ("gold_score", "gold score", 2),
     ("rm_score", "RM score", 2),
     ("rouge1", "ROUGE-1", 3),
@@ -32,15 +32,15 @@ COLUMNS = (
     ("response_length", "length, tokens", 1),
 )
 LEGEND = {
-    "unshifted": "first: greedy decoding writes it too",
-    "marginal": "second or third",
-    "shifted": "fourth or lower",
+    "unshifted": "1: same as greedy decoding",
+    "marginal": "2 or 3",
+    "shifted": "4 or more",
 }
 
 
-# ------------------------------------------------------------------------------------- 1. what happened, and the table
+# ----------------------------------------------------------------------------------------- 1. verdict and main table
 def outcome(result: dict, name: str) -> Outcome:
-    """What happened to a policy: its wins, and what its scores gained over the first policy's."""
+    """Return a policy's outcome: its win rate, and the gain of its scores over the first policy's."""
     measures = {"gold_score": "the gold score", "rm_score": "the reward model's score"}
     gains = {
         score: Gain(measures[score], found["ci"], number(found["mean"], found["ci"], sign="+"))
@@ -51,20 +51,20 @@ def outcome(result: dict, name: str) -> Outcome:
 
 
 def wins(result: dict, name: str) -> str:
-    """How often it beats the references, and how often the first policy does; empty where nobody judged."""
+    """Return a sentence with the win rates of a policy and of the first one; empty without gold score and judge."""
     policies = result["policies"]
     first = next(iter(policies))
-    for key, judge in (("gold_win_rate", ""), ("judge_win_rate", ", by the judge")):
+    for key, judge in (("gold_win_rate", ""), ("judge_win_rate", ", according to the judge")):
         rate, of_first = policies[name].get(key), policies[first].get(key)
         if rate is not None:
-            beside = f" ({first}: {round(100 * of_first)})" if name != first and of_first is not None else ""
+            beside = f" ({first}: {round(100 * of_first)}%)" if name != first and of_first is not None else ""
             whom = "the references" if key == "gold_win_rate" else result["judge"]["against"]
             return f"{name} beats {whom} in {of_100(rate)} queries{beside}{judge}."
     return ""
 
 
 def cells(result: dict) -> Lines:
-    """The table as text, headings first; `-` where a row lacks a number, no column where all rows lack it."""
+    """Return the table as text, headings first; `-` for a missing number, no column if all rows lack it."""
     rows = {"reference": result["reference"], **result["policies"]}
     columns = [column for column in COLUMNS if any(row.get(column[0]) is not None for row in rows.values())]
     lines = [["policy", *(heading for _, heading, _ in columns)]]
@@ -74,7 +74,7 @@ def cells(result: dict) -> Lines:
 
 
 def overview(result: dict) -> Section:
-    """The table, and below it what each policy gains, a line about the reward model and one about the LLM judge."""
+    """Return the main table with notes on each policy's gains, the reward model and the LLM judge."""
     settings = result["args"]
     about = f"{result['num_queries']} validation queries, responses sampled at temperature {settings['temperature']}"
     notes = filter(None, [*difference_lines(result), reward_model_line(result), judge_line(result)])
@@ -82,18 +82,18 @@ def overview(result: dict) -> Section:
 
 
 def difference_lines(result: dict) -> list[str]:
-    """What each policy gains over the first, by the scores that are known."""
+    """Return a line per policy with its gain over the first in each known score."""
     first, lines = next(iter(result["policies"])), []
     for name, scores in result["differences"].items():
         gains = [
             f"{score.replace('_', ' ')} {number(gain['mean'], gain['ci'], sign='+')}" for score, gain in scores.items()
         ]
-        lines += [f"{name} against {first}, query by query: {', '.join(gains)}"] if gains else []
+        lines += [f"{name} minus {first}, paired by query: {', '.join(gains)}"] if gains else []
     return lines
 
 
 def reward_model_line(result: dict) -> str:
-    """The reward model's accuracy, and how often the gold score agrees with it; empty without a reward model."""
+    """Return the reward model's accuracy and its agreement with the gold score; empty without a reward model."""
     measured = result["reward_model"]
     if measured is None:
         return ""
@@ -105,11 +105,11 @@ def reward_model_line(result: dict) -> str:
 
 
 def judge_line(result: dict) -> str:
-    """The judge, the pairs without a verdict and why, and how often the reward model agrees. [N+ 17]"""
+    """Return the judge, the number of pairs with and without a verdict, and the reward model's agreement. [N+ 17]"""
     judge = result.get("judge")
     if not judge:
         return ""
-    parts = [f"judge {judge['name']}: a verdict on {judge['judge_pairs']} pairs with {judge['against']}"]
+    parts = [f"judge {judge['name']}: {judge['judge_pairs']} verdicts on pairs with {judge['against']}"]
     parts.append(f"{judge['judge_unparsed']} unparsed, {judge['judge_unanswered']} unanswered")
     if "num_calls" in judge:
         parts.append(f"{judge['num_calls']} calls")
@@ -117,14 +117,14 @@ def judge_line(result: dict) -> str:
         parts.append(f"A preferred in {judge['first_rate']:.3f} of its answers")
     if judge["rm_agreement"] is not None:
         agreement = number(judge["rm_agreement"], judge["rm_agreement_ci"], 3)
-        parts.append(f"the reward model agrees on {agreement} of the {judge['rm_agreement_pairs']} without ties")
+        parts.append(f"the reward model agrees on {agreement} of the {judge['rm_agreement_pairs']} pairs without ties")
     why = judge.get("stopped") or judge.get("last_error")
     return "; ".join(parts) + (f"; {'stopped asking' if judge.get('stopped') else 'last error'}: {why}" if why else "")
 
 
 # -------------------------------------------------------------------------------------------------------- 2. the page
 def sample_card(sample: dict, shift: dict[str, list[tuple[str, int]]]) -> Markup:
-    """A query and its responses side by side; shift: name -> tokens and their ranks under the base model."""
+    """Return a card of a query and its responses; shift: name -> tokens and their ranks under the base model."""
     scores = {"RM": sample.get("reference_rm_score"), "gold": sample["reference_gold_score"]}
     answers = [answer("reference", sample["reference"], scores, shift.get("reference"))]
     for name, policy in sample["policies"].items():
@@ -134,24 +134,24 @@ def sample_card(sample: dict, shift: dict[str, list[tuple[str, int]]]) -> Markup
 
 
 def length_section(drawn: list[Figure]) -> Section:
-    """The figures of length_figures.py with their caption."""
+    """Return the section with the figures of length_figures.py."""
     caption = (
-        "Wins by length: each point is a ninth of the range of a policy's length ratios, hollow if it has fewer than "
-        "ten pairs; the curve is a logistic regression of all pairs. "
-        "Win rate and length: with Wilson's 95% interval."
+        "Wins by length: points are nine bins over the range of a policy's length ratios, hollow if a bin has fewer "
+        "than ten pairs; the curve is a logistic regression on all pairs. "
+        "Win rate and length: the bars are Wilson 95% intervals."
     )
     return Section("Wins and length", figures=drawn, caption=caption)
 
 
 def shift_lines(result: dict) -> Lines:
-    """The share of each policy's tokens by their rank under the base model."""
+    """Return the share of each policy's tokens by rank under the base model."""
     shift = result["token_shift"]
     lines = [[f"tokens by rank under {shift['base']}", "1", "2 or 3", "4 or more"]]
     return lines + [[name, *(f"{100 * row[kind]:.1f}%" for kind in KINDS)] for name, row in shift["shares"].items()]
 
 
 def settings_section(settings: dict, runs: list[str]) -> Markup:
-    """The settings of the evaluation and of each run directory."""
+    """Return the settings of the evaluation and of each run directory."""
     blocks = {"this evaluation": settings} | {run: saved for run in runs if (saved := read_settings(run))}
     parts = [markup.heading("Settings", "settings")]
     for name, block in blocks.items():
@@ -163,27 +163,27 @@ def settings_section(settings: dict, runs: list[str]) -> Markup:
 def page(
     result: dict, runs: list[str], samples: list[dict], shifts: Sequence[dict] = (), sections: Page = ()
 ) -> list[Section | Markup]:
-    """The page: what happened, the table, settings, the curves of `runs`, `sections`, and `samples` side by side.
+    """Return the page: verdict, main table, settings, the curves of `runs`, `sections`, and `samples` side by side.
 
     shifts: per sample, name -> tokens and their ranks under the base model.
     """
     settings = result["args"]
     notes = (
-        "Gold win rate and ROUGE are against each query's reference; a tie counts half; intervals are Wilson's, 95%. "
-        f"KL is to {next(iter(result['policies']))}, estimated on samples at temperature {settings['kl_temperature']}. "
-        "The RM score is the one at the last token, without the EOS trick. The best of n is at most log n - (n - 1) / "
-        "n nats from the policy it samples, which counts as its KL; an estimate stands beside it. The gains over the "
-        "first policy are paired by query, with 95% bootstrap intervals."
+        "Gold win rate and ROUGE compare with each query's reference; ties count half; intervals are 95% Wilson "
+        f"intervals. KL is to {next(iter(result['policies']))}, estimated on samples at temperature "
+        f"{settings['kl_temperature']}. The RM score is read at the last token, without the EOS trick. For best-of-n, "
+        "KL includes the upper bound log n - (n - 1) / n nats to the sampled policy; the next column has an estimate "
+        "instead. Gains over the first policy are paired by query, with 95% bootstrap intervals."
     )
     if result.get("judge"):
         notes += (
-            " At equal length: the judge's win rate that AlpacaEval's regression on the difference of lengths predicts "
-            "where it is 0 (Dubois et al. 2024), with the 95% bootstrap interval."
+            " Length-controlled: the judge's win rate at equal length, predicted by AlpacaEval's regression on the "
+            "length difference (Dubois et al. 2024), with a 95% bootstrap interval."
         )
     pairs: list[tuple[dict, dict]] = list(zip_longest(samples, shifts, fillvalue={}))
     base = result["token_shift"]["base"]
     return [
-        markup.title("What each stage gained"),
+        markup.title("Results by training stage"),
         verdict_section(outcomes_of(result, outcome)),
         markup.navigation(),
         overview(result),
@@ -202,10 +202,10 @@ def page(
 
 
 def details_section(report: Path, index: Path = INDEX) -> Markup:
-    """The numbered details of N+, with links from the report's directory to the source.
+    """Return the numbered details of N+ with links from the report's directory to the source.
 
-    Empty where `index` does not exist or has no rows. The links are relative paths to the source tree, so they break
-    where report.html is moved alone.
+    Empty if `index` doesn't exist or has no rows. The links are relative paths to the source tree, so they break if
+    report.html is moved.
     """
     rows = read_details(index)
     return markup.index(os.path.relpath(ROOT, report.resolve().parent), rows) if rows else Markup()

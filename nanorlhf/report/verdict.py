@@ -1,6 +1,6 @@
-"""What happened, in words: the first lines of a report, from its numbers and what the doctor's rules find.
+"""The verdict at the top of a report, in words: from the report's numbers and the findings of the doctor's rules.
 
-A gain counts where its 95% interval leaves out 0.
+A gain counts if its 95% interval excludes 0.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,42 +13,45 @@ from nanorlhf.rules.metric_rules import examine_metrics
 from nanorlhf.rules.record import Record
 from nanorlhf.training.run_directory import Rows, flat_settings, read_metrics, read_settings
 
-FEW_ENDINGS = 0.95  # a smaller share of responses with EOS is worth a sentence
-KINDS = ("good", "warn", "bad")  # from the best to the worst
+FEW_ENDINGS = 0.95  # a smaller share of responses with EOS is reported
+KINDS = ("good", "warn", "bad")  # from best to worst
 
 
 class Gain(NamedTuple):
-    """What a policy gains over another one by a measure."""
+    """A policy's gain over another one in one measure."""
 
-    measure: str  # within a sentence: "the gold score"
-    ends: Sequence[float]  # of its 95% interval
-    text: str  # its mean and interval, as the page shows them
+    measure: str  # in a sentence: "the gold score"
+    ends: Sequence[float]  # of the 95% interval
+    text: str  # mean and interval, as shown on the page
 
     @property
     def sign(self) -> int:
-        """1 or -1 where the interval lies above or below 0, else 0."""
+        """1 or -1 if the interval is above or below 0, else 0."""
         return sign_of(self.ends)
 
 
 class Outcome(NamedTuple):
-    """What an evaluation says about a policy or a reward model."""
+    """The result of an evaluation for a policy or a reward model."""
 
-    level: str  # how good it is, a sentence; empty where that is unknown
+    level: str  # a sentence on how good it is; empty if unknown
     kind: str  # one of KINDS
-    change: str  # what became of its scores, a sentence; empty without another one to compare it with
+    change: str  # a sentence on how its scores changed; empty without another policy or model to compare with
     eos_rate: float = 1.0  # share of its responses with EOS
 
 
 def verdict_section(outcomes: Iterable[tuple[Outcome, Sequence[str]]], known: Mapping[str, Rows] = {}) -> Section:
-    """A paragraph for each outcome; with it come the run directories whose metrics the doctor reads.
+    """Return a paragraph per outcome; outcomes come with run directories, and the doctor checks their metrics.
 
-    known: run directory -> its metrics, where they have been read.
+    known: run directory -> its metrics, if already read.
     """
     return Section(about=markup.verdict([verdict(outcome, *findings_in(runs, known)) for outcome, runs in outcomes]))
 
 
 def outcomes_of(result: dict, outcome: Callable[[dict, str], Outcome]) -> Iterator[tuple[Outcome, list[str]]]:
-    """The outcome of each policy after the first, or of the only one, and its run directory if it has its own."""
+    """Yield the outcome of each policy after the first, or of the only one, and its run directory, if any.
+
+    A policy from the first policy's checkpoint, such as its best-of-N, has no separate run.
+    """
     words = result["args"]["policies"]
     places = dict(zip(words[::2], words[1::2], strict=True))
     first, *others = result["policies"]
@@ -58,43 +61,43 @@ def outcomes_of(result: dict, outcome: Callable[[dict, str], Outcome]) -> Iterat
 
 
 def findings_in(runs: Sequence[str], known: Mapping[str, Rows] = {}) -> tuple[list[Finding] | None, str]:
-    """What the doctor finds in runs, None if none of them has metrics; and a sentence where it can't read one."""
+    """Return the doctor's findings in runs, None if none has metrics; and a sentence if a run can't be read."""
     findings: list[Finding] | None = None
     for run in runs:
         try:
             found = findings_of(run, known.get(run))
-        except InputError as error:  # the evaluation is done: its report is written all the same
-            return None, f"The doctor can't read its run: {error}"
+        except InputError as error:  # the evaluation is done: write its report anyway
+            return None, f"The doctor can't read the run: {error}"
         if found is not None:
             findings = [*(findings or []), *found]
     return findings, ""
 
 
 def findings_of(run: str, rows: Rows | None = None) -> Sequence[Finding] | None:
-    """What the doctor's rules find in a run's metrics; None where it has none, as a model from the Hub."""
+    """Return the doctor's findings in a run's metrics; None without metrics, as for models from the Hub."""
     rows = read_metrics(run) if rows is None else rows
     return examine_metrics(Record(settings=flat_settings(read_settings(run)), rows=rows, summary={})) if rows else None
 
 
 def verdict(outcome: Outcome, findings: Sequence[Finding] | None, unread: str = "") -> tuple[str, str]:
-    """One of KINDS, and a paragraph; unread: why there are no findings."""
+    """Return one of KINDS and a paragraph; unread: why there are no findings."""
     level, kind, change, eos_rate = outcome
     sentences = [level, change]
     if eos_rate < FEW_ENDINGS:
         kind = worse(kind, "warn")
-        sentences.append(f"Only {of_100(eos_rate)} of its responses end before they are cut.")
+        sentences.append(f"Only {of_100(eos_rate)} responses end with EOS; the others are truncated.")
     if findings:
         is_over = any(finding.name == "over-optimised" for finding in findings)
         kind = worse(kind, "bad" if is_over else "warn")
         first, *others = [f"{finding.seen} {finding.means} ({finding.name})" for finding in findings]
-        sentences += [f"Its run: {first}", *(["These may follow:"] if others else []), *others]
+        sentences += [f"Training run: {first}", *(["Possible consequences:"] if others else []), *others]
     elif findings is not None:
-        sentences.append("Nothing looks wrong." if kind == "good" else "The metrics of its run show no fault.")
+        sentences.append("Nothing looks wrong." if kind == "good" else "The run's metrics show no problem.")
     return kind, " ".join(filter(None, [*sentences, unread]))
 
 
 def sign_of(ends: Sequence[float], zero: float = 0.0) -> int:
-    """1 or -1 where an interval lies above or below `zero`, else 0."""
+    """Return 1 or -1 if an interval is above or below `zero`, else 0."""
     low, high = ends
     return int(low > zero) - int(high < zero)
 
@@ -104,11 +107,11 @@ def worse(*kinds: str) -> str:
 
 
 def of_100(share: float) -> str:
-    return f"{round(100 * share)} of 100"
+    return f"{round(100 * share)}% of"
 
 
 def change_of(true: Gain | None, rewarded: Gain | None) -> tuple[str, str]:
-    """One of KINDS, and a sentence: did the score that training raises rise, and did what is true?"""
+    """Return one of KINDS and a sentence on the change of the true score and of the score used in training."""
     if true is None and rewarded is None:
         return "good", ""
     if rewarded is None:
@@ -122,7 +125,7 @@ def change_of(true: Gain | None, rewarded: Gain | None) -> tuple[str, str]:
     scored = f"{rewarded.measure} {{}} ({rewarded.text})"
     if true is None:
         known = {
-            1: f"{capital(scored.format('rose'))}; whether the responses are better, it can't say.",
+            1: f"{capital(scored.format('rose'))}; this doesn't show whether the responses are better.",
             0: f"It did not learn: {scored.format('did not change')}.",
             -1: f"It did not learn: {scored.format('fell')}.",
         }
@@ -142,7 +145,10 @@ def change_of(true: Gain | None, rewarded: Gain | None) -> tuple[str, str]:
 
 
 def comparison(measure: str, against: str, gains: Mapping[str, Gain | None]) -> tuple[str, str]:
-    """One of KINDS, and who is better and who worse than `against`; gains: name -> its gain, None without interval."""
+    """Return one of KINDS and a sentence on who is better or worse than `against`; gains: name -> gain or None.
+
+    None is a single seed, without an interval.
+    """
     found: dict[int, list[str]] = {1: [], -1: [], 0: []}
     alone = [name for name, gain in gains.items() if gain is None]
     for name, gain in gains.items():
@@ -151,11 +157,11 @@ def comparison(measure: str, against: str, gains: Mapping[str, Gain | None]) -> 
     said = {1: f"better than {against}", -1: "worse" if found[1] else f"worse than {against}", 0: "no difference shown"}
     parts = [f"{said[sign]}: {', '.join(names)}" for sign, names in found.items() if names]
     if alone:
-        parts.append(f"one seed alone, so without an interval: {', '.join(alone)}")
+        parts.append(f"one seed, so no interval: {', '.join(alone)}")
     kind = "good" if found[1] else "bad" if found[-1] else "warn"
     return kind, f"By {measure}, seed by seed, {'; '.join(parts)}."
 
 
 def capital(text: str) -> str:
-    """With a capital letter first, the others as they are."""
+    """Capitalize the first letter and leave the others unchanged."""
     return text[:1].upper() + text[1:]

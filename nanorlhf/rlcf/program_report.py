@@ -47,7 +47,7 @@ def outcome(result: dict, name: str) -> Outcome:
     k, gains = result["args"]["ks"][0], result["differences"].get(name, {})
     first = next(iter(result["policies"]))
     solved = {policy: row["at_k"][0]["pass"] for policy, row in result["policies"].items()}
-    beside = f" ({first}: {round(100 * solved[first])})" if gains else ""
+    beside = f" ({first}: {round(100 * solved[first])}%)" if gains else ""
     level = f"{name} solves {of_100(solved[name])} problems with {k} sample{'s' * (k > 1)}{beside}."
     eos_rate = best_rows(result)[name]["eos_rate"]
     if not gains:

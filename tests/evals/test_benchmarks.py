@@ -143,11 +143,11 @@ def test_eval_json_and_the_page_have_the_tables(rewardbench_result, capsys):
     assert [row[0] for row in rows if row[0] in ("Chat", "Chat Hard", "Safety", "Reasoning", "overall")] == [
         "Chat", "Chat Hard", "Safety", "Reasoning", "overall",
     ]  # fmt: skip
-    assert re.search(r"0\.\d{3} ± 0\.\d{3} \[0\.\d{3}, \d\.\d{3}\]", html) and "weight of margin" in html
+    assert re.search(r"0\.\d{3} ± 0\.\d{3} \[0\.\d{3}, \d\.\d{3}\]", html) and "margin weight" in html
     titles = [attributes["alt"] for tag, attributes in Page(html).tags if tag == "img"]
     assert sum("calibration error" in title for title in titles) == 2
     evaluation.main(replace(args, out=args.out.parent / "again"))
-    assert "Mean ± standard deviation over seeds: 2 of rm, 1 of dpo." in capsys.readouterr().out
+    assert "Mean ± standard deviation over seeds; number of seeds: rm 2, dpo 1." in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +306,7 @@ def test_ties_without_their_other_row_are_counted_and_refused_where_none_has_it(
         assert not ours.out.exists()
     write_jsonl(path, rows_of_ties("ref:0", "tied:0", "tied:1"))
     assert evaluation.main(ours)["num_unpaired_ties"] == 1
-    assert "1 rows of Ties are left out: their question lacks its other row." in capsys.readouterr().out
+    assert "1 rows of Ties are excluded because their question has no second row." in capsys.readouterr().out
 
 
 def test_a_plan_has_the_models_and_the_reference(rewardbench_result):

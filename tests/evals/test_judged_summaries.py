@@ -90,7 +90,7 @@ def test_the_win_rate_is_a_recount_of_the_verdicts_and_unparsed_ones_are_apart(j
         assert numbers["judge_unparsed"] == 8 - len(wins) and numbers["judge_unanswered"] == 0
         assert f"{fmean(wins):.3f} [" in next(line for line in lines if line.startswith(name))
     line = lines[-1]
-    assert line.startswith(f"judge judge-1 at {asked.judge_url}: a verdict on {result['judge']['judge_pairs']} pairs")
+    assert line.startswith(f"judge judge-1 at {asked.judge_url}: {result['judge']['judge_pairs']} verdicts on pairs")
     assert f"{result['judge']['judge_unparsed']} unparsed, 0 unanswered; 16 calls" in line
     page = (asked.out / "report.html").read_text()
     assert "judge win rate" in page and line.split(":")[0] in page and page.count('alt="Wins by length"') == 2

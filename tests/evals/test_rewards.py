@@ -144,9 +144,9 @@ def test_labels_models_and_truth_are_compared_pair_by_pair(args, result):
             assert decider[by]["mean"] == pytest.approx(fmean(agrees)), (name, by)
     assert measured["first_shown"] == fmean(meta["choice"] == 0 for meta in metas)
     page = Page((out / "report.html").read_text())
-    assert ["decider", "agrees with the truth", "prefers the longer"] in page.rows
+    assert ["preference by", "agrees with gold", "prefers longer"] in page.rows
     shown = text(sections(found))
-    assert "2 annotators of 2 pairs: Fleiss' kappa 1.000; - of 0 triads are circular" in shown
+    assert "2 annotators, 2 pairs: Fleiss' kappa 1.000; share of circular triads - of 0" in shown
     assert "Accuracy is the share of pairs that a model ranks as people did" in shown
 
 

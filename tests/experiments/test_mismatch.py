@@ -74,7 +74,7 @@ def test_the_page_begins_with_who_is_better_than_the_exact_sampler(
     evaluation.write_text(json.dumps(result))
     main(Args(runs=runs, out=tmp_path / "report"))
     page = (tmp_path / "report" / "mismatch.html").read_text()
-    text = f"By the gold score, seed by seed, {said}; one seed alone, so without an interval: stale/none."
+    text = f"By the gold score, seed by seed, {said}; one seed, so no interval: stale/none."
     assert f'<p class="happened {kind}">{text}</p>' in page
     assert said.partition("(")[2][:-1] in [line[-1] for line in table_of(read_runs(runs))]
 

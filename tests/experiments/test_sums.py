@@ -109,7 +109,7 @@ def test_the_page_says_how_many_found_the_leak_and_which_seed_is_alone(runs, tmp
     main(Args(runs=runs, out=tmp_path / "out"))
     [said] = re.findall(r'<p class="happened warn">(.*?)</p>', (tmp_path / "out/sums.html").read_text())
     assert said.endswith(
-        "one seed alone, so without an interval: grpo-leak. Of 1 runs that were paid for the layout 1 found the leak."
+        "one seed, so no interval: grpo-leak. Of 1 runs that were paid for the layout 1 found the leak."
     )
     assert happened([{"policy": "sft", "seed": "1", "pass@1": "0.1"}], []).html() == ""
 

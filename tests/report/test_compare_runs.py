@@ -1,4 +1,4 @@
-"""Comparison of runs: groups, bands, win rates and settings, from directories written by hand."""
+"""Comparison of runs: groups, bands, win rates and settings, from synthetic run directories."""
 
 import json
 import math
@@ -102,7 +102,7 @@ def test_over_optimisation_starts_at_0_and_gold_falls_as_the_proxy_rises(tmp_pat
     axes = over_optimisation_figure({"ppo": runs}).axes[0]
     proxy, gold = axes.lines[:2]
     assert len(axes.lines) == 4 and [line.get_label() for line in (proxy, gold)] == ["ppo, proxy", "ppo, gold"]
-    # scores 0 1 2 2.5 at sqrt(KL) 0 1 2 3: running means of three points, of two at the ends
+    # scores 0 1 2 2.5 at sqrt(KL) 0 1 2 3: running means over three points, two at the ends
     assert proxy.get_xdata() == pytest.approx([0.5, 1, 2, 2.5])
     assert proxy.get_ydata() == pytest.approx([0.5, 1, 5.5 / 3, 2.25])
     assert gold.get_ydata() == pytest.approx(-proxy.get_ydata())
@@ -155,7 +155,7 @@ def test_whitening_is_compared_between_runs_that_share_all_other_settings(tmp_pa
         "rewards whitened (2 seeds)",
     ]
     assert [figure.axes[0].get_title("left") for figure in figures] == [
-        "Score of the rollouts, by whitening", "Gold score of the rollouts, by whitening",
+        "Rollout score, by whitening", "Rollout gold score, by whitening",
         "KL to the reference, by whitening",
     ]  # fmt: skip
     other = make_run(tmp_path / "other", whiten_rewards=True, lr=1e-1)
@@ -170,11 +170,11 @@ def test_the_page_shows_the_figures_and_says_which_are_missing_and_why(tmp_path,
     page = (tmp_path / "new" / "out" / "compare.html").read_text()
     titles = re.findall(r'<img alt="([^"]*)" src="data:', page)
     assert titles == [
-        "Score of the rollouts", "Gold score of the rollouts", "KL to the reference", "What the KL buys",
-        "Accuracy of the reward model",
+        "Rollout score", "Rollout gold score", "KL to the reference", "Proxy and gold score against KL",
+        "Reward model accuracy",
     ]  # fmt: skip
     assert [line.split(":")[0] for line in missing] == ["Size", "Reward whitening (Figure 11)"]
-    assert "win rate (Figure 1): not drawn, no name has two sizes whose win rates the --evals hold." in page
+    assert "win rate (Figure 1): not drawn because no name has win rates in --evals for two sizes." in page
     assert all(line in capsys.readouterr().out for line in missing[:1]) and "0.700" in page
     bare = main(Args(runs=pairs(rm=rms[:1]), out=tmp_path / "bare"))
     assert len(bare) == 5 and "<img" not in (tmp_path / "bare" / "compare.html").read_text()
@@ -186,18 +186,18 @@ def test_the_page_shows_the_figures_and_says_which_are_missing_and_why(tmp_path,
         (
             [3.0, 3.1],
             "bad",
-            "It is over-optimised: the score of the reward rose (+3.050 [+2.415, +3.685]) and the gold",
+            "It is over-optimised: the training score rose (+3.050 [+2.415, +3.685]) and the gold",
         ),
         (
             [-1.0, 1.0],
             "warn",
             "It did not learn: the gold score did not change (+0.000 [-12.706, +12.706]), and neither",
         ),
-        ([-3.0, -3.1], "warn", "The gold score rose (+3.050 [+2.415, +3.685]); the score of the reward fell (-3.050 ["),
+        ([-3.0, -3.1], "warn", "The gold score rose (+3.050 [+2.415, +3.685]); the training score fell (-3.050 ["),
     ],
 )
 def test_the_page_begins_with_what_each_name_gained(tmp_path, scores, kind, said) -> None:
-    """The gold score of these runs is 2 less the score."""
+    """The gold score of these runs is 2 minus the score."""
     places = [make_run(tmp_path / str(i), (0.0, 0.5, last)) for i, last in enumerate(scores)]
     for place in places:
         rows = [json.loads(line) | {"eos_rate": 1.0} for line in (place / "metrics.jsonl").read_text().splitlines()]
@@ -212,9 +212,9 @@ def test_the_page_begins_with_what_each_name_gained(tmp_path, scores, kind, said
 def test_a_single_run_has_no_interval(tmp_path) -> None:
     runs = read_runs(Args(runs=pairs(ppo=[make_run(tmp_path / "a")]), out=tmp_path / "out"))
     assert outcome("ppo", runs)[:3] == (
-        "ppo is a single run, without an interval.",
+        "ppo is a single run, without intervals.",
         "warn",
-        "It changed the gold score by -2.000 and the score of the reward by +2.000.",
+        "Training changed the gold score by -2.000 and the training score by +2.000.",
     )
 
 
@@ -228,8 +228,8 @@ def test_all_can_read_the_page(tmp_path, seeds, unreadable) -> None:
     [
         (lambda root, run: {"runs": ("ppo",)}, "expected pairs of name and directory"),
         (lambda root, run: {"runs": ()}, "expected pairs of name and directory"),
-        (lambda root, run: {"runs": ("a", str(run), "b", f"{run}/.")}, "a directory comes twice"),
-        (lambda root, run: {"runs": ("a", str(root / "no"))}, "no metrics.jsonl there"),
+        (lambda root, run: {"runs": ("a", str(run), "b", f"{run}/.")}, "a directory is repeated"),
+        (lambda root, run: {"runs": ("a", str(root / "no"))}, "has no metrics.jsonl"),
         (lambda root, run: {"evals": (root / "no",)}, "no/eval.json does not exist"),
         (lambda root, run: (run / "args.json").write_text("{") and {}, "args.json:1: malformed JSON"),
         (lambda root, run: (run / "summary.json").write_text("[]") and {}, "summary.json: expected a JSON object"),

@@ -1,4 +1,4 @@
-"""The details index in a report: rows become links that lead from the report to the source."""
+"""The details index in a report: rows become links from the report to the source."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Wins by length: ratio and bins against double loops and closed forms, and the drawn figures."""
+"""Wins by length: ratio and bins against double loops and closed forms, and the figures."""
 
 import math
 
@@ -47,7 +47,7 @@ WINS = {"sft": [0.0, 1.0, 0.0, None, 1.0], "ppo": [1.0, 0.5, 1.0, 1.0, None], "n
 
 def test_the_figures_show_policies_with_verdicts_and_their_means() -> None:
     of_ratio, of_mean = length_figures(LENGTHS, WINS, "reference", "the judge")
-    assert of_ratio.axes[0].get_ylabel() == "preferred by the judge, share"
+    assert of_ratio.axes[0].get_ylabel() == "share preferred by the judge"
     points = {}
     for container in of_mean.axes[0].containers:
         points[container.get_label()] = [float(line.get_data()[k][0]) for line in container[:1] for k in (0, 1)]
@@ -57,7 +57,7 @@ def test_the_figures_show_policies_with_verdicts_and_their_means() -> None:
 
 
 def test_the_curve_rises_where_the_longer_response_always_wins() -> None:
-    """Length separates wins from losses: the likelihood alone has no maximum."""
+    """Length separates wins from losses, so the unpenalised likelihood has no maximum."""
     lengths = {"reference": [4] * 20, "sft": [2] * 10 + [8] * 10}
     of_ratio, _ = length_figures(lengths, {"sft": [0.0] * 10 + [1.0] * 10}, "reference", "the judge")
     [curve] = [line for line in of_ratio.axes[0].lines if line.get_label() == "sft"]

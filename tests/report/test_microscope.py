@@ -1,4 +1,4 @@
-"""The microscope's page: its numbers are the trace's, its formulas come to its cells, its lines of code exist."""
+"""The microscope page: its numbers match the trace, its formulas match its cells, its lines of code exist."""
 
 import json
 import math
@@ -60,7 +60,7 @@ VARIANTS = {
 
 @pytest.fixture(scope="module")
 def runs(miniature, tmp_path_factory):
-    """A traced run of each variant, three updates of 8 or 12 responses; lr is large, so that ratios are clipped."""
+    """Train each variant for three traced updates of 8 or 12 responses, with a large lr so that ratios are clipped."""
     root = tmp_path_factory.mktemp("microscope")
     sft = str(policy_that_stops(miniature.root))
     ppo = replace(miniature.ppo, sft=sft, lr=3e-3, trace=4)
@@ -83,7 +83,7 @@ def runs(miniature, tmp_path_factory):
 
 
 class Page(HTMLParser):
-    """What a page loads, and its embedded data."""
+    """Return a page's external resources and its embedded data."""
 
     def __init__(self, text):
         super().__init__()
@@ -103,7 +103,7 @@ class Page(HTMLParser):
 
 
 def numbers_on_the_page(response, update):
-    """What the page's script puts into a formula: cells (1, T), 0 where there is none, and constants."""
+    """Return the values that the page's script inserts into formulas: cells (1, T), 0 if empty, and constants."""
     cells = {key: column for key, column in response["cells"].items() if not any(isinstance(x, str) for x in column)}
     T = len(cells["states"])
     return {
@@ -145,7 +145,7 @@ def test_the_formulas_come_to_the_cells(runs, name):
 
 
 def test_a_clipped_token_is_seen(runs):
-    """With this learning rate some ratio leaves the clip range in the second epoch; its gradient is 0."""
+    """With this learning rate some ratios leave the clip range in the second epoch and have a gradient of 0."""
     data = page_data(runs / "ppo_tis")
     found = [
         (response["cells"]["clip.1"][t], response["cells"]["push.1"][t])
@@ -196,7 +196,7 @@ def test_the_fixed_responses_are_those_of_the_trace(runs):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_losses_and_gradients_are_those_of_the_product(runs, name):
-    """policy_loss of each algorithm, value_loss and autograd in float64."""
+    """Compare with each algorithm's policy_loss, value_loss and autograd in float64."""
     data, traces = page_data(runs / name.replace(" ", "_")), read_traces(runs / name.replace(" ", "_"))
     settings, algorithm = flat_settings(traces[0][1]["settings"]), traces[0][1]["algorithm"]
     for update, (tensors, about) in zip(data["updates"], traces, strict=True):
@@ -234,7 +234,7 @@ def test_every_line_of_code_exists(runs, name):
 
 
 def test_the_terms_of_gae_add_up_to_the_sum_of_all_later_deltas():
-    """Responses of 1 to 5 states; after the end the tensors hold NaN."""
+    """Responses have 1 to 5 states; the tensors are NaN after the end."""
     generator = torch.Generator().manual_seed(0)
     rewards, values = torch.randn((2, 5, 5), generator=generator, dtype=torch.float64)
     states = torch.ones(5, 5).tril().bool()
@@ -251,7 +251,7 @@ def test_the_terms_of_gae_add_up_to_the_sum_of_all_later_deltas():
 
 
 def test_the_push_is_minus_autograds_slope_of_the_policy_loss():
-    """Ratios inside, at, below and above the clip range, each with good, neutral and bad tokens."""
+    """Ratios are inside, at, below and above the clip range, each with good, neutral and bad tokens."""
     ratio = torch.tensor([0.0, 0.3, 0.7, 0.75, 0.8, 1.0, 1.2, 1.25, 1.3, 4.0], dtype=torch.float64).repeat(5, 1)
     advantages = torch.tensor([[2.0], [0.5], [0.0], [-0.5], [-3.0]], dtype=torch.float64).expand(5, 10)
     new_logprobs = ratio.log().clamp(min=-50).requires_grad_(True)
@@ -265,7 +265,7 @@ def without_line_numbers(page):
 
 
 def test_the_demos_page_is_the_one_that_its_data_give_now():
-    """Else: python -m nanorlhf.report.microscope --run docs/microscope/demo.html."""
+    """If this fails, run: python -m nanorlhf.report.microscope --run docs/microscope/demo.html."""
     text = DEMO.read_text()
     assert without_line_numbers(page_of(page_data(DEMO))) == without_line_numbers(text)
     assert len(text) < 500_000
@@ -301,7 +301,7 @@ def test_the_example_in_the_docs_has_the_numbers_of_the_demos_page():
 
 
 def test_what_no_loss_counts_has_empty_cells(runs, tmp_path):
-    """A token dropped from the loss has a ratio and no gradient; a response that no step read has neither."""
+    """A token dropped from the loss has a ratio but no gradient; a response that no step read has neither."""
     shutil.copytree(runs / "ppo", tmp_path / "run")
     path = trace_path(tmp_path / "run", 0)
     tensors, about = read_trace(path)
@@ -378,7 +378,7 @@ def test_a_trace_without_tokens_makes_no_page(runs, tmp_path, shape):
     }
     cut["fixed_logprobs"] = tensors["fixed_logprobs"][:, :T]
     save_trace(trace_path(tmp_path / "run", 0), cut, about | {name: about[name][:n] for name in ("queries", "texts")})
-    with pytest.raises(InputError, match="run/trace: update 0 holds no token"):
+    with pytest.raises(InputError, match="run/trace: update 0 has no tokens"):
         page_data(tmp_path / "run")
 
 
@@ -398,12 +398,12 @@ def test_updates_of_different_runs_make_no_page(runs, tmp_path):
     tensors, about = read_trace(path)
     epochs = {name: x[:1] for name, x in tensors.items() if name.startswith("new_")}
     for changed, said, sentence in (
-        ({}, about | {"settings": about["settings"] | {"clip_range": 0.5}}, "update 1 is of a run with other settings"),
+        ({}, about | {"settings": about["settings"] | {"clip_range": 0.5}}, "1 is from a run with other settings"),
         (epochs, about, "update 1 has another number of epochs"),
         ({"fixed_logprobs": tensors["fixed_logprobs"][:1]}, about | {"answers": ["a"]}, "has other fixed responses"),
     ):
         save_trace(path, tensors | changed, said)
-        with pytest.raises(InputError, match=f"{sentence}: delete its file"):
+        with pytest.raises(InputError, match=f"{sentence}; delete its file"):
             page_data(tmp_path / "run")
 
 
@@ -411,7 +411,7 @@ def test_the_data_of_a_page_may_be_damaged(runs, tmp_path):
     data = page_data(runs / "ppo")
     for spoiled in ({"updates": []}, {"updates": [{}]}, {"algorithm": "x"}, {"settings": {}}, {"settings": []}):
         (tmp_path / "page.html").write_text(page_of(data | spoiled))
-        with pytest.raises(InputError, match="page.html: its data are damaged"):
+        with pytest.raises(InputError, match="page.html: damaged data"):
             main(Args(run=tmp_path / "page.html"))
 
 
@@ -453,10 +453,10 @@ def test_text_of_a_response_cannot_end_the_data(runs, tmp_path, monkeypatch):
 def test_bad_input_is_one_sentence(runs, tmp_path):
     with pytest.raises(InputError, match="has no trace: train with --trace 4"):
         main(Args(run=tmp_path))
-    with pytest.raises(InputError, match="is a directory: name a file"):
+    with pytest.raises(InputError, match="--out must be a file"):
         main(Args(run=runs / "ppo", out=tmp_path))
     (tmp_path / "other.html").write_text("<p>other</p>")
-    with pytest.raises(InputError, match="other.html is no page of the microscope: name one, or a run's directory"):
+    with pytest.raises(InputError, match="other.html isn't a microscope page; pass one, or a run directory"):
         main(Args(run=tmp_path / "other.html"))
 
 

@@ -1,4 +1,4 @@
-"""The first lines of each report follow from the numbers below them: a win, no difference, a loss."""
+"""The verdict of each report follows from its numbers: a gain, no difference, a loss."""
 
 import json
 
@@ -20,7 +20,7 @@ def mean(ends: tuple[float, float]) -> float:
 
 # --------------------------------------------------------------------------------------------------- 1. checked answers
 def checked(tmp_path, solved: tuple, layout: tuple = FLAT, reward: object = None, eos_rate: float = 1.0) -> dict:
-    """Of sft and ppo; solved and layout: the intervals of PPO's gains; reward: --reward of its run."""
+    """Return a result of sft and ppo; solved and layout: intervals of PPO's gains; reward: --reward of its run."""
     (tmp_path / "args.json").write_text(json.dumps({"reward": reward}))
     rows = {
         name: {
@@ -48,18 +48,18 @@ def checked(tmp_path, solved: tuple, layout: tuple = FLAT, reward: object = None
         (
             UP,
             "good",
-            "ppo solves 44 of 100 queries with one sample (sft: 40). Its pass@1 rose (+0.040 [+0.020, +0.060]).",
+            "ppo solves 44% of queries with one sample (sft: 40%). Its pass@1 rose (+0.040 [+0.020, +0.060]).",
         ),
         (
             FLAT,
             "warn",
-            "ppo solves 40 of 100 queries with one sample (sft: 40). It did not learn: its pass@1 did not change "
+            "ppo solves 40% of queries with one sample (sft: 40%). It did not learn: its pass@1 did not change "
             "(+0.000 [-0.020, +0.020]).",
         ),
         (
             DOWN,
             "bad",
-            "ppo solves 36 of 100 queries with one sample (sft: 40). It got worse: its pass@1 fell (-0.040 [-0.060, "
+            "ppo solves 36% of queries with one sample (sft: 40%). It got worse: its pass@1 fell (-0.040 [-0.060, "
             "-0.020]).",
         ),
     ],
@@ -88,12 +88,12 @@ def test_a_run_that_was_paid_for_what_passes_is_not(tmp_path, reward) -> None:
 
 def test_checked_answers_that_are_cut_are_said(tmp_path) -> None:
     kind, said = verdict(checked_report.outcome(checked(tmp_path, UP, eos_rate=0.5), "ppo"), None)
-    assert kind == "warn" and "Only 50 of 100 of its responses end before they are cut." in said
+    assert kind == "warn" and "Only 50% of responses end with EOS; the others are truncated." in said
 
 
 # --------------------------------------------------------------------------------------------------------- 2. programs
 def programs(passes: tuple, compiles: tuple) -> dict:
-    """Of sft and rlcf, at one temperature; the intervals of what RLCF gains at k = 1."""
+    """Return a result of sft and rlcf at one temperature, with intervals of RLCF's gains at k = 1."""
     rows = {}
     for name, rate in (("sft", 0.2), ("rlcf", 0.2 + mean(passes))):
         best = {"k": 1, "temperature": 0.2, "exec": rate, "comp": 0.5}
@@ -143,7 +143,7 @@ POINTS = {UP: "+4.00 [+2.00, +6.00] points", FLAT: "+0.00 [-2.00, +2.00] points"
 )
 def test_programs_are_judged_by_what_passes_and_what_compiles(passes, compiles, kind, said) -> None:
     result = programs(passes, compiles)
-    level = f"rlcf solves {round(20 + 100 * mean(passes))} of 100 problems with 1 sample (sft: 20)."
+    level = f"rlcf solves {round(20 + 100 * mean(passes))}% of problems with 1 sample (sft: 20%)."
     assert verdict(program_report.outcome(result, "rlcf"), None) == (kind, f"{level} {said}")
     cells = " ".join(program_report.differences(result)[1])
     assert all(POINTS[ends].removesuffix(" points") in cells for ends in (passes, compiles))
@@ -153,13 +153,13 @@ def test_a_policy_alone_has_its_level_only() -> None:
     result = programs(UP, UP) | {"differences": {}}
     del result["policies"]["rlcf"]
     assert verdict(program_report.outcome(result, "sft"), []) == (
-        "good", "sft solves 20 of 100 problems with 1 sample. Nothing looks wrong."
+        "good", "sft solves 20% of problems with 1 sample. Nothing looks wrong."
     )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------- 3. answers, replies
 def compared(gains: dict[str, tuple], settings: dict) -> dict:
-    """Of base, sft and ppo; gains: metric -> the interval of what PPO gains over SFT; over base it is another one."""
+    """Return a result of base, sft and ppo; gains: metric -> interval of PPO's gain over SFT, different over base."""
     rows = {
         name: {"metrics": {metric: {"mean": level} for metric in gains}, "eos_rate": 1.0, "response_length": 9.0}
         for name, level in (("base", 0.0), ("sft", 0.5), ("ppo", 0.6))
@@ -174,7 +174,7 @@ def compared(gains: dict[str, tuple], settings: dict) -> dict:
 
 
 def answers(gold: tuple | None, rm: tuple | None, ppo: str = "a/ppo") -> dict:
-    """With two reward models, of which the contrastive one fell; rm: what the regression model's score gained."""
+    """Return a result with two reward models; the contrastive score fell, rm is the regression model's gain."""
     gains = {"gold_score": gold, "rm_regression": rm, "rm_contrastive": rm and DOWN, "bleu": FLAT}
     settings = {"regression_model": "a/regression", "contrastive_model": "a/contrastive"}
     result = compared({metric: ends for metric, ends in gains.items() if ends}, settings)
@@ -198,7 +198,7 @@ def answers(gold: tuple | None, rm: tuple | None, ppo: str = "a/ppo") -> dict:
             None,
             UP,
             "good",
-            "The regression RM's score rose (+0.040 [+0.020, +0.060]); whether the responses are better",
+            "The regression RM's score rose (+0.040 [+0.020, +0.060]); this doesn't show whether the responses",
         ),
         (None, None, "warn", "It did not learn: the SacreBLEU did not change (+0.000 [-0.020, +0.020])."),
     ],
@@ -258,7 +258,7 @@ def test_replies_are_judged_against_the_policy_before(gains, kind, said) -> None
 
 # ---------------------------------------------------------------------------------------------------- 4. reward models
 def reward_models(ends: tuple, gain: tuple | None = None, truth: float | None = None) -> dict:
-    """Of rm and dpo; ends: the interval of dpo's accuracy, gain: that of what it has more than rm."""
+    """Return a result of rm and dpo; ends: interval of dpo's accuracy, gain: interval of its gain over rm."""
     first = {"mean": 0.7, "ci": (0.68, 0.72), "gain": None}
     found = {"mean": mean(ends), "ci": ends, "gain": gain and {"mean": mean(gain), "ci": gain}}
     of = {name: {"truth": {"mean": share}} for name, share in (("rm", truth), ("dpo", truth))}
@@ -270,10 +270,10 @@ def reward_models(ends: tuple, gain: tuple | None = None, truth: float | None = 
     ("ends", "gain", "kind", "said"),
     [
         ((0.72, 0.76), UP, "good", "(0.740 [0.720, 0.760]). That is more than rm (+0.040 [+0.020, +0.060])."),
-        ((0.68, 0.72), FLAT, "good", "(0.700 [0.680, 0.720]). That is no different from rm (+0.000 [-0.020, +0.020])."),
-        ((0.64, 0.68), DOWN, "warn", "(0.660 [0.640, 0.680]). That is fewer than rm (-0.040 [-0.060, -0.020])."),
+        ((0.68, 0.72), FLAT, "good", "(0.700 [0.680, 0.720]). That is not different from rm (+0.000 [-0.020"),
+        ((0.64, 0.68), DOWN, "warn", "(0.660 [0.640, 0.680]). That is less than rm (-0.040 [-0.060, -0.020])."),
         ((0.48, 0.52), None, "warn", "(0.500 [0.480, 0.520]), which is no better than chance."),
-        ((0.40, 0.44), DOWN, "bad", "(0.420 [0.400, 0.440]), which is worse than chance. That is fewer than rm"),
+        ((0.40, 0.44), DOWN, "bad", "(0.420 [0.400, 0.440]), which is worse than chance. That is less than rm"),
     ],
 )
 def test_reward_models_are_judged_against_chance_and_the_first(ends, gain, kind, said) -> None:
@@ -281,14 +281,14 @@ def test_reward_models_are_judged_against_chance_and_the_first(ends, gain, kind,
     outcome = reward_model_report.outcome(result, "dpo")
     found = verdict(outcome, None)
     assert found[0] == kind
-    assert found[1].startswith(f"dpo ranks {round(100 * mean(ends))} of 100 validation pairs as people did {said}")
+    assert found[1].startswith(f"dpo ranks {round(100 * mean(ends))}% of validation pairs as people did {said}")
     cells = " ".join(reward_model_report.interval_lines(result["sets"]["validation"])[2])
     assert said[1 : said.index("]") + 1] in cells
     assert gain is None or f"{mean(gain):+.3f} [{gain[0]:+.3f}, {gain[1]:+.3f}]" in cells
 
 
 def test_a_reward_model_is_said_to_agree_with_the_truth_where_it_is_known() -> None:
-    said = "It agrees with the truth in 84 of 100, the labels in 75 of 100."
+    said = "It agrees with the gold score on 84% of pairs, the labels on 75% of pairs."
     assert reward_model_report.outcome(reward_models((0.68, 0.72), truth=0.84), "rm").change == said
 
 
@@ -296,12 +296,12 @@ def test_a_reward_model_is_said_to_agree_with_the_truth_where_it_is_known() -> N
 @pytest.mark.parametrize(
     ("weight", "kind", "said"),
     [
-        (UP, "good", "It knows more than which response is longer: the weight of its margin is 0.040 [0.020, 0.060]."),
-        (FLAT, "warn", "It shows no knowledge beyond which response is longer: the weight of its margin is 0.000"),
+        (UP, "good", "It knows more than which response is longer: its margin weight is 0.040 [0.020, 0.060]."),
+        (FLAT, "warn", "It isn't shown to know more than which response is longer: its margin weight is 0.000"),
         (
             DOWN,
             "bad",
-            "Beyond length it prefers the wrong response: the weight of its margin is -0.040 [-0.060, -0.020].",
+            "Beyond length it prefers the wrong response: its margin weight is -0.040 [-0.060, -0.020].",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The page's template: text never becomes markup, and the template travels with the package. Curves of long runs."""
+"""The page template: text never becomes markup, and the package contains the template. Curves of long runs."""
 
 import re
 import tomllib

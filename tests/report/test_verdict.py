@@ -1,4 +1,4 @@
-"""The first lines of a report say what happened: learned, over-optimised, not learned, and what the doctor finds."""
+"""The verdict of a report: learned, over-optimised, not learned, and the doctor's findings."""
 
 import json
 
@@ -13,7 +13,7 @@ OVER = Finding(name="over-optimised", seen="Gold fell.", means="It exploits erro
 
 
 def of(gold: tuple | None, rm: tuple | None, wins: float | None = 0.96, eos_rate: float = 1.0) -> dict:
-    """An evaluation of sft and ppo; gold and rm: the ends of the intervals of PPO's gains."""
+    """Return an evaluation of sft and ppo; gold and rm: intervals of PPO's gains."""
     gains = {
         name: {"mean": sum(ends) / 2, "ci": list(ends)}
         for name, ends in (("gold_score", gold), ("rm_score", rm))
@@ -31,7 +31,7 @@ def test_a_policy_that_is_better_by_both_scores_is_good() -> None:
     kind, text = verdict(outcome(of((1.8, 2.2), (1.7, 1.9)), "ppo"), [])
     assert kind == "good"
     assert text == (
-        "ppo beats the references in 96 of 100 queries (sft: 42). The gold score rose (+2.00 [+1.80, +2.20]); the "
+        "ppo beats the references in 96% of queries (sft: 42%). The gold score rose (+2.00 [+1.80, +2.20]); the "
         "reward model's score rose as well (+1.80 [+1.70, +1.90]). Nothing looks wrong."
     )
 
@@ -42,7 +42,7 @@ def test_a_policy_that_is_better_by_both_scores_is_good() -> None:
 )
 def test_a_reward_model_that_is_pleased_alone_means_over_optimisation(gold, said) -> None:
     kind, text = verdict(outcome(of(gold, (2.5, 3.0), wins=0.2), "ppo"), [])
-    assert kind == "bad" and "ppo beats the references in 20 of 100 queries (sft: 42)." in text
+    assert kind == "bad" and "ppo beats the references in 20% of queries (sft: 42%)." in text
     assert (
         f"It is over-optimised: the reward model's score rose (+2.75 [+2.50, +3.00]) and the gold score {said}." in text
     )
@@ -55,7 +55,7 @@ def test_scores_that_did_not_move_mean_that_it_did_not_learn() -> None:
         "It did not learn: the gold score did not change (+0.00 [-0.10, +0.10]), and neither did the reward model's "
         "score (-0.05 [-0.20, +0.10])."
     )
-    assert kind == "warn" and said in text and text.endswith("The metrics of its run show no fault.")
+    assert kind == "warn" and said in text and text.endswith("The run's metrics show no problem.")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_scores_that_did_not_move_mean_that_it_did_not_learn() -> None:
         ((1, 2), None, "good", "The gold score rose"),
         ((-1, 1), None, "warn", "It did not learn"),
         ((-2, -1), None, "bad", "It got worse"),
-        (None, (1, 2), "good", "whether the responses are better, it can't say"),
+        (None, (1, 2), "good", "this doesn't show whether the responses are better"),
         (None, (-1, 1), "warn", "It did not learn"),
         (None, (-2, -1), "warn", "fell"),
         (None, None, "good", "ppo beats"),
@@ -80,22 +80,22 @@ def test_what_is_known_decides_what_is_said(gold, rm, kind, said) -> None:
 
 def test_a_finding_of_the_doctor_is_said_with_its_numbers() -> None:
     kind, text = verdict(outcome(of((1, 2), (1, 2)), "ppo"), [FINDING])
-    assert kind == "warn" and text.endswith("Its run: The KL doubled. Beta is too small. (kl-grows)")
+    assert kind == "warn" and text.endswith("Training run: The KL doubled. Beta is too small. (kl-grows)")
     assert verdict(outcome(of((1, 2), (1, 2)), "ppo"), [FINDING, OVER])[0] == "bad"
     assert (
         verdict(outcome(of((-2, -1), (-2, -1)), "ppo"), [FINDING])[0] == "bad"
-    )  # a lesser finding makes nothing better
+    )  # a milder finding doesn't improve the verdict
 
 
 def test_responses_that_are_cut_are_said() -> None:
     kind, text = verdict(outcome(of((1, 2), (1, 2), eos_rate=0.801), "ppo"), None)
-    assert kind == "warn" and "Only 80 of 100 of its responses end before they are cut." in text
+    assert kind == "warn" and "Only 80% of responses end with EOS; the others are truncated." in text
 
 
 def test_a_judges_wins_name_the_judge_and_its_opponent() -> None:
     result = of(None, None, wins=None) | {"judge": {"against": "sft"}}
     result["policies"]["ppo"]["judge_win_rate"] = 0.615
-    assert verdict(outcome(result, "ppo"), None)[1] == "ppo beats sft in 62 of 100 queries, by the judge."
+    assert verdict(outcome(result, "ppo"), None)[1] == "ppo beats sft in 62% of queries, according to the judge."
 
 
 def test_a_policy_alone_is_judged_by_its_run(tmp_path) -> None:
@@ -104,7 +104,7 @@ def test_a_policy_alone_is_judged_by_its_run(tmp_path) -> None:
     del result["policies"]["ppo"]
     write_run(tmp_path, [{"step": 0, "loss": 1.0}, {"step": 1, "loss": float("nan")}])
     section = verdict_section(outcomes_of(result, outcome)).html()
-    assert "sft beats the references in 42 of 100 queries." in section and "(not-finite)" in section
+    assert "sft beats the references in 42% of queries." in section and "(not-finite)" in section
     assert section.count("<p") == 1 and 'class="happened warn"' in section
 
 
@@ -115,7 +115,7 @@ def test_runs_without_metrics_and_unreadable_ones(tmp_path) -> None:
     assert "looks wrong" not in verdict_section(outcomes_of(result, outcome)).html()
     write_run(tmp_path, [{"step": 0, "policy/loss": 1.0, "policy/ratio": 1.0}], clip_range="wide")
     assert (
-        "The doctor can&#39;t read its run: args.json: the field"
+        "The doctor can&#39;t read the run: args.json: the field"
         in verdict_section(outcomes_of(result, outcome)).html()
     )
 

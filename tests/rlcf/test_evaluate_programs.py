@@ -209,7 +209,7 @@ def test_differences_are_paired_by_problem_and_the_report_begins_with_them_in_wo
     assert gains["pass"]["ci"] == (0, 1)  # one problem gained all, the other nothing
     first, *_ = re.findall(r"<p.*?</p>", page_of(world.args.out), re.S)
     assert 'class="happened warn"' in first
-    assert "rlcf solves 50 of 100 problems with 1 sample (sft: 0). It did not learn: its pass@1 did not change" in first
+    assert "rlcf solves 50% of problems with 1 sample (sft: 0%). It did not learn: its pass@1 did not change" in first
     assert "(+50.00 [+0.00, +100.00] points)" in first
 
 
