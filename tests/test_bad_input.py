@@ -217,8 +217,8 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(miniature, tmp_path,
         ("def score(query): return 1", ": FILE raises TypeError: score[(][)] takes 1 positional argument"),
         ("def score(query, response): raise SystemExit(3)", ": FILE:1 raises SystemExit: 3"),
         ("def score(query, response):\n    return query.nothing", ": FILE:2 raises AttributeError"),
-        ("def score(query, response): return [1]", " must give a finite number, not .1."),
-        ("def score(query, response): return 10**400", " must give a finite number, not 1000"),
+        ("def score(query, response): return [1]", " must return a finite number, not .1."),
+        ("def score(query, response): return 10**400", " must return a finite number, not 1000"),
     ],
 )
 def test_a_gold_function_that_raises_is_named(miniature, tmp_path, gold, sentence):

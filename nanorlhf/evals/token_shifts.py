@@ -38,7 +38,7 @@ def token_shifts(
 
 def shift_lines(base_name: str, shift: dict[str, Pieces]) -> Iterator[str]:
     """Yield the responses to one query as lines for the terminal, tokens coloured by rank."""
-    yield f"\nresponses to the first query, with tokens that {base_name} ranks 2 or 3, or lower, marked:"
+    yield f"\nresponses to the first query, tokens marked by rank under {base_name} (2 or 3; 4 or more):"
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     width = max(map(len, shift))
     for name, pieces in shift.items():

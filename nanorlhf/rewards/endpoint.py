@@ -1,6 +1,6 @@
-"""A chat model behind a URL, asked many prompts: the judge of an evaluation, and of a reward.
+"""Client of a chat model behind a URL, for judges in evaluations and rewards.
 
-Answers are cached on disk, so that nothing is paid for twice; a cap on calls limits what a run may spend.
+Answers are cached on disk, so that no request is paid for twice; a cap on calls limits the cost of a run.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from nanorlhf.progress import Progress
 from nanorlhf.rewards.limits import limits
 
 SYSTEM = "You are a helpful assistant."
-TRIES = 6  # per prompt, while the endpoint is busy or slow
-GIVE_UP = 10  # prompts in a row without an answer: the prompts are not to blame
-REFUSED = (400, 413, 422)  # the fault of this prompt alone: too long, or filtered
-BUSY = (408, 409, 429)  # and all from 500 on: those that the library tries again
-MAX_ANSWER = 2**24  # bytes: 16 MiB. An answer has a few thousand
-LONGEST = 10  # timeouts that one answer may take, however it drips
+TRIES = 6  # per prompt, if the endpoint is busy or slow
+GIVE_UP = 10  # consecutive prompts without an answer: then the prompts aren't the problem
+REFUSED = (400, 413, 422)  # only this prompt is rejected: too long, or filtered
+BUSY = (408, 409, 429)  # retried by the library, like all from 500 on
+MAX_ANSWER = 2**24  # bytes: 16 MiB; answers usually have a few thousand
+LONGEST = 10  # maximum time of a slow answer, in timeouts
 MAX_CACHE = 2**30  # bytes of the cache: a million answers
 
 
@@ -34,10 +34,10 @@ MAX_CACHE = 2**30  # bytes of the cache: a million answers
 class Endpoint:
     url: str  # of chat completions
     model: str
-    key: str | None = field(default=None, repr=False)  # sent as a bearer token, and written nowhere
+    key: str | None = field(default=None, repr=False)  # sent as a bearer token, never written to disk
     temperature: float | None = 0.0
     max_tokens: int | None = 512
-    max_calls: int = 1000  # requests, retries included: one that times out may be charged too
+    max_calls: int = 1000  # requests, retries included: a timed-out request may be charged too
     workers: int = 8  # concurrent requests
     timeout: float = 60.0  # seconds without a byte
 
@@ -51,7 +51,10 @@ class Endpoint:
 
 
 def completions_url(flag: str, url: str) -> str:
-    """http://localhost:8000/v1 -> http://localhost:8000/v1/chat/completions; raises InputError as `check_url` does."""
+    """Return the URL of chat completions: http://localhost:8000/v1 -> http://localhost:8000/v1/chat/completions.
+
+    Raises InputError as `check_url` does.
+    """
     check_url(flag, url, "write a URL such as http://localhost:8000/v1 or https://api.openai.com/v1")
     base = url.rstrip("/")
     return base if base.endswith("/chat/completions") else base + "/chat/completions"
@@ -60,14 +63,14 @@ def completions_url(flag: str, url: str) -> str:
 def key_from(flag: str, variable: str) -> str:
     key = os.environ.get(variable, "").strip()
     if not key:
-        raise InputError(f"{flag} {variable}: this environment variable is not set: export it with the key.")
+        raise InputError(f"{flag} {variable}: this environment variable is not set; export it with the key.")
     if not (key.isascii() and key.isprintable()):  # the client would print it in its error
-        raise InputError(f"{flag} {variable}: the key holds a character that no HTTP header takes: export it again.")
+        raise InputError(f"{flag} {variable}: the key contains a character that isn't allowed in an HTTP header.")
     return key
 
 
 class _Asker:
-    """Sends prompts until the cap, or an error that no retry can fix. Shared by several threads."""
+    """Send prompts until the cap is reached or an error can't be fixed by retrying. Thread-safe."""
 
     def __init__(self, endpoint: Endpoint):
         import openai  # part of the optional extra `judge`
@@ -76,24 +79,24 @@ class _Asker:
         self.openai: Any = openai
         hooks = limits(LONGEST * endpoint.timeout, MAX_ANSWER, openai.OpenAIError)
         hooks["request"].insert(0, self.count)
-        http_client = openai.DefaultHttpxClient(event_hooks=hooks, follow_redirects=False)  # the key would go there too
+        http_client = openai.DefaultHttpxClient(event_hooks=hooks, follow_redirects=False)  # it would get the key
         self.client = openai.OpenAI(
             base_url=endpoint.url.removesuffix("/chat/completions"),
-            api_key=endpoint.key or "none",  # without one, the library would send the key in OPENAI_API_KEY
+            api_key=endpoint.key or "none",  # if empty, the library would send OPENAI_API_KEY
             timeout=endpoint.timeout,
             max_retries=TRIES - 1,
             http_client=http_client,
         )
-        # a connection per request, so that its end is the request's
+        # one connection per request, closed with it
         self.headers = {"Connection": "close"} | ({} if endpoint.key else {"Authorization": openai.Omit()})
         self.lock = threading.Lock()
-        self.over = threading.Event()  # no further request
-        self.stopped = ""  # why
+        self.over = threading.Event()  # no further requests
+        self.stopped = ""  # the reason
         self.cap = f"the cap of {endpoint.max_calls} calls is reached"
         self.num_calls = 0
         self.num_unanswered_in_a_row = 0
         self.last_error = ""
-        self.failure = ""  # the last error that was the endpoint's fault and cost a prompt its answer
+        self.failure = ""  # the endpoint's last error that left a prompt without an answer
 
     def stop(self, reason: str) -> None:
         with self.lock:
@@ -101,16 +104,16 @@ class _Asker:
             self.over.set()
 
     def count(self, request: Any) -> None:
-        """Called before each request, retries included: refuses it after the cap or a stop."""
+        """Count a request before it is sent, retries included; reject it after the cap or a stop."""
         with self.lock:
             if not self.over.is_set() and self.num_calls < self.endpoint.max_calls:
                 self.num_calls += 1
                 return
         self.stop(self.cap)
-        raise self.openai.OpenAIError("no further request")  # of its own errors, the library tries none again
+        raise self.openai.OpenAIError("no further request")  # the library doesn't retry its own errors
 
     def ask(self, prompt: str) -> str | None:
-        """The answer; None if there is none."""
+        """Return the answer, or None without one."""
         answer = self.try_to_ask(prompt)
         with self.lock:
             self.num_unanswered_in_a_row = 0 if answer is not None else self.num_unanswered_in_a_row + 1
@@ -126,7 +129,7 @@ class _Asker:
             answer = completion.choices[0].message.content
             if not isinstance(answer, str):
                 raise TypeError("no text in it")
-            answer.encode()  # half a surrogate pair is no text
+            answer.encode()  # fails for half a surrogate pair
             return self.without_key(answer)
         except self.openai.APIStatusError as error:
             self.last_error = f"HTTP {error.status_code} {self.safe(error.response.text)}".strip()
@@ -142,25 +145,25 @@ class _Asker:
             TypeError,
             AttributeError,
             RecursionError,
-        ) as error:  # the library checks no answer's shape
-            self.last_error = self.safe(f"no chat completion ({error})")
-        except self.openai.OpenAIError as error:  # from `count`, and what else the library refuses
-            if not self.over.is_set():  # or it says no more than why this one is over
+        ) as error:  # the library doesn't validate the answer's structure
+            self.last_error = self.safe(f"not a chat completion ({error})")
+        except self.openai.OpenAIError as error:  # from `count`, or another rejection by the library
+            if not self.over.is_set():  # otherwise the reason is already in `stopped`
                 self.last_error = self.safe(str(error))
         return None
 
     def safe(self, text: str) -> str:
-        """For a message: the beginning, on one line."""
+        """Shorten a text for a message: its beginning, on one line, without the key."""
         return " ".join(self.without_key(text).split())[:160]
 
     def without_key(self, text: str) -> str:
-        """The endpoint may repeat the key."""
+        """Remove the key, which the endpoint may repeat."""
         return text.replace(self.endpoint.key, "[key]") if self.endpoint.key else text
 
 
 # ----------------------------------------------------------------------------------------- answers, cached as they come
 def read_cache(lines: bytes) -> dict[str, str]:
-    """Key -> answer. A line that a kill cut short is skipped."""
+    """Return key -> answer; skip truncated lines, left by a killed run."""
     answers = {}
     for line in lines.splitlines():
         try:
@@ -172,10 +175,10 @@ def read_cache(lines: bytes) -> dict[str, str]:
 
 
 def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[dict[str, str], dict]:
-    """Prompt -> answer, from the cache or the endpoint, and an account of the calls.
+    """Return prompt -> answer, from the cache or the endpoint, and statistics of the calls.
 
-    The account has `num_calls`, and `stopped`, `last_error` and `failure`, which are empty if nothing went wrong;
-    `failure` says why prompts that are not to blame have no answer. Never raises for what the endpoint does: the
+    The statistics are `num_calls`, and `stopped`, `last_error` and `failure`, which are empty if nothing went wrong;
+    `failure` is the endpoint's error if valid prompts have no answer. Errors of the endpoint never raise, so that the
     answers received so far are kept.
     """
     lines = read_bytes(cache, MAX_CACHE) if cache.exists() else b""
@@ -189,8 +192,8 @@ def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[di
         cache.parent.mkdir(parents=True, exist_ok=True)
         with cache.open("ab") as file, ThreadPoolExecutor(endpoint.workers) as pool:
             if lines and not lines.endswith(b"\n"):
-                file.write(b"\n")  # end the line that was cut short
-            # the first ones, and not those whose threads come first: which pairs are judged must not be a race
+                file.write(b"\n")  # end the truncated line
+            # submit only the first prompts: under a cap, the choice of prompts must not depend on thread timing
             futures = {pool.submit(asker.ask, prompt): prompt for prompt in waiting[: endpoint.max_calls]}
             try:
                 for future in Progress(
@@ -202,7 +205,7 @@ def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[di
                         file.write(json.dumps({"key": keys[prompt], "answer": answer}).encode() + b"\n")
                         file.flush()
             finally:
-                asker.over.set()  # after an interrupt: no further request
+                asker.over.set()  # after an interrupt: no further requests
         if len(waiting) > endpoint.max_calls:
             asker.stop(asker.cap)
         account["num_calls"] = asker.num_calls

@@ -1,13 +1,14 @@
-"""A user's reward function, `FILE.py:FUNCTION`: found, given what it asks for, and checked in what it returns.
+"""Load a user's reward function, `FILE.py:FUNCTION`, call it with the arguments that it names, and check its values.
 
     def score(queries, responses): ...                         two lists of texts
     def score(queries, responses, answer, records): ...        and, by name, fields of the rows, the rows, response_ids
-    def score(prompts, completions, answer, **columns): ...    TRL's: by keyword; messages where a row is a chat
+    def score(prompts, completions, answer, **columns): ...    TRL's: by keyword; messages if a row is a chat
 
-A field is looked up in a row's `meta`, then in the row; it is a list with None where a row lacks it. The function
-returns for each response a number, a list with a number per token (EOS is one), or None where it does not apply.
+A field is looked up in a row's `meta`, then in the row; the function gets a list, with None for rows without the field.
+For each response the function returns a number, a list with a number per token (including EOS), or None if it doesn't
+apply.
 
-This module does not import PyTorch: it runs in worker processes too.
+This module doesn't import PyTorch, because it also runs in worker processes.
 """
 
 import asyncio
@@ -30,17 +31,17 @@ from unittest import mock
 from nanorlhf.errors import InputError
 
 Value = float | list[float] | None  # of one response
-OF_ROWS = ("query", "response", "chat", "meta")  # fields of a row that are no columns
+OF_ROWS = ("query", "response", "chat", "meta")  # fields of a row that aren't columns
 OF_TRL = ("prompts", "completions", "completion_ids")
 BY_NAME = ("records", "response_ids")
-OURS = Path(__file__).resolve().parents[1:3]  # data/ is in the first in an installed copy, in the second in the tree
+OURS = Path(__file__).resolve().parents[1:3]  # data/ is in the first if installed, in the second in the repository
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)
-MAX_ROWS = 1000  # in which the columns of a function with **columns are looked for
+MAX_ROWS = 1000  # searched for the columns of a function with **columns
 
 
 @dataclass(frozen=True)
 class Responses:
-    """What a reward function may ask about n responses."""
+    """The inputs of a reward function for n responses."""
 
     queries: list[str]
     responses: list[str]
@@ -55,9 +56,9 @@ class Responses:
 
 
 class RewardFunction:
-    """Calls a function with the columns that it asks for. Raises InputError where it can't, or returns nonsense.
+    """Call a function with the columns that it names. Raises InputError if a column is missing or a value is invalid.
 
-    columns: the fields of rows that it gets; None: they are looked for in `records`, an iterable of rows
+    columns: fields of rows to pass; None: find them in `records`, an iterable of rows
     """
 
     def __init__(self, where: str, records: Iterable[dict] = (), columns: tuple[str, ...] | None = None):
@@ -69,7 +70,7 @@ class RewardFunction:
         self.file = str(module.__file__)  # absolute, as in a traceback
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         self.line: int | None = None
-        if code is not None and code.co_filename == self.file:  # it is not imported from another file
+        if code is not None and code.co_filename == self.file:  # not imported from another file
             self.line = code.co_firstlineno
         try:
             parameters = dict(inspect.signature(self.function).parameters)
@@ -94,26 +95,26 @@ class RewardFunction:
 
     @property
     def source(self) -> str:
-        """The file and line of the function, for messages."""
+        """File and line of the function, for messages."""
         return self.path if self.line is None else f"{self.path}:{self.line}"
 
     def asked_for(self, parameters: dict[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
-        """The parameters that are passed by name."""
+        """Return the parameters that are passed by name."""
         by_name = {p.name: p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         if self.is_trl or not parameters:
             return by_name
         positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         if len(positional) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
             raise InputError(
-                f"{self.name}: {self.source} must take two lists of texts, queries and responses, and then by name "
-                "what it needs of the rows."
+                f"{self.name}: {self.source} must take two lists of texts, queries and responses, followed by the "
+                "names of the fields that it needs."
             )
         return {name: p for name, p in by_name.items() if name not in positional[:2]}
 
     def find_columns(
         self, wanted: dict[str, inspect.Parameter], records: Iterable[dict], has_all: bool
     ) -> tuple[str, ...]:
-        """The fields of rows to pass. Raises InputError for a name without default that no row has."""
+        """Return the fields of rows to pass. Raises InputError for a name without default that no row has."""
         found: dict[str, None] = {}
         for number, record in enumerate(records):
             if not wanted.keys() - found.keys() and not (has_all and number < MAX_ROWS):
@@ -123,8 +124,8 @@ class RewardFunction:
             if name not in found and parameter.default is parameter.empty:
                 known = ", ".join(islice(found, 20)) or "none"
                 raise InputError(
-                    f"{self.name}: {self.source} asks for {name!r}, a field that no row of the data has in its meta "
-                    f"(fields: {known})."
+                    f"{self.name}: {self.source} has the parameter {name!r}, but no row of the data has this field in "
+                    f"its meta (fields: {known})."
                 )
         return tuple(name for name in found if has_all or name in wanted)
 
@@ -134,7 +135,7 @@ class RewardFunction:
             if inspect.iscoroutine(values):
                 values = asyncio.run(values)
             values = plain(values)
-        except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
+        except (Exception, SystemExit) as error:  # user code may raise anything
             raise InputError(f"{self.name}: {raised(error, self.path, self.file)}.") from error
         return self.checked(values, given)
 
@@ -156,7 +157,7 @@ class RewardFunction:
         return columns | {name: offered[name] for name in self.given}
 
     def checked(self, values: Any, given: Responses) -> list[Value]:
-        """As floats. Raises InputError for anything but one value per response."""
+        """Return the values as floats. Raises InputError for anything but one value per response."""
         if not isinstance(values, list):
             raise InputError(
                 f"{self.name}: {self.source} must return a list, one value per response, not {shown(values)}."
@@ -187,13 +188,13 @@ class RewardFunction:
 
 
 def plain(value: Any) -> Any:
-    """A number, or lists of them, of what may hold tensors, arrays and tuples."""
+    """Convert tensors, arrays and tuples to numbers or lists of numbers."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def is_finite(number: Any) -> bool:
-    """Whether it is a number that a float holds."""
+    """Return True for a number that is finite as a float."""
     try:
         return isinstance(number, Real) and math.isfinite(float(number))
     except (OverflowError, ValueError):  # an integer of 400 digits
@@ -201,7 +202,7 @@ def is_finite(number: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value, for a message; of a strange class only its name."""
+    """Format the beginning of a value for a message; only the type's name if its repr fails."""
     try:
         return f"{value!r:.80}"
     except Exception:  # the user's class, or an integer with too many digits
@@ -209,14 +210,14 @@ def shown(value: Any) -> str:
 
 
 def fields_of(record: dict) -> dict[str, Any]:
-    """What a function may ask for of a row by name."""
+    """Return the fields of a row that a function can take by name."""
     meta = record.get("meta")
     own = {name: value for name, value in record.items() if name not in OF_ROWS}
     return own | meta if isinstance(meta, dict) else own
 
 
 def prompt_of(query: str, record: dict) -> str | list[dict]:
-    """TRL's prompt: a text, or the messages of a chat."""
+    """Return TRL's prompt: a text, or the messages of a chat."""
     if not record.get("chat"):
         return query
     return fields_of(record).get("messages") or [{"role": "user", "content": query}]
@@ -229,10 +230,10 @@ def completion_of(response: str, record: dict) -> str | list[dict]:
 # ----------------------------------------------------------------------------------------------------- FILE.py:FUNCTION
 @contextmanager
 def kept_alive() -> Iterator[None]:
-    """Make what would end this process raise SystemExit instead, so that it is reported as the user's error.
+    """Make calls that would end this process raise SystemExit, so that they are reported as errors of the user's code.
 
-    `os._exit(0)` in a reward would end a run with status 0 and without a word. Processes that the user's code forks may
-    end as they like. C code may still end the process, but not a worker's unnoticed.
+    Otherwise `os._exit(0)` in a reward would end a run silently with status 0. Processes forked by the user's code may
+    exit normally. C code can still end the process, but a worker's exit is always noticed.
     """
     pid, leave, abort, kill = os.getpid(), os._exit, os.abort, os.kill
 
@@ -256,12 +257,12 @@ def kept_alive() -> Iterator[None]:
 
 
 def load_function(flag: str, where: str) -> Callable:
-    """The function that `FILE.py:FUNCTION` names; raises InputError, naming the flag."""
+    """Return the function `FILE.py:FUNCTION`; raises InputError with the flag's name."""
     return getattr(load_module(flag, where), where.rpartition(":")[2])
 
 
 def score_of(flag: str, where: str, function: Callable, query: str, response: str) -> float:
-    """What such a function says of one response. Raises InputError where it raises, and for no finite number."""
+    """Return a function's score of one response. Raises InputError if it raises or returns no finite number."""
     path = where.rpartition(":")[0]
     try:
         with kept_alive():
@@ -269,16 +270,16 @@ def score_of(flag: str, where: str, function: Callable, query: str, response: st
     except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
         raise InputError(f"{flag} {where}: {raised(error, path, str(file_of(path)))}.") from error
     if not is_finite(value):
-        raise InputError(f"{flag} {where} must give a finite number, not {shown(value)}.")
+        raise InputError(f"{flag} {where} must return a finite number, not {shown(value)}.")
     return float(value)
 
 
 def load_module(flag: str, where: str) -> ModuleType:
-    """The module of `FILE.py:FUNCTION`, which has the function. Raises InputError, naming the flag."""
+    """Load the module of `FILE.py:FUNCTION`. Raises InputError, with the flag's name, also if it lacks the function."""
     path, _, name = where.rpartition(":")
     file = file_of(path)
     if not name or file.suffix != ".py" or not file.is_file():
-        raise InputError(f"{flag} {where}: write it as FILE.py:FUNCTION, with a file that exists.")
+        raise InputError(f"{flag} {where}: expected FILE.py:FUNCTION, with a file that exists.")
     spec = importlib.util.spec_from_file_location("user_function", file)
     assert spec is not None and spec.loader is not None  # the file exists and ends in .py
     module = importlib.util.module_from_spec(spec)
@@ -288,22 +289,25 @@ def load_module(flag: str, where: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
         raise InputError(f"{flag} {where}: {raised(error, path, str(file))}.") from error
     if not callable(getattr(module, name, None)):
-        raise InputError(f"{flag} {where}: {path} defines no function {name}.")
+        raise InputError(f"{flag} {where}: {path} doesn't define a function {name}.")
     return module
 
 
 def file_of(path: str) -> Path:
-    """Return the absolute path of a file that a setting names; ours is data/NAME.py, wherever a run starts."""
+    """Return the absolute path of a file in a setting; data/NAME.py is found in any working directory."""
     folders = [Path(), *OURS] if path.startswith("data/") else [Path()]
     files = [(folder / path).absolute() for folder in folders]
     return next((file for file in files if file.is_file()), files[0])
 
 
 def raised(error: BaseException, path: str, file: str) -> str:
-    """What the user's file at `path` raised, with the last line of the file that led there; `file` is its full path."""
+    """Format an error raised by the user's file at `path`, with the file's last line in the traceback.
+
+    `file` is its full path.
+    """
     steps = [(step.filename, step.lineno) for step in traceback.extract_tb(error.__traceback__)]
     steps = [step for step in steps if step[0] != __file__ and not step[0].startswith("<frozen ")]
-    if isinstance(error, SyntaxError) and error.filename == file:  # no step leads into a file that doesn't compile
+    if isinstance(error, SyntaxError) and error.filename == file:  # a file that doesn't compile isn't in the traceback
         steps.append((file, error.lineno))
     if steps and file not in dict(steps):  # the function is imported from another file
         path = file = steps[0][0]
@@ -311,5 +315,5 @@ def raised(error: BaseException, path: str, file: str) -> str:
     try:
         text = f"{error!s:.200}"
     except Exception:  # the user's class
-        text = "without a text"
+        text = "(no message)"
     return f"{path}{line} raises {type(error).__name__}: {text}"

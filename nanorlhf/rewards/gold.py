@@ -1,4 +1,4 @@
-"""The gold score: what --gold logs and training never sees."""
+"""The gold score of --gold: the ground truth, logged but never used in training."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -20,14 +20,14 @@ from nanorlhf.tokenizer import Tokenizer, check_vocabulary
 
 
 class Gold:
-    """The true score of a response, which training never sees.
+    """The true score of a response, never used in training.
 
     path   FILE.py:FUNCTION, function(query, response) -> number, such as the labeller of an
            embedded world; or the checkpoint directory or Hub id of a larger reward model, which
            shows over-optimisation on real data. That model must share `tokenizer`; it scores
            `batch_size` responses per forward pass
 
-    Raises InputError for neither, and when the function returns anything but a finite number.
+    Raises InputError for other paths, and if the function returns anything but a finite number.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Gold:
             check_vocabulary(tokenizer, self.model.config.vocab_size, path)
 
     def of_texts(self, queries: list[str], responses: list[str]) -> list[float]:
-        """The scores that a function gives texts."""
+        """Score texts with the function."""
         pairs = zip(queries, responses, strict=True)
         return [score_of("--gold", self.path, self.function, *pair) for pair in pairs]
 
@@ -58,7 +58,7 @@ class Gold:
         data: Sequence[Demonstration | Comparison],
         name: Literal["response", "chosen", "rejected"] = "response",
     ) -> list[float]:
-        """The scores of the data's own responses, such as references; a model reads their ids."""
+        """Score responses in the data, such as references; a model reads their ids."""
         if self.model is None:
             return self.of_texts([row.record["query"] for row in data], [row.record[name] for row in data])
         device, pad_id = self.model.score.weight.device, self.tokenizer.pad_id
@@ -71,13 +71,13 @@ class Gold:
         return scores
 
     def of_ids(self, queries: list[str], query: Tensor, response: Tensor) -> list[float]:
-        """Scores of responses: a function reads texts, a model query (B, Q), response (B, T)."""
+        """Score responses: a function reads texts, a model reads query (B, Q) and response (B, T)."""
         if self.model is None:
             return self.of_texts(queries, [self.tokenizer.decode(ids) for ids in response.tolist()])
         ids = torch.cat((query, response), dim=1)  # (B, Q + T)
         if ids.size(1) > self.model.config.n_ctx:
             raise InputError(
-                f"the longest query and response make {ids.size(1)} tokens, more than the "
+                f"the longest query and response have {ids.size(1)} tokens, more than the "
                 f"{self.model.config.n_ctx} positions of --gold {self.path}."
             )
         pad_id, scores = self.tokenizer.pad_id, []
@@ -87,7 +87,7 @@ class Gold:
         return scores
 
     def score(self, batch: Batch) -> Tensor:
-        """The scores (B,) of a rollout, in float64."""
+        """Return the scores (B,) of a rollout, in float64."""
         with distributed.on_device(self.model):
             return batch.read(self._score, self.batch_size)
 

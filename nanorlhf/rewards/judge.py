@@ -1,13 +1,13 @@
-"""A chat model that grades each response: `--reward judge:FILE.toml`, with the client that evaluations have.
+"""LLM judge that grades each response: `--reward judge:FILE.toml`, with the same client as evaluations.
 
     url = "http://localhost:8000/v1"      OpenAI-compatible
-    model = "NAME"                        as the endpoint knows it
+    model = "NAME"                        model name at the endpoint
     rubric = "... {query} ... {response} ... End with a number from 1 to 10."
 
-and, where the defaults don't fit, key_variable, max_calls (of the run), cache, workers, timeout, temperature,
-max_tokens, and scale, which multiplies the grade. `last_grade` reads it from the last line of the judge's answer. An
-answer without a grade, and a prompt that the endpoint refuses, give the response no score.
-Where the endpoint fails, the run ends: without these scores it would go on as another run.
+Optional fields: key_variable, max_calls (per run), cache, workers, timeout, temperature, max_tokens, and scale, which
+multiplies the grade. `last_grade` reads the grade from the last line of the judge's answer. A response has no score if
+the answer has no grade or the endpoint rejects the prompt. If the endpoint fails, the run stops: without these scores
+it would no longer be the same run.
 """
 
 import re
@@ -62,15 +62,15 @@ GRADE_LINE = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-# the end of a label whose number is no grade: Maximum score:
+# ends a label of a number that isn't a grade: Maximum score:
 LIMIT = re.compile(r"\b(?:max\w*|min\w*|highest|lowest|best|worst|perfect|scale|out of)\W+(?:\w+\W+)?$", re.IGNORECASE)
 
 
 def last_grade(answer: str) -> float | None:
-    """The grade that an answer ends in; None where the last line isn't one grade, or could be read in two ways.
+    """Parse the grade at the end of an answer; None if the last line isn't a single grade, or is ambiguous.
 
-    The last line has the number, with or without its maximum, alone or after a label. Ranges, percentages, exponents,
-    1,000 (a thousand, or one) and grades above their maximum are refused.
+    The last line is a number, optionally with its maximum and after a label. Ranges, percentages, exponents, 1,000 (a
+    thousand, or one) and grades above their maximum are rejected.
 
     >>> last_grade("It is short.\\nScore: **7/10**."), last_grade("I'd give it 2 out of 10"), last_grade("-1,5")
     (7.0, 2.0, -1.5)
@@ -96,13 +96,13 @@ def last_grade(answer: str) -> float | None:
 
 
 def read_settings(flag: str, path: str) -> dict[str, Any]:
-    """The fields of a judge's file. Raises InputError for a missing, unknown or absurd one."""
+    """Read the fields of a judge's file. Raises InputError for a missing, unknown or invalid one."""
     try:
         given = tomllib.loads(read_text(Path(path)))
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{flag}: {path} is no TOML file ({error}).") from error
+        raise InputError(f"{flag}: {path} isn't a TOML file ({error}).") from error
     if unknown := sorted(given.keys() - FIELDS.keys()):
-        raise InputError(f"{flag}: {path} has the unknown field {unknown[0]!r}: it may have {', '.join(FIELDS)}.")
+        raise InputError(f"{flag}: {path} has the unknown field {unknown[0]!r}; known fields: {', '.join(FIELDS)}.")
     settings = {name: default for name, (_, default) in FIELDS.items()}
     for name, (kind, default) in FIELDS.items():
         if name in given or default is None:
@@ -121,9 +121,9 @@ def read_settings(flag: str, path: str) -> dict[str, Any]:
 
 
 class Judge:
-    """Rank 0 asks about all responses of a rollout, each text once.
+    """A reward by an LLM judge; rank 0 sends the prompts of a whole rollout, equal ones once.
 
-    Raises InputError when the judge stops answering.
+    Raises InputError if the judge stops answering.
     """
 
     def __init__(self, path: str, tokenizer: Tokenizer):
@@ -133,7 +133,7 @@ class Judge:
         self.tokenizer = tokenizer
         settings = read_settings(self.flag, path)
         if find_spec("openai") is None:  # the optional extra `judge`
-            raise InputError(f"{self.flag}: asking needs a library: install it with `pip install openai`.")
+            raise InputError(f"{self.flag} needs the openai package; run `pip install openai`.")
         self.rubric, self.scale, self.cache = settings["rubric"], settings["scale"], Path(settings["cache"])
         if self.cache.exists():
             open_regular(self.cache).close()
@@ -154,7 +154,7 @@ class Judge:
         return as_scores(values, batch.actions)
 
     def values(self, batch: Batch) -> list[Value]:
-        """A number per response; None where the judge gave none."""
+        """Return a number per response, None without a grade."""
         prompts = [
             self.prompt(self.tokenizer.decode(query), self.tokenizer.decode(response))
             for query, response in zip(batch.query.tolist(), batch.response.tolist(), strict=True)
@@ -165,13 +165,13 @@ class Judge:
         if account["stopped"] or account["failure"]:
             is_spent = self.num_calls >= self.max_calls
             unanswered = f"{len(prompts) - len(answers)} prompts got no answer ({account['failure']})"
-            reason = f"max_calls = {self.max_calls} is spent" if is_spent else account["stopped"] or unanswered
+            reason = f"max_calls = {self.max_calls} is used up" if is_spent else account["stopped"] or unanswered
             raise InputError(f"{self.name}: {reason}; answers are kept in {self.cache}.")
         grades = [last_grade(answers.get(prompt, "")) for prompt in prompts]
         return [None if grade is None else self.scale * grade for grade in grades]
 
     def prompt(self, query: str, response: str) -> str:
-        """In one pass: a text may contain {response} itself."""
+        """Fill in the rubric in one pass, since a text may contain {response} itself."""
         texts = {"{query}": query.strip(), "{response}": response.strip()}
         return re.sub(r"\{query\}|\{response\}", lambda found: texts[found[0]], self.rubric)
 

@@ -1,4 +1,4 @@
-"""What a request to a server may take: hooks for a client of httpx2, whose own timeout begins anew with each byte."""
+"""Limits on the total time and size of a request: hooks for an httpx2 client, whose timeout restarts with each byte."""
 
 import socket
 import threading
@@ -10,9 +10,9 @@ import httpx2
 
 
 def limits(seconds: float, size: int, too_long: Callable[[str], Exception]) -> dict[str, list[Callable[[Any], None]]]:
-    """The `event_hooks` that end a request after so many seconds in all, and an answer after `size` bytes.
+    """Return `event_hooks` that abort a request after `seconds` in total, and an answer after `size` bytes.
 
-    They need a connection per request, whose end is the request's. too_long: makes the error of what was sent.
+    They need one connection per request, closed with it. too_long: creates the error from a message.
     """
 
     def limit_time(request: httpx2.Request) -> None:
@@ -23,7 +23,7 @@ def limits(seconds: float, size: int, too_long: Callable[[str], Exception]) -> d
             is_late.set()
             for each in sockets:
                 with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)  # its read ends
+                    each.shutdown(socket.SHUT_RDWR)  # ends its read
 
         timer = threading.Timer(seconds, stop)
         timer.daemon = True

@@ -1,4 +1,4 @@
-"""A reward that is a user's function of texts: `--reward FILE.py:FUNCTION`."""
+"""Rewards computed by a user's function of texts: `--reward FILE.py:FUNCTION`."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Rule:
-    """The function gets decoded ids without [PAD] and EOS; a query keeps its template.
+    """A reward function, called with decoded ids without [PAD] and EOS; queries keep their template.
 
-    records  rows of the data, in which the fields that the function asks for are looked up
-    size     responses per call; with workers, each gets a part of the rollout
-    workers  processes that call it; 0: this one, unless the file sets a TIME_LIMIT
+    records  rows of the data, with the fields that the function takes as parameters
+    size     responses per call; with workers, the rollout is split among them
+    workers  number of processes that call it; 0: this process, unless the file sets a TIME_LIMIT
     """
 
     workers: "Workers | None"
@@ -49,9 +49,9 @@ class Rule:
             return self.function(responses)
 
     def try_out(self, rows: Sequence[Demonstration]) -> bool:
-        """Call the function on the references of a few rows; returns whether it gives rewards per token.
+        """Call the function on the references of a few rows; return True if it gives rewards per token.
 
-        A row without a reference lends its query: the function must take any text.
+        For rows without a reference, the query is used: the function must accept any text.
         """
         records = [row.record for row in rows]
         queries = [record["query"] for record in records]
@@ -81,7 +81,7 @@ class Rule:
 
 
 def as_scores(values: list[Value], actions: Tensor) -> Scores:
-    """A value per response -> tensors; actions (B, T)."""
+    """Convert a value per response to tensors; actions (B, T)."""
     scores = [value if isinstance(value, float) else 0.0 for value in values]
     lengths = actions.sum(1).tolist()
     per_token = [v if isinstance(v, list) else [0.0] * n for v, n in zip(values, lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""On-policy distillation: `--reward teacher:CHECKPOINT`, a reward per token by a teacher's log-probabilities."""
+"""On-policy distillation: `--reward teacher:CHECKPOINT`, a per-token reward from a teacher's log-probabilities."""
 
 import torch
 from torch import Tensor
@@ -13,17 +13,17 @@ from nanorlhf.tokenizer import Tokenizer
 
 
 class Teacher:
-    """The reward of a token is log teacher - log policy, at the temperature that the responses are sampled at.
+    """Reward each token with log teacher - log policy, at the sampling temperature.
 
-    Its expectation under the policy is minus the KL of policy from teacher: reverse KL on the policy's own samples, as
-    in Agarwal et al. 2024 (*On-Policy Distillation of Language Models*), here as a reward. With --kl-coef 0 nothing
-    else is maximised. `batch.logprobs` must be set.
+    Its expectation under the policy is -KL(policy || teacher): reverse KL on the policy's samples, as in Agarwal et al.
+    2024 (*On-Policy Distillation of Language Models*), but as a reward. With --kl-coef 0 this is the only objective.
+    `batch.logprobs` must be set.
     """
 
     def __init__(self, path: str, tokenizer: Tokenizer, device: torch.device, size: int, temperature: float):
         self.name = f"--reward teacher:{path}"
         self.label = "teacher"
-        # a policy can't emit [PAD] or an id without a token: so the teacher's probabilities sum to 1 over the same ids
+        # a policy can't emit [PAD] or ids without a token; normalise the teacher over the same ids
         self.model = load_gpt(path, device).forbid(tokenizer.pad_id, tokenizer.vocab_size).requires_grad_(False)
         self.models: list[GPT | ScalarModel] = [self.model]
         self.size = size

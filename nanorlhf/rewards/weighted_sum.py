@@ -1,4 +1,4 @@
-"""All that scores a rollout, as one weighted sum: --reward, --reward-model and --reward-weights."""
+"""Weighted sum of all rewards of a rollout: --reward, --reward-model and --reward-weights."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -16,38 +16,38 @@ from nanorlhf.tokenizer import Tokenizer
 
 Kind = Literal["function", "teacher", "judge", "model"]
 Weights = Ensemble | tuple[float, ...] | None
-NUM_TRIED = 2  # references that functions are tried on before training
+NUM_TRIED = 2  # references to call functions on before training
 
 
 class Reward(Protocol):
     """One item of --reward."""
 
     name: str  # for messages
-    label: str  # reward/LABEL is its metric
+    label: str  # its metric is reward/LABEL
 
     @property
     def models(self) -> Sequence[GPT | ScalarModel]:
-        """Frozen; it reads responses with these."""
+        """The frozen models that it scores with."""
 
     def score(self, batch: Batch) -> Scores:
-        """Of the responses of a rollout."""
+        """Score the responses of a rollout."""
 
     def metrics(self) -> dict[str, float]:
-        """What else to log about the last rollout."""
+        """Return additional metrics of the last rollout."""
 
 
 def items(setting: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The items of --reward or the paths of --reward-model: none, one or several."""
+    """Return the items of --reward or the paths of --reward-model: none, one or several."""
     return (setting,) if isinstance(setting, str) else tuple(setting or ())
 
 
 def is_function(where: str) -> bool:
-    """Whether a setting has the form FILE.py:FUNCTION, or was meant to."""
+    """Return True for a setting of the form FILE.py:FUNCTION, or one that was meant to be."""
     return ".py:" in where or where.endswith(".py")
 
 
 def parse(item: str) -> tuple[Kind, str]:
-    """What an item of --reward is, and its path.
+    """Return the kind of an item of --reward, and its path.
 
     >>> parse("rule.py:score"), parse("teacher:runs/sft"), parse("runs/rm")
     (('function', 'rule.py:score'), ('teacher', 'runs/sft'), ('model', 'runs/rm'))
@@ -65,7 +65,7 @@ def parse(item: str) -> tuple[Kind, str]:
 def scoring_models(
     reward: str | tuple[str, ...] | None, reward_model: str | tuple[str, ...] | None
 ) -> list[tuple[str, str, type[GPT | ScalarModel]]]:
-    """Flag, path and kind of each model that scores; --reward replaces --reward-model."""
+    """Return flag, path and class of each scoring model; --reward replaces --reward-model."""
     if reward is None:
         return [("--reward-model", path, ScalarModel) for path in items(reward_model)]
     kinds: dict[Kind, type[GPT | ScalarModel]] = {"model": ScalarModel, "teacher": GPT}
@@ -74,9 +74,9 @@ def scoring_models(
 
 
 class Rewards:
-    """score = sum_i weight_i * score_i, and the same for the rewards per token; what does not apply counts 0.
+    """score = sum_i weight_i * score_i, and the same for rewards per token; a reward that doesn't apply counts as 0.
 
-    whole_only: the name of an algorithm that compares whole responses, and so can't use rewards per token
+    whole_only: name of an algorithm that compares whole responses and therefore can't use rewards per token
     """
 
     def __init__(self, rewards: list[Reward], weights: Sequence[float], whole_only: str | None = None):
@@ -91,16 +91,16 @@ class Rewards:
 
     @property
     def models(self) -> list[ScalarModel]:
-        """The reward models; PPO's value model starts as a copy of the first."""
+        """The reward models; PPO's value model is initialized from the first."""
         return [model for model in self.frozen if isinstance(model, ScalarModel)]
 
     @property
     def frozen(self) -> list[GPT | ScalarModel]:
-        """All models that read responses."""
+        """All scoring models."""
         return [model for reward in self.rewards for model in reward.models]
 
     def score(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Scores (B,) of whole responses, and rewards per token (B, T), 0 where there are none."""
+        """Return scores (B,) of whole responses, and rewards per token (B, T), 0 without one."""
         scores = torch.zeros(len(batch), device=batch.response.device)
         token_rewards = torch.zeros(batch.response.shape, device=batch.response.device)
         self.means = {}
@@ -117,12 +117,12 @@ class Rewards:
     def check_tokens(self, reward: Reward, has_token_rewards: bool) -> None:
         if has_token_rewards and self.whole_only is not None:
             raise InputError(
-                f"{reward.name} gives rewards per token, and {self.whole_only} compares whole responses: return their "
-                "sum, or train with train_ppo.py or --algorithm reinforce++."
+                f"{reward.name} returns rewards per token, but {self.whole_only} compares whole responses: return "
+                "their sum, or train with train_ppo.py or --algorithm reinforce++."
             )
 
     def metrics(self) -> dict[str, float]:
-        """The mean of each reward, before its weight and the EOS trick, over the responses that it applies to."""
+        """Return each reward's mean, before weight and EOS trick, over the responses that it applies to."""
         metrics = dict(self.means)
         for reward in self.rewards:
             metrics |= reward.metrics()
@@ -142,9 +142,9 @@ def load_rewards(
     rows: Sequence[Demonstration] = (),
     whole_only: str | None = None,
 ) -> Rewards:
-    """The rewards that the flags of these names ask for; `checks.check_reward` has let them pass.
+    """Load the rewards of the flags with these names, after `checks.check_reward`.
 
-    size: responses per forward pass or call; rows: the training data, whose fields functions may ask for
+    size: responses per forward pass or call; rows: the training data, with the fields that functions take
     """
     paths = items(reward_model)
     if reward is None and not isinstance(weights, tuple):
@@ -155,7 +155,7 @@ def load_rewards(
     for item in given:
         kind, path = parse(item)
         if kind == "function":
-            from nanorlhf.rewards.rule import Rule  # the user's code, with all that may go wrong in it
+            from nanorlhf.rewards.rule import Rule  # imported only if needed
 
             rules.append(Rule(path, tokenizer, size, (row.record for row in rows), workers))
             rewards.append(rules[-1])
@@ -164,13 +164,13 @@ def load_rewards(
 
             rewards.append(Teacher(path, tokenizer, device, size, temperature))
         elif kind == "judge":
-            from nanorlhf.rewards.judge import Judge  # with a client for an LLM's server
+            from nanorlhf.rewards.judge import Judge  # imported only if needed
 
             rewards.append(Judge(path, tokenizer))
         else:
             rewards.append(RewardModel(flag, (path,), tokenizer, device, size))
     combined = Rewards(rewards, weights if isinstance(weights, tuple) else [1.0] * len(rewards), whole_only)
-    if rows:  # what a function gets wrong is said before training
+    if rows:  # report errors in functions before training
         for rule in rules:
             combined.check_tokens(rule, rule.try_out(rows[:NUM_TRIED]))
     return combined

@@ -1,7 +1,8 @@
-"""Worker processes for a slow reward function: --reward-workers, and a file's TIME_LIMIT.
+"""Worker processes for slow reward functions: --reward-workers, and a file's TIME_LIMIT.
 
-Each worker is a new interpreter that imports the function's file and nothing of PyTorch, in a session of its own: it
-gets no Ctrl-C, and is killed with all that it has started. It ends when the training process does, however that ends.
+Each worker is a new interpreter that imports the function's file but not PyTorch. It runs in a separate session, so it
+doesn't receive Ctrl-C and is killed together with its child processes. It ends with the training process, even if that
+is killed.
 """
 
 import os
@@ -21,12 +22,12 @@ from nanorlhf.errors import InputError
 from nanorlhf.progress import Progress
 from nanorlhf.rewards.function import Responses, RewardFunction, Value
 
-CHUNKS = 4  # per worker and call: a slow chunk then leaves few workers idle
-SLOW = 2.0  # seconds after which a call shows its progress
+CHUNKS = 4  # per worker and call, so that a slow chunk leaves few workers idle
+SLOW = 2.0  # seconds before a call shows its progress
 
 
 class Worker:
-    """One process, as the parent sees it."""
+    """One worker process, seen from the parent."""
 
     def __init__(self, function: RewardFunction):
         ours, theirs = socket.socketpair()
@@ -40,11 +41,11 @@ class Worker:
         self.connection = Connection(ours.detach())
         self.connection.send((function.where, function.columns))
         self.is_ready = False  # it has imported the function's file
-        self.start = 0  # the first of the responses that it has
+        self.start = 0  # index of the first response that it is scoring
         self.deadline = float("inf")
 
     def kill(self) -> None:
-        """With the processes that it has started."""
+        """Kill the process and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -57,22 +58,22 @@ def kill_all(workers: list[Worker]) -> None:
 
 
 class Workers:
-    """Calls a reward function in several processes.
+    """Call a reward function in several processes.
 
-    num_timeouts: responses of the last call that took longer than the file's TIME_LIMIT (seconds per response); they
-    get its TIMEOUT_SCORE. With a TIME_LIMIT the function gets one response per call.
+    num_timeouts: number of responses in the last call that took longer than the file's TIME_LIMIT (seconds per
+    response); they get its TIMEOUT_SCORE. With a TIME_LIMIT the function gets one response per call.
     """
 
     def __init__(self, function: RewardFunction, num: int, show: bool = True):
         self.function, self.num, self.show = function, num, show
         self.num_timeouts = 0
         self.workers: list[Worker] = []
-        weakref.finalize(self, kill_all, self.workers)  # at the latest when the interpreter exits
+        weakref.finalize(self, kill_all, self.workers)  # at the latest at interpreter exit
 
     def __call__(self, given: Responses) -> list[Value]:
         try:
             return self.call(given)
-        except BaseException:  # after an interrupt too: what a worker still sends would answer the next call
+        except BaseException:  # interrupts too: late answers would be taken for the next call's
             kill_all(self.workers)
             raise
 
@@ -101,7 +102,7 @@ class Workers:
                     answer = self.exchange(worker)
                     if isinstance(answer, str):
                         raise InputError(answer)
-                    if answer is None:  # the time of starting is not the response's
+                    if answer is None:  # ready: startup doesn't count towards the response's time
                         worker.is_ready = True
                         worker.deadline = time.monotonic() + limit if limit else float("inf")
                         continue
@@ -121,23 +122,23 @@ class Workers:
         return values
 
     def exchange(self, worker: Worker, given: Responses | None = None) -> Any:
-        """Send responses to a worker, or receive what it says. Raises InputError if the process has ended."""
+        """Send responses to a worker, or receive its answer. Raises InputError if the process has ended."""
         try:
             return worker.connection.recv() if given is None else worker.connection.send(given)
         except (EOFError, OSError) as error:
             with suppress(subprocess.TimeoutExpired):
-                worker.process.wait(1)  # what it ends with, not that it was killed
+                worker.process.wait(1)  # get its own exit code before we kill it
             worker.kill()
             code = worker.process.returncode
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             raise InputError(
-                f"{self.function.name}: a worker process ended ({how}) while it scored responses."
+                f"{self.function.name}: a worker process ended ({how}) while scoring responses."
             ) from error
 
 
 # --------------------------------------------------------------------------------------------------------- in a worker
 def end_with(parent: int) -> None:
-    """Kill this session when the parent process is gone, also where it was killed."""
+    """Kill this session when the parent process has ended, even if it was killed."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.killpg(0, signal.SIGKILL)
@@ -154,7 +155,7 @@ def main(fd: int) -> None:
             connection.send(function(connection.recv()))
     except InputError as error:
         connection.send(str(error))
-    except (EOFError, ConnectionError):  # the parent has no more work, or was killed
+    except (EOFError, ConnectionError):  # the parent is done, or was killed
         pass
 
 

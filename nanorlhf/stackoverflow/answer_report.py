@@ -24,17 +24,17 @@ METRICS = {
 RANKS = {"within": "within each question", "pooled": "over all answers"}
 
 
-MODELS = {"rm_regression": "regression_model", "rm_contrastive": "contrastive_model"}  # their settings
+MODELS = {"rm_regression": "regression_model", "rm_contrastive": "contrastive_model"}  # metric -> setting
 
 
 def metrics_of(result: dict) -> list[str]:
-    """The measured metrics, in table order."""
+    """Return the measured metrics, in table order."""
     measured = next(iter(result["policies"].values()))["metrics"]
     return [metric for metric in METRICS if metric in measured]
 
 
 def means(result: dict) -> Lines:
-    """[SO table 1] Mean and standard deviation over all answers, per metric and policy."""
+    """[SO table 1] Return mean and standard deviation over all answers, per metric and policy."""
     metrics = metrics_of(result)
     lines = [["mean ± std over answers", *(METRICS[metric][0] for metric in metrics), "EOS rate", "length, tokens"]]
     known = result["reference"]
@@ -50,7 +50,7 @@ def means(result: dict) -> Lines:
 
 
 def best_of(result: dict) -> Lines:
-    """[SO metric@k] Table 2: the best of all n answers to a question, mean over questions."""
+    """[SO metric@k] Return Table 2: the best of all n answers to a question, mean over questions."""
     metrics, n = metrics_of(result), result["num_samples"]
     lines = [[f"metric@{n}", *(METRICS[metric][0] for metric in metrics)]]
     for name, row in result["policies"].items():
@@ -59,7 +59,7 @@ def best_of(result: dict) -> Lines:
 
 
 def reciprocal_ranks(result: dict) -> Lines:
-    """[SO mrr@k] Table 3: how early a useful answer comes when a metric ranks the answers; empty without labels."""
+    """[SO mrr@k] Return Table 3: mean reciprocal ranks of useful answers, by metric; empty without labels."""
     metrics, n = metrics_of(result), result["num_samples"]
     labelled = {name: row for name, row in result["policies"].items() if "mrr_at_k" in row}
     lines = [[f"MRR@{n}", "questions", *(METRICS[metric][0] for metric in metrics)]]
@@ -69,11 +69,11 @@ def reciprocal_ranks(result: dict) -> Lines:
 
 
 def differences(result: dict, key: Literal["differences", "differences_of_best"]) -> Lines:
-    """[SO significance] Each policy against the one before it, over all answers or by the best answer per question."""
+    """[SO significance] Compare each policy with the one before it, over all answers or the best one per question."""
     names = list(result["policies"])
     neighbours = set(zip(names[1:], names, strict=False))
     scores = "all answers" if key == "differences" else f"best of {result['num_samples']}"
-    lines = [[f"difference, {scores}", "metric", "of means", "95% interval", "KS", "p", "Mann-Whitney p"]]
+    lines = [[f"difference, {scores}", "metric", "of means", "95% interval", "KS", "KS p", "Mann-Whitney p"]]
     for row in result[key]:
         if (row["ours"], row["theirs"]) in neighbours:
             heading, digits = METRICS[row["metric"]]
@@ -87,9 +87,9 @@ def differences(result: dict, key: Literal["differences", "differences_of_best"]
 
 
 def outcome(result: dict, name: str) -> Outcome:
-    """What happened to a policy, against the one before it: the gold score, and the reward model that trained it.
+    """Return a policy's outcome relative to the one before it: gold score, and score of the reward model it trained on.
 
-    SacreBLEU stands for both where there is neither.
+    Without either, SacreBLEU is used.
     """
     names, found = list(result["policies"]), metrics_of(result)
     before = names[names.index(name) - 1] if name != names[0] else None
@@ -109,14 +109,14 @@ def outcome(result: dict, name: str) -> Outcome:
 
 
 def trainer(result: dict, name: str, models: list[str]) -> str | None:
-    """Which reward model trained a policy by the settings of its run; of those that did not, the first."""
+    """Return the reward model in the settings of a policy's run, else the first one."""
     words, settings = result["args"]["policies"], result["args"]
     place = read_settings(words[words.index(name) + 1]).get("reward_model")
     return next((model for model in models if settings[MODELS[model]] == place), models[0] if models else None)
 
 
 def measure_of(metric: str) -> str:
-    """A metric as it stands in a sentence."""
+    """Return a metric's name for use in a sentence."""
     return f"the {METRICS[metric][0]}" + ("'s score" if metric in MODELS else "")
 
 
@@ -125,7 +125,7 @@ def gain_cell(row: dict) -> str:
 
 
 def notes(result: dict) -> str:
-    """What the tables rest on, and what was left out."""
+    """Return sentences on the evaluation's settings and on omitted metrics."""
     settings = result["args"]
     sentences = [
         f"{result['num_questions']} questions, {result['num_samples']} answers each; temperature "
@@ -135,15 +135,15 @@ def notes(result: dict) -> str:
     if result["encoder"]:
         sentences.append(f"BERTScore is the raw F1 with {result['encoder']}.")
     else:
-        sentences.append("BERTScore is left out: --encoder names the directory or Hub id of an encoder.")
+        sentences.append("BERTScore is omitted: pass an encoder's directory or Hub id with --encoder.")
     if not reciprocal_ranks(result):
-        sentences.append("MRR@k is left out: it needs --labels, which `python -m data.label` makes.")
+        sentences.append("MRR@k is omitted: it needs --labels, written by `python -m data.label`.")
     return " ".join(sentences)
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
 def sample_card(sample: dict) -> Markup:
-    """A question, the site's answer, and the first answer of each policy."""
+    """Return a card of a question, the site's best answer, and the first answer of each policy."""
     answers = [answer("the site's best answer", sample["reference"], {})]
     for name, column in sample["policies"].items():
         numbers = {METRICS[metric][0]: column[0][metric] for metric in METRICS if metric in column[0]}
@@ -152,7 +152,7 @@ def sample_card(sample: dict) -> Markup:
 
 
 def page(result: dict, runs: list[str], samples: list[dict]) -> Page:
-    """The page: tables, figures, the curves of `runs`, and `samples` side by side."""
+    """Return the page: tables, figures, the curves of `runs`, and `samples` side by side."""
     policies = result["policies"]
     at_k = {
         METRICS[metric][0]: {name: row["metrics"][metric]["at_k"] for name, row in policies.items()}
@@ -163,30 +163,30 @@ def page(result: dict, runs: list[str], samples: list[dict]) -> Page:
         headings = [METRICS[metric][0] for metric in row["spearman"]["metrics"]]
         heat_maps.append(spearman_figure(name, headings, np.array(row["spearman"]["matrix"])))
     return [
-        markup.title("What each stage gained"),
+        markup.title("Results by training stage"),
         verdict_section(outcomes_of(result, outcome)),
         Section(about=notes(result), tables=[means(result)]),
         Section(
-            f"The best of {result['num_samples']}",
+            f"Best of {result['num_samples']} answers",
             tables=[best_of(result)],
             figures=metric_at_k_figures(at_k),
-            caption="Expected best score among k answers, mean over questions; k = 1 is the mean score. A rising curve "
-            "means that the answers differ, so that choosing among them pays.",
+            caption="Expected best score among k answers, mean over questions; k = 1 is the mean score. If the curve "
+            "rises, the answers differ and choosing among them helps.",
         ),
-        Section("How early a useful answer comes", tables=[reciprocal_ranks(result)]),
+        Section("Rank of the first useful answer", tables=[reciprocal_ranks(result)]),
         Section(
-            "Do they differ?",
+            "Differences between policies",
             tables=[differences(result, "differences")],
-            notes="The interval resamples whole questions. Both p-values treat all answers as independent; answers to "
-            "the same question are not, so the p-values are too small. The next table has one answer a question, the "
-            "best, and mends that.",
+            notes="The interval resamples whole questions. Both p-values treat all answers as independent, but answers "
+            "to the same question aren't, so the p-values are too small. The next table avoids this: it has only the "
+            "best answer to each question.",
         ),
         Section(tables=[differences(result, "differences_of_best")]),
         Section(
-            "Do the metrics agree?",
+            "Agreement of metrics",
             figures=heat_maps,
             caption=f"Spearman's rank correlation, ranks {RANKS[result['args']['ranks']]}. 1: both metrics give the "
-            "same order; 0: their orders are unrelated; a dash: one metric gives all answers the same score.",
+            "same order; 0: the orders are unrelated; dash: a metric gives all answers the same score.",
         ),
         *run_sections(runs),
         Section("Samples side by side", samples=list(map(sample_card, samples))),

@@ -1,7 +1,7 @@
-"""Several answers to each question, measured by overlap and by reward models: SO.
+"""Evaluate several answers per question by overlap and by reward models: SO.
 
-In: sft.validation.jsonl, and labels of `python -m data.label` if there are any. Out: per metric its mean over answers,
-metric@k, rank correlations, MRR@k, and how the policies differ.
+In: sft.validation.jsonl and, optionally, labels from `python -m data.label`. Out: per metric its mean over answers,
+metric@k, rank correlations, MRR@k, and the differences between policies.
 """
 
 from dataclasses import dataclass
@@ -36,41 +36,41 @@ OVERLAP = ("bleu", "rouge1", "rouge2", "bertscore")  # metrics that compare an a
 
 @dataclass(frozen=True, kw_only=True)
 class Args(PolicyArgs):
-    """Each policy is compared with every one before it."""
+    """Each policy is compared with all policies before it."""
 
     regression_model: str | None
-    """reward model: checkpoint directory or Hub id; None leaves its scores out"""
+    """regression reward model: checkpoint directory or Hub id; None: no scores"""
     contrastive_model: str | None
-    """reward model: checkpoint directory or Hub id; None leaves its scores out"""
+    """contrastive reward model: checkpoint directory or Hub id; None: no scores"""
     encoder: str | None = None
-    """of BERTScore: directory or Hub id; None leaves it out"""
+    """encoder for BERTScore: directory or Hub id; None: no BERTScore"""
     encoder_layer: PositiveInt | None = None
-    """whose token vectors BERTScore compares, such as 17 of roberta-large; None: the last"""
+    """layer whose token vectors BERTScore compares, such as 17 of roberta-large; None: the last"""
     labels: Path | None = None
-    """answers marked useful or not by `python -m data.label`; None leaves MRR@k out"""
+    """labels of useful answers from `python -m data.label`; None: no MRR@k"""
     num_samples: Count = 10
     """answers per question"""
     max_response_length: PositiveInt
     """longest response of the data in tokens, EOS included"""
     temperature: TemperatureOrGreedy = 1.0
-    """of the answers; 0 is greedy"""
+    """sampling temperature; 0: greedy"""
     top_k: NonNegativeInt = 50
-    """sample from this many of the likeliest tokens; 0: all"""
+    """sample from this many of the most likely tokens; 0: all"""
     top_p: Fraction = 0.9
-    """sample from the likeliest tokens that together reach this probability; 1: all"""
+    """sample from the most likely tokens that together reach this probability; 1: all"""
     no_repeat_ngram_size: NonNegativeInt = 2
-    """no n-gram of question and answer occurs twice; 0: off"""
+    """size of n-grams that may not repeat in question and answer; 0: off"""
     ranks: Literal["within", "pooled"] = "within"
-    """of Spearman's correlation: within each question, or over all answers"""
+    """ranks of Spearman's correlation: within each question, or over all answers"""
     num_resamples: Count = 2000
     """bootstrap resamples of the questions, for the 95% intervals"""
     gold: str | None = None
-    """FILE.py:FUNCTION or a larger reward model, whose score is the true one; None: unknown"""
+    """FILE.py:FUNCTION or a larger reward model: the gold score; None: no gold"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The data, and the models that measure answers."""
+    """The data and the models that score answers."""
 
     args: Args
     device: torch.device
@@ -153,7 +153,7 @@ def load(args: Args) -> Inputs:
 
 
 def answers(place: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Query and response of n samples; a function, so that a policy is gone before the next one is loaded."""
+    """Sample n answers per question, as query and response, and free the policy before the next one is loaded."""
     args = inputs.args
     policy = load_policy(place, inputs.rows, inputs.tokenizer, args, inputs.device)
     return sample(
@@ -163,7 +163,7 @@ def answers(place: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def measure(query: Tensor, response: Tensor, n: int, inputs: Inputs) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Texts and every metric, (questions, n), of n answers to each question. [SO table 1]"""
+    """Return the texts and all metrics, (questions, n), of n answers per question. [SO table 1]"""
     args, tokenizer = inputs.args, inputs.tokenizer
     texts = [tokenizer.decode(ids) for ids in response.tolist()]
     truths = [reference for reference in inputs.references for _ in range(n)]
@@ -189,7 +189,7 @@ def measure_references(inputs: Inputs) -> dict[str, np.ndarray]:
 
 
 def samples_of(texts: dict[str, list[str]], measured: dict[str, dict[str, np.ndarray]], inputs: Inputs) -> list[dict]:
-    """The rows of samples.jsonl."""
+    """Return the rows of samples.jsonl."""
     n = inputs.args.num_samples
     return [
         {
@@ -209,7 +209,7 @@ def samples_of(texts: dict[str, list[str]], measured: dict[str, dict[str, np.nda
 
 
 def statistics(columns: dict[str, np.ndarray], args: Args) -> dict:
-    """One policy's answers, metric -> (questions, n): mean, spread and the best of k, and how metrics correlate."""
+    """Return mean, std and best of k per metric, and rank correlations; columns: metric -> (questions, n)."""
     names, spearman = spearman_matrix({**columns}, within_questions=args.ranks == "within")  # [SO spearman]
     ks = range(1, args.num_samples + 1)
     return {
@@ -218,7 +218,7 @@ def statistics(columns: dict[str, np.ndarray], args: Args) -> dict:
                 "mean": float(scores.mean()),
                 "std": float(scores.std()),
                 "mean_ci": bootstrap_interval(scores, args.seed, args.num_resamples),
-                "at_k": [metric_at_k(scores, k) for k in ks],  # [SO metric@k] the best of k answers, expected
+                "at_k": [metric_at_k(scores, k) for k in ks],  # [SO metric@k] the expected best of k answers
             }
             for metric, scores in columns.items()
         },
@@ -227,7 +227,7 @@ def statistics(columns: dict[str, np.ndarray], args: Args) -> dict:
 
 
 def reciprocal_ranks(columns: dict[str, np.ndarray], labels: np.ndarray) -> dict:
-    """MRR@k of one policy by each metric, over the questions whose answers are all labelled; labels (questions, n)."""
+    """Return one policy's MRR@k by each metric, over fully labelled questions; labels (questions, n)."""
     labelled = ~np.isnan(labels).any(axis=1)  # (questions,)
     found: dict = {"num_labelled": int(labelled.sum())}
     if labelled.any():

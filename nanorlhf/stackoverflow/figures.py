@@ -1,4 +1,4 @@
-"""Figures for several answers per question: metric@k curves of all policies, and how much the metrics agree."""
+"""Figures for several answers per question: metric@k curves of all policies, and rank correlations of metrics."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -7,9 +7,9 @@ from nanorlhf.report.page import draw_lines, panel
 
 
 def metric_at_k_figures(metrics: dict[str, dict[str, list[float]]]) -> list[Figure]:
-    """SO Figure 3: one panel per metric, one curve per policy: the expected best of k answers, k from 1 to n.
+    """Draw SO Figure 3: the expected best of k answers, one panel per metric and one curve per policy.
 
-    metrics: name -> policy -> the best of k for each k.
+    metrics: name -> policy -> the best of k for k from 1 to n.
     """
     figures = []
     for metric, at_k in metrics.items():
@@ -21,7 +21,7 @@ def metric_at_k_figures(metrics: dict[str, dict[str, list[float]]]) -> list[Figu
 
 
 def spearman_figure(title: str, names: list[str], matrix: np.ndarray) -> Figure:
-    """SO Figures A1 to A3: a matrix of rank correlations (m, m) as a heat map with numbers; NaN is a dash."""
+    """Draw SO Figures A1 to A3: a matrix of rank correlations (m, m) as a heat map with numbers; NaN is a dash."""
     figure, axes = panel(title, "", "")
     figure.set_size_inches(5.2, 4.6)
     axes.grid(False)

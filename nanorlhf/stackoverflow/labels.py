@@ -1,4 +1,4 @@
-"""Which sampled answers a person found useful: the labels.jsonl that `python -m data.label` writes."""
+"""Read labels of useful answers: the labels.jsonl written by `python -m data.label`."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ Item = tuple[str, str, int]  # query, policy, index of the answer
 
 
 def read_labels(path: Path, samples: list[dict]) -> dict[Item, dict]:
-    """The rows of labels.jsonl by item. Raises InputError for a label of an answer that is not among `samples`."""
+    """Read the rows of labels.jsonl by item. Raises InputError for a label of an answer that isn't in `samples`."""
     answers = {
         (row["query"], policy, index): answer["response"]
-        for row in reversed(samples)  # labels belong to the first of two rows with the same query
+        for row in reversed(samples)  # of two rows with the same query, the first has the labels
         for policy, column in row["policies"].items()
         for index, answer in enumerate(column)
     }
@@ -24,15 +24,15 @@ def read_labels(path: Path, samples: list[dict]) -> dict[Item, dict]:
             field(row, name, kind, where)
         item = row["query"], row["policy"], row["index"]
         if item not in answers or row.get("response", answers[item]) != answers[item]:
-            raise InputError(f"{where}: the samples hold no such answer: name the labels of these samples.")
+            raise InputError(f"{where}: the samples don't contain this answer; pass the labels of these samples.")
         if item in labels:
-            raise InputError(f"{where}: a second label for this answer: delete one of the two lines.")
+            raise InputError(f"{where}: this answer already has a label; delete one of the two lines.")
         labels[item] = row
     return labels
 
 
 def load_labels(path: Path, samples: list[dict]) -> dict[str, np.ndarray]:
-    """policy -> (questions, n), rows as in `samples`: 1 useful, 0 not, NaN without a label.
+    """Load labels as policy -> (questions, n), rows as in `samples`: 1 useful, 0 not, NaN without a label.
 
     Of two samples with the same query, the first has the labels.
     """

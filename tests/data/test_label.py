@@ -108,7 +108,7 @@ def test_control_characters_in_a_sample_do_not_reach_the_terminal(tmp_path, monk
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ({"query": "question 0", "policy": "sft", "index": 0, "response": "another", "useful": True}, "no such answer"),
+        ({"query": "question 0", "policy": "sft", "index": 0, "response": "another", "useful": True}, "contain this answer"),
         ({"query": "question 0", "policy": "sft", "index": 0, "response": "sft 0 0", "useful": 1}, "'useful' must be"),
         ({"query": "question 0", "policy": "sft"}, "'index' is missing"),
     ],
@@ -123,7 +123,7 @@ def test_a_duplicate_label_is_rejected(args, monkeypatch):
     press(monkeypatch, "y")
     label.main(args)
     args.out.write_text(args.out.read_text() * 2)
-    with pytest.raises(InputError, match="labels.jsonl:2: a second label for this answer"):
+    with pytest.raises(InputError, match="labels.jsonl:2: this answer already has a label"):
         load_labels(args.out, rows())
 
 

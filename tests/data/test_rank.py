@@ -199,13 +199,13 @@ def test_a_simulated_annotator_ranks_by_the_function_plus_individual_noise(args,
     assert len(load_rankings([tmp_path / "bea.jsonl", tmp_path / "carl.jsonl"])) == 3
     with pytest.raises(InputError, match="already has rankings"):
         rank.main(simulated)
-    with pytest.raises(InputError, match="--simulate nothing.py:score: write it as FILE.py:FUNCTION"):
+    with pytest.raises(InputError, match="--simulate nothing.py:score: expected FILE.py:FUNCTION"):
         rank.main(replace(args, simulate="nothing.py:score", out=tmp_path / "new.jsonl"))
     for code, sentence in (
         ("def score(query): return 1", r"raises TypeError: score\(\) takes 1 positional argument"),
         ("def score(query, answer):\n    return {}['x']", ".*truth.py:2 raises KeyError: 'x'"),
-        ("def score(query, answer): return 'good'", "must give a finite number, not 'good'"),
-        ("def score(query, answer): return float('nan')", "must give a finite number, not nan"),
+        ("def score(query, answer): return 'good'", "must return a finite number, not 'good'"),
+        ("def score(query, answer): return float('nan')", "must return a finite number, not nan"),
     ):
         (tmp_path / "truth.py").write_text(code)
         with pytest.raises(InputError, match=f"^--simulate .*truth.py:score.* {sentence}"):

@@ -176,10 +176,10 @@ ROW = {**PAIR._asdict(), "preferred": "ours"}
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ({**ROW, "preferred": "A"}, r":2: the field 'preferred' is 'A': write one of ours, tie, theirs"),
+        ({**ROW, "preferred": "A"}, r":2: the field 'preferred' is 'A'; expected one of ours, tie, theirs"),
         ({**ROW, "preferred": None}, r":2: the field 'preferred' must be str"),
         ({"query": "q", "ours": "a", "preferred": "ours"}, r":2: the field 'theirs' is missing"),
-        ({**ROW, "preferred": "theirs"}, r":2: an earlier line prefers 'ours' of the same pair"),
+        ({**ROW, "preferred": "theirs"}, r":2: an earlier line has the same pair with 'preferred' 'ours'"),
     ],
 )
 def test_a_bad_row_of_a_verdict_file_is_named(tmp_path, row, sentence) -> None:
@@ -362,7 +362,7 @@ def test_what_may_pass_is_tried_again(serve, tmp_path, bad) -> None:
 def test_an_answer_that_is_no_chat_completion_is_left_out_and_the_others_stay(serve, tmp_path, garbage) -> None:
     _, endpoint = serve(reply(200, garbage), fine())
     answers, account = ask_all(["p", "q"], endpoint, tmp_path / "cache.jsonl")
-    assert answers.keys() == {"q"} and "no chat completion (" in account["last_error"]
+    assert answers.keys() == {"q"} and "not a chat completion (" in account["last_error"]
     assert len(read_cache((tmp_path / "cache.jsonl").read_bytes())) == 1
 
 
@@ -570,7 +570,7 @@ def test_the_key_comes_from_the_environment(monkeypatch) -> None:
     with pytest.raises(InputError, match="--flag NO_KEY: this environment variable is not set"):
         key_from("--flag", "NO_KEY")
     monkeypatch.setenv("A_KEY", "sk\nwith a break")
-    with pytest.raises(InputError, match="--flag A_KEY: the key holds a character") as caught:
+    with pytest.raises(InputError, match="--flag A_KEY: the key contains a character") as caught:
         key_from("--flag", "A_KEY")
     assert "break" not in str(caught.value)
 

@@ -106,7 +106,7 @@ def test_at_equal_length_little_is_left_of_a_win_rate_by_length(judged) -> None:
         wins = np.array([[[WIN[row["preferred"]]]] for row in rows])
         rate, interval = length_controlled_win_rate(wins, lengths, asked.seed)
         assert (numbers["judge_lc_win_rate"], numbers["judge_lc_win_rate_ci"]) == (rate, interval)
-    assert "at equal length" in overview(result).text() and "AlpacaEval" in (asked.out / "report.html").read_text()
+    assert "length-controlled" in overview(result).text() and "AlpacaEval" in (asked.out / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -264,5 +264,5 @@ def test_one_policy_alone_has_none_to_be_judged_against(args, tmp_path) -> None:
 
 def test_without_the_library_the_error_says_how_to_install_it(args, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("nanorlhf.evals.judged.find_spec", lambda name: None)
-    with pytest.raises(InputError, match="--judge-url http://x/v1: .*`pip install openai`"):
+    with pytest.raises(InputError, match="--judge-url http://x/v1 .*`pip install openai`"):
         evaluation.main(replace(args, judge_url="http://x/v1", out=tmp_path / "o"))

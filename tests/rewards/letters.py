@@ -1,4 +1,4 @@
-"""What the tests of rewards share: a tokenizer of letters, and a rollout of two responses."""
+"""Helpers for the tests of rewards: a tokenizer of letters, and a rollout of two responses."""
 
 import torch
 
@@ -21,6 +21,6 @@ class Letters:
 
 
 def batch_of(records=RECORDS):
-    """The responses "abc" with EOS and "a" without it."""
+    """Return a batch with the responses "abc" with EOS and "a" without."""
     query, response = torch.tensor([[PAD, 1], [1, 2]]), torch.tensor([[1, 2, 3, EOS], [1, PAD, PAD, PAD]])
     return Batch.of(records, query, response, torch.zeros(2, 4), EOS, PAD, "last_token")

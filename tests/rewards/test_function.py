@@ -1,4 +1,4 @@
-"""A user's function: what it is given, what it may return, and the sentence for what it may not."""
+"""A user's reward function: its arguments, its return values, and the errors for invalid ones."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_a_users_rule_gets_texts(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_it_gets_what_it_names_whatever_the_size_of_a_call(tmp_path, size):
-    """Fields of meta and of the row, the rows, and ids with EOS and without [PAD], in any order of rows."""
+    """It gets fields of meta and of the row, the rows, and ids with EOS and without [PAD], for any order of rows."""
     seen = tmp_path / "seen.jsonl"
     path = tmp_path / "rule.py"
     path.write_text(
@@ -88,7 +88,7 @@ def test_an_async_function_is_awaited(function):
     assert function("async def score(completions, **kwargs): return [1] * len(completions)\n")(GIVEN) == [1.0, 1.0]
 
 
-# three of the examples in TRL's documentation of GRPOTrainer, in our words
+# adapted from three examples in TRL's documentation of GRPOTrainer
 LENGTH = "def score(completions, **kwargs):\n    return [float(len(text)) for text in completions]\n"
 FORMAT = (
     "import re\n"
@@ -119,9 +119,9 @@ def test_three_of_trls_functions_work_unchanged(function):
     ("text", "sentence"),
     [
         ("def score(queries): return []", r"rule.py:1 must take two lists of texts, queries and responses"),
-        ("\n\ndef score(q, r, solution): return []", r"rule.py:3 asks for 'solution', a field that no row of the data "
-         r"has in its meta \(fields: answer, level, tests\)"),
-        ("def score(prompts, completions, trainer_state): return []", "asks for 'trainer_state'"),
+        ("\n\ndef score(q, r, solution): return []", r"rule.py:3 has the parameter 'solution', but no row of the data "
+         r"has this field in its meta \(fields: answer, level, tests\)"),
+        ("def score(prompts, completions, trainer_state): return []", "has the parameter 'trainer_state'"),
         ("TIME_LIMIT = 0\ndef score(q, r): return []", "sets TIME_LIMIT = 0: it must be"),
         ("TIME_LIMIT, TIMEOUT_SCORE = 1, 'low'\ndef score(q, r): return []", "sets TIMEOUT_SCORE = 'low': it must be"),
     ],
@@ -133,7 +133,7 @@ def test_what_it_cannot_be_given_is_refused_before_training(function, text, sent
 
 @pytest.mark.parametrize(
     ("where", "reason"),
-    [("nowhere.py:score", "a file that exists"), ("{rule}", "FILE.py:FUNCTION"), ("{rule}:other", "no function other"),
+    [("nowhere.py:score", "a file that exists"), ("{rule}", "FILE.py:FUNCTION"), ("{rule}:other", "doesn't define a function other"),
      ("{rule}.txt:score", "a file that exists"), ("", "FILE.py:FUNCTION")],
 )  # fmt: skip
 def test_a_rule_that_cannot_be_loaded_is_one_sentence(tmp_path, where, reason):
@@ -201,7 +201,7 @@ def strange(): raise Untold
         ("Strange()", "must return a list, one value per response, not a value of type Strange"),
         ("Listed()", "rule.py:[0-9]+ raises KeyError: 'no'"),
         ("Itself()", "raises RecursionError"),
-        ("strange()", "raises Untold: without a text"),
+        ("strange()", "raises Untold: \\(no message\\)"),
         ("score(q)", r"raises TypeError: score\(\) missing 1 required positional argument: 'r'"),
         ("score(q, r)", "raises RecursionError"),
         ("[0] * 2**62", "raises MemoryError|raises OverflowError"),
@@ -294,7 +294,7 @@ EXITS = {
 
 @pytest.mark.parametrize("line", EXITS)
 def test_a_function_that_ends_the_process_is_a_sentence(tmp_path, line):
-    """Whether it is called as a reward, as a gold function, or at import."""
+    """Both as a reward, as a gold function, and at import."""
     path = tmp_path / "rule.py"
     imports = "import os, sys; from os import _exit as leave"
     path.write_text(f"{imports}\ndef score(q, r):\n    {line}\n")

@@ -1,4 +1,4 @@
-"""A gold score that is a function or a larger reward model."""
+"""Gold scores from a function or a larger reward model."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_a_function_that_gives_no_number_is_one_sentence(body, tmp_path, tokeniz
 
 @pytest.mark.parametrize("where", ["no/such/file.py:score", "no/such/file.py"])
 def test_a_function_that_is_not_there_is_one_sentence(where, tokenizer) -> None:
-    with pytest.raises(InputError, match=f"^--gold {where}: write it as FILE.py:FUNCTION"):
+    with pytest.raises(InputError, match=f"^--gold {where}: expected FILE.py:FUNCTION"):
         Gold(where, tokenizer, CPU)
 
 

@@ -1,4 +1,4 @@
-"""A judge as reward: its file, its prompts, the number that its answer ends in, and what a run may spend."""
+"""The judge reward: its file, its prompts, the grade at the end of an answer, and the cap on calls."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def test_the_last_line_is_a_grade_or_there_is_none(answer, grade):
 
 @pytest.fixture
 def judge_file(tmp_path):
-    """Write the file of a judge at a URL."""
+    """Write a judge's file for a URL."""
 
     def write(url="http://127.0.0.1:1/v1", **fields):
         fields = {"url": url, "model": "judge-1", "rubric": RUBRIC, "cache": str(tmp_path / "answers.jsonl")} | fields
@@ -66,7 +66,7 @@ def judge_file(tmp_path):
 
 
 def by_length(handler):
-    """The number of letters of the summary; no number for one with a c."""
+    """Grade a summary by its number of letters; no grade if it has a c."""
     summary = re.search("Summary: (.*)\n", handler.prompt)[1]
     reply(body=chat("I can't say." if "c" in summary else f"Fine.\nScore: **{len(summary)}/100**"))(handler)
 
@@ -101,7 +101,7 @@ def test_the_cap_on_calls_is_of_the_whole_run(serve, judge_file, tmp_path):  # n
     judge.score(batch_of())
     other = batch_of()
     other.response[:, 0] = 5
-    sentence = f"judge.toml: max_calls = 3 is spent; answers are kept in {tmp_path}/answers.jsonl"
+    sentence = f"judge.toml: max_calls = 3 is used up; answers are kept in {tmp_path}/answers.jsonl"
     with pytest.raises(InputError, match=sentence):
         judge.score(other)
     assert len(server.seen) == 3
@@ -115,7 +115,7 @@ def test_an_endpoint_that_refuses_ends_the_run_in_a_sentence(serve, judge_file):
 
 
 def test_a_judge_that_fails_ends_the_run_and_a_prompt_that_it_refuses_does_not(serve, judge_file, monkeypatch):  # noqa: F811
-    """However few the prompts are: a run that went on without their scores would not be the same run."""
+    """Even a few failures end the run, because it would no longer be the same run without these scores."""
     monkeypatch.setattr(endpoint_module, "TRIES", 1)
     server, endpoint = serve(reply(400, b"too long"), reply(500, b"out of memory"), reply(body=chat("3")))
     judge = Judge(judge_file(endpoint.url, workers=1), Letters())
@@ -143,7 +143,7 @@ def test_the_key_is_sent_and_stands_in_no_file(serve, judge_file, monkeypatch, t
     [
         ({"rubric": None}, "judge.toml: the field 'rubric' is missing"),
         ({"model": 3}, "judge.toml: the field 'model' must be str"),
-        ({"rubrik": "x"}, "has the unknown field 'rubrik': it may have url, model, rubric"),
+        ({"rubrik": "x"}, "has the unknown field 'rubrik'; known fields: url, model, rubric"),
         ({"rubric": "{query}"}, "the rubric in .*judge.toml lacks {response}"),
         ({"max_calls": 0}, "sets max_calls = 0: it must be above 0"),
         ({"workers": 501}, r"sets workers = 501: it must be above 0 \(workers: 500 at most\)"),
@@ -166,7 +166,7 @@ def test_a_file_that_is_not_there_or_no_toml_is_a_sentence(tmp_path):
     with pytest.raises(InputError, match="nowhere.toml"):
         Judge(str(tmp_path / "nowhere.toml"), Letters())
     (tmp_path / "bad.toml").write_text("url = ")
-    with pytest.raises(InputError, match="bad.toml is no TOML file"):
+    with pytest.raises(InputError, match="bad.toml isn't a TOML file"):
         Judge(str(tmp_path / "bad.toml"), Letters())
 
 

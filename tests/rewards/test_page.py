@@ -1,4 +1,4 @@
-"""docs/rewards.md: its functions, its judge's file, its sentences. tests/tools/test_docs.py runs its commands."""
+"""docs/rewards.md: its functions, its judge file, its error messages. tests/tools/test_docs.py runs its commands."""
 
 import re
 import shlex
@@ -30,7 +30,7 @@ GIVEN = Responses(["q", "q"], ["abc", "a"], [[1, 2, 3, 98], [1]], RECORDS)
 
 @pytest.fixture
 def function(tmp_path):
-    """Write a file and load a function of it."""
+    """Write a file and load a function from it."""
 
     def load(text, name="score", records=RECORDS, path="my.py"):
         (tmp_path / path).write_text(text)
@@ -101,7 +101,7 @@ def test_the_judges_fields_and_defaults_are_those_of_the_page(tmp_path):
 
 
 def test_the_pages_judge_rewards_a_run(miniature, serve, tmp_path, monkeypatch):  # noqa: F811
-    """The printed command, with the miniature's paths and the URL of a server that is there."""
+    """Run the page's command with the miniature's paths and the URL of a running server."""
     server, endpoint = serve(reply(body=chat("It tells little.\nScore: 4")))
     monkeypatch.chdir(tmp_path)
     url = tomllib.loads(BLOCKS["judge.toml"])["url"]

@@ -1,4 +1,4 @@
-"""A reward by a teacher's log-probabilities: minus the KL of the policy from it, token by token."""
+"""The teacher reward: minus the KL from policy to teacher, per token."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ CPU, TEMPERATURE = torch.device("cpu"), 0.7
 
 
 def log_distributions(model, ids, tokenizer):
-    """The model's log-probabilities at the temperature, in float64, after each position of one text: (L, V)."""
+    """Return the model's log-probabilities at the temperature after each position of one text, in float64: (L, V)."""
     logits = model.logits(model(torch.tensor([ids])))[0].double() / TEMPERATURE
     allowed = torch.arange(logits.size(1)) < tokenizer.vocab_size
     allowed[tokenizer.pad_id : tokenizer.pad_id + 1] = False
@@ -67,7 +67,7 @@ def test_a_tokens_reward_is_minus_its_k1_of_the_policy_from_the_teacher(miniatur
 
 @torch.no_grad()
 def test_its_expectation_is_minus_the_kl(miniature, teacher_path):
-    """Every token of the vocabulary once, weighed by the policy: minus KL(policy || teacher)."""
+    """Sum over all tokens of the vocabulary, weighted by the policy: minus KL(policy || teacher)."""
     tokenizer, policy = load_tokenizer(teacher_path), load_gpt(miniature.root / "sft").double()
     teacher = Teacher(teacher_path, tokenizer, CPU, 64, TEMPERATURE)
     teacher.model.double()
@@ -86,7 +86,7 @@ def test_its_expectation_is_minus_the_kl(miniature, teacher_path):
 
 @torch.no_grad()
 def mean_kl(path, teacher, tokenizer, rows) -> float:
-    """KL(policy || teacher) in nats per token, by the whole distributions after each token of texts."""
+    """Return KL(policy || teacher) in nats per token, from the full distributions after each token of texts."""
     policy, kls = load_gpt(path), []
     for ids in rows:
         ours, theirs = (log_distributions(model, ids, tokenizer) for model in (policy, teacher))
@@ -96,7 +96,7 @@ def mean_kl(path, teacher, tokenizer, rows) -> float:
 
 @pytest.mark.slow
 def test_a_run_that_is_rewarded_by_a_teacher_comes_nearer_to_it(miniature, teacher_path, tmp_path):
-    """--kl-coef 0, so that nothing else is maximised. The KL is measured by whole distributions on given texts."""
+    """With --kl-coef 0 this is the only objective. The KL is measured with full distributions on fixed texts."""
     args = replace(miniature.ppo, out=tmp_path / "ppo", reward=f"teacher:{teacher_path}", kl_coef=0.0, lr=3e-3)
     args = replace(args, total_episodes=32 * 12, batch_size=32, micro_batch_size=32, temperature=TEMPERATURE)
     args = replace(args, missing_eos_score=None, schedule="constant", max_query_length=160)

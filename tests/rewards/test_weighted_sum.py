@@ -1,4 +1,4 @@
-"""Several rewards as one: the weighted sum, the names, the metrics, and what is refused before training."""
+"""Combined rewards: the weighted sum, the names, the metrics, and errors before training."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from tests.rewards.letters import batch_of
 
 
 class Given:
-    """A reward that says what it is told to."""
+    """A reward with preset scores."""
 
     models = ()
 
@@ -55,7 +55,7 @@ def test_a_metric_is_the_mean_before_the_weight_over_the_responses_that_the_rewa
     none = Given("none", [0.0, 0.0], applies=(False, False))
     rewards = Rewards([Given("b", [0.5, 0.0], TOKENS), some, none], [0.0, 3.0, 1.0])
     scores, _ = rewards.score(batch_of())
-    assert scores.tolist() == [0.0, 21.0]  # where a reward does not apply, it counts 0
+    assert scores.tolist() == [0.0, 21.0]  # a reward that doesn't apply counts as 0
     found = rewards.metrics()
     assert found["reward/b"] == (3.5 + 4.0) / 2 and found["reward/some"] == 7.0 and "reward/none" not in found
     assert found["reward/none_extra"] == 1.0
@@ -153,7 +153,7 @@ def test_algorithms_that_compare_responses_refuse_rewards_per_token_before_train
 ):
     kl_coef = 0.0 if ALGORITHMS[algorithm].is_without_kl else 0.05
     args = grpo_args(miniature, tmp_path / "out", algorithm=algorithm, reward=functions("dense"), kl_coef=kl_coef)
-    sentence = f"my_rewards.py:dense gives rewards per token, and --algorithm {algorithm} compares whole responses"
+    sentence = f"my_rewards.py:dense returns rewards per token, but --algorithm {algorithm} compares whole responses"
     with pytest.raises(InputError, match=sentence):
         train_grpo.main(replace(args, num_minibatches=1))
     assert not args.out.exists()
@@ -161,7 +161,7 @@ def test_algorithms_that_compare_responses_refuse_rewards_per_token_before_train
 
 def test_rewards_per_token_that_come_later_are_refused_at_the_rollout():
     rewards = Rewards([Given("dense", [0.0, 0.0], TOKENS)], [1.0], whole_only="--algorithm rloo")
-    with pytest.raises(InputError, match="--reward dense gives rewards per token, and --algorithm rloo compares"):
+    with pytest.raises(InputError, match="--reward dense returns rewards per token, but --algorithm rloo compares"):
         rewards.score(batch_of())
 
 
@@ -169,9 +169,9 @@ def test_rewards_per_token_that_come_later_are_refused_at_the_rollout():
     ("name", "sentence"),
     [
         ("broken", r"my_rewards.py:\d+ returned nan for the response"),
-        ("asks", r"my_rewards.py:\d+ asks for 'solution', a field that no row .* \(fields: .*gold"),
+        ("asks", r"my_rewards.py:\d+ has the parameter 'solution', but no row .* \(fields: .*gold"),
         ("late", r"my_rewards.py:\d+ raises NameError"),
-        ("nowhere", "defines no function nowhere"),
+        ("nowhere", "doesn't define a function nowhere"),
     ],
 )
 def test_a_bad_function_is_refused_before_training(miniature, functions, tmp_path, name, sentence):
@@ -183,7 +183,7 @@ def test_a_bad_function_is_refused_before_training(miniature, functions, tmp_pat
 
 # ------------------------------------------------------------------------------------------------------------- in a run
 def test_three_rewards_at_once_in_ppo(miniature, functions, tmp_path, monkeypatch):
-    """One reads a field of the row, one rewards tokens, one is a reward model: sum, GAE, metrics and value model."""
+    """One reads a field of the row, one is per token, one is a reward model: sum, GAE, metrics and value model."""
     rollouts, gaes = Spy(monkeypatch, "rollout_metrics", update_metrics), Spy(monkeypatch, "gae", train_ppo)
     model_path = str(miniature.root / "rm")
     args = replace(
@@ -208,7 +208,7 @@ def test_three_rewards_at_once_in_ppo(miniature, functions, tmp_path, monkeypatc
             score = expected["answered"][b] - 2 * expected["rm"][b]
         assert scores[b].item() == pytest.approx(score, abs=1e-4)
         kl = batch.logprobs[b] - batch.ref_logprobs[b]
-        for t, token in enumerate(ids):  # the score stands at the last token
+        for t, token in enumerate(ids):  # the score is at the last token
             reward = 0.2 * 0.01 * token - args.kl_coef * kl[t].item() + (t == len(ids) - 1) * score
             assert rewards[b, t].item() == pytest.approx(reward, abs=1e-4)
         assert (rewards[b, len(ids) :] == 0).all()
@@ -224,7 +224,7 @@ def test_three_rewards_at_once_in_ppo(miniature, functions, tmp_path, monkeypatc
 
 
 def test_a_process_reward_in_reinforce_plus_plus(miniature, functions, tmp_path, monkeypatch):
-    """A_t is what comes from t on: the rewards per token and, at the end, the score; then whitened over the batch."""
+    """A_t is the return from t on, of rewards per token and the final score, whitened over the batch."""
     spy = Spy(monkeypatch, "rollout_metrics", update_metrics)
     args = grpo_args(miniature, tmp_path / "out", algorithm="reinforce++", kl_coef=0.1, gamma=0.9)
     args = replace(args, reward=(functions("seldom"), functions("dense")), missing_eos_score=None, trace=8)
@@ -256,7 +256,7 @@ def test_no_value_model_starts_from_a_teacher(miniature, tmp_path):
 
 
 def test_functions_are_tried_on_the_references_of_two_rows(miniature, tmp_path):
-    """The call that a rollout makes later: texts, and ids with EOS."""
+    """The call is the same as in a rollout: texts, and ids with EOS."""
     path = tmp_path / "rule.py"
     path.write_text("seen = []\ndef score(*given, response_ids): seen.append((*given, response_ids)); return [0, 0]\n")
     tokenizer = load_tokenizer(miniature.root / "sft")

@@ -1,4 +1,4 @@
-"""Worker processes of a reward function: order, death, time limits, interrupts, and none that outlives the run."""
+"""Worker processes of a reward function: order, crashes, time limits, interrupts, and cleanup."""
 
 import math
 import os
@@ -28,7 +28,7 @@ def responses(*texts):
 
 @pytest.fixture
 def workers(tmp_path):
-    """Write a file, and call the function `score` in it in processes that are gone after the test."""
+    """Write a file and call its function `score` in processes that are killed after the test."""
     made = []
 
     def make(text, num=2):
@@ -44,7 +44,7 @@ def workers(tmp_path):
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
+    """Return True if a process is running; zombies aren't."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def test_results_are_in_the_order_of_the_responses_whichever_comes_first(workers
     text = (
         "import os, time\n"
         "def score(queries, responses, answer, response_ids):\n"
-        "    time.sleep(0.3 if 0 in answer else 0)\n"  # the first chunk is the last to be done
+        "    time.sleep(0.3 if 0 in answer else 0)\n"  # the first chunk finishes last
         "    return [None if r == 'none' else [float(a)] if r == 'list' else 10.0 * i[0] + len(r)\n"
         "            for r, a, i in zip(responses, answer, response_ids)]\n"
     )
@@ -102,7 +102,7 @@ def test_a_rule_with_workers_is_the_rule_without(tmp_path):
 def test_a_worker_that_ends_is_a_sentence(workers, line, how):
     text = f"import os\ndef score(q, r):\n    if 'c' in r: {line}\n    return [0] * len(q)\n"
     called = workers(text)
-    with pytest.raises(InputError, match=rf"rule.py:score: a worker process ended \({how}\) while it scored"):
+    with pytest.raises(InputError, match=rf"rule.py:score: a worker process ended \({how}\) while scoring"):
         called(responses(*"abcdefgh"))
     assert called.workers == []
     assert called(responses("a", "b")) == [0.0, 0.0]  # with new processes
@@ -125,7 +125,7 @@ def test_what_the_function_does_wrong_is_the_same_sentence_as_without_workers(wo
 
 
 def test_a_response_that_takes_too_long_gets_the_timeout_score_and_the_others_their_own(workers):
-    """The limit is per response: the import of the file, slower than it, does not count."""
+    """The limit is per response; importing the file takes longer, but doesn't count."""
     text = (
         "import time\n"
         "time.sleep(0.8)\n"
@@ -213,14 +213,14 @@ def test_workers_and_what_they_started_end_with_the_training_process(tmp_path, e
 
 
 def test_a_worker_of_a_killed_process_ends_without_a_word(tmp_path):
-    """What the process had not read is lost with it: a reset of the connection, not its end."""
+    """Unread data in the killed process resets the connection instead of closing it."""
     (tmp_path / "rule.py").write_text("def score(queries, responses):\n    return [0.0] * len(responses)\n")
     ours, theirs = Pipe()
     command = [sys.executable, "-m", "nanorlhf.rewards.workers", str(theirs.fileno())]
     process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
     theirs.close()
     ours.send((f"{tmp_path / 'rule.py'}:score", set()))
-    wait_until(lambda: ours.poll(0))  # that it is ready
+    wait_until(lambda: ours.poll(0))  # the message that it is ready
     ours.close()
     _, said = process.communicate(timeout=30)
     assert (process.returncode, said) == (0, "")
@@ -233,6 +233,6 @@ def test_a_slow_call_shows_its_progress(workers, monkeypatch, capsys):
     called(responses(*"abcd"))
     assert "rule.py:score" not in capsys.readouterr().err
     monkeypatch.setattr(workers_module, "SLOW", 0.0)
-    monkeypatch.setattr(Progress, "last_line", -math.inf)  # a log has a line every ten seconds
+    monkeypatch.setattr(Progress, "last_line", -math.inf)  # in a log, a line every ten seconds
     called(responses(*"abcd"))
     assert "rule.py:score" in capsys.readouterr().err

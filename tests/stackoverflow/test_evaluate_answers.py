@@ -1,4 +1,4 @@
-"""Evaluation with several answers a question, on a miniature of the embedded site: every number is a recount."""
+"""Evaluation with several answers per question on a miniature of the embedded site: all numbers are recomputed."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ class SmallSite:
 
 @pytest.fixture(scope="session")
 def small_site(tmp_path_factory) -> SmallSite:
-    """All stages of recipe stackoverflow-tiny on a site of a few questions, generated answers among its data."""
+    """Run all stages of recipe stackoverflow-tiny on a site of a few questions, with generated answers in the data."""
     root = tmp_path_factory.mktemp("site")
     site.main(site.Args(out=root, num_questions=60, validation_share=0.3))
     convert = stackoverflow.Args(source=root / "Posts.xml", out=root / "data", vocab_size=400, device="cpu", **LENGTHS)
@@ -109,7 +109,7 @@ def test_each_metric_of_an_answer_is_the_reference_librarys(outcome, small_site)
 
 
 def ids_of(small_site, name: str) -> tuple[list[list[int]], list[list[int]]]:
-    """The token ids of a policy's answers: a sampled text read again may be other tokens."""
+    """Return the token ids of a policy's answers; tokenizing a sampled text again may give different tokens."""
     args, tokenizer = small_site.eval, load_tokenizer(small_site.sft.out)
     rows = read_jsonl(args.data / "sft.validation.jsonl", {})[: args.num_queries]
     queries = [tokenizer.encode(row["query"]) for row in rows]
@@ -213,9 +213,9 @@ def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome,
     for words in (
         "the site&#39;s best answer",
         "gold score",
-        "The best of 3",
-        "Do they differ?",
-        "BERTScore is left",
+        "Best of 3 answers",
+        "Differences between policies",
+        "BERTScore is omitted",
         "difference, all answers",
         "difference, best of 3",
     ):
@@ -225,7 +225,7 @@ def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome,
     means = [result["policies"][name]["metrics"]["gold_score"]["mean"] for name in ("ppo", "sft")]
     assert 'class="happened' in first and "The mean gold score of ppo is {:.2f} (sft: {:.2f}).".format(*means) in first
     assert "the regression RM&#39;s score" in first  # which trained it
-    assert "MRR@k is left out" in tables and "ppo - sft" in tables and "metric@3" in tables
+    assert "MRR@k is omitted" in tables and "ppo - sft" in tables and "metric@3" in tables
 
 
 def test_all_can_read_the_report(outcome, small_site, unreadable):

@@ -1,4 +1,4 @@
-"""The figures for several answers per question show the given numbers."""
+"""Figures for several answers per question show the numbers passed to them."""
 
 import numpy as np
 import pytest
