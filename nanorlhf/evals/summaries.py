@@ -177,7 +177,7 @@ def policies_of(args: Args) -> tuple[dict[str, str], dict[str, int]]:
     num_samples = {name: number for name, (number, _) in asked_for.items()}
     first, *others = places
     if num_samples[first] > 1 or max(num_samples.values()) > 1 and not args.reward_model:
-        raise InputError("--policies: best-of-N:DIR needs --reward-model and can't be the first policy.")
+        raise InputError("--policies: best-of-N:DIR needs a --reward-model and can't be the first policy.")
     if args.shift_base not in (None, *places):
         raise InputError(f"--shift-base {args.shift_base}: expected a name from --policies.")
     unknown = set(args.implicit_rewards) - set(others)

@@ -108,7 +108,7 @@ def test_control_characters_in_a_sample_do_not_reach_the_terminal(tmp_path, monk
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ({"query": "question 0", "policy": "sft", "index": 0, "response": "another", "useful": True}, "contain this answer"),
+        ({"query": "question 0", "policy": "sft", "index": 0, "response": "another", "useful": True}, "this answer"),
         ({"query": "question 0", "policy": "sft", "index": 0, "response": "sft 0 0", "useful": 1}, "'useful' must be"),
         ({"query": "question 0", "policy": "sft"}, "'index' is missing"),
     ],

@@ -133,7 +133,7 @@ def test_what_it_cannot_be_given_is_refused_before_training(function, text, sent
 
 @pytest.mark.parametrize(
     ("where", "reason"),
-    [("nowhere.py:score", "a file that exists"), ("{rule}", "FILE.py:FUNCTION"), ("{rule}:other", "doesn't define a function other"),
+    [("nowhere.py:score", "a file that exists"), ("{rule}", "FILE.py:FUNCTION"), ("{rule}:other", "a function other"),
      ("{rule}.txt:score", "a file that exists"), ("", "FILE.py:FUNCTION")],
 )  # fmt: skip
 def test_a_rule_that_cannot_be_loaded_is_one_sentence(tmp_path, where, reason):
