@@ -57,8 +57,8 @@ def main(args: Args) -> dict:
     models = named_models(args.reward_models)
     if LONGER in models:
         raise InputError(f"--reward-models {LONGER!r}: this name is reserved for the baseline rule; choose another.")
-    places = args.reward_models[1::2]
-    tokenizer = common_tokenizer(args.tokenizer, [*places, needed_ref_policy(args)])
+    checkpoints = args.reward_models[1::2]
+    tokenizer = common_tokenizer(args.tokenizer, [*checkpoints, needed_ref_policy(args)])
     path = args.data / "comparisons.validation.jsonl"
     pairs = list(load_comparisons(path, tokenizer, args.max_query_length, args.max_response_length))
     check_models(args, tokenizer, {str(path): longest_pair(pairs)})
@@ -76,8 +76,8 @@ def main(args: Args) -> dict:
         "num_unpaired_ties": len(unpaired_ties(rows)) if benchmark == "RewardBench 2" else 0,
         "tables": benchmark_tables(benchmark, rows, scores, args.seed),
         **(length_tables(compared, scores, lengths, args.seed) if compared else {}),
-        "num_seeds": {name: len(of_name) for name, of_name in models.items()},
-        "implicit": [name for name, of_name in models.items() if not all(map(holds_reward_model, of_name))],
+        "num_seeds": {name: len(seeds) for name, seeds in models.items()},
+        "implicit": [name for name, seeds in models.items() if not all(map(holds_reward_model, seeds))],
         "reference": Path(args.ref_policy).name,
         "dpo_beta": args.dpo_beta,
         "args": settings_of(args),
@@ -103,7 +103,7 @@ def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, lis
         return known[key]
 
     names: set[str | None] = set()
-    found: dict[int, Record] = {}
+    records: dict[int, Record] = {}
     for number, pair in enumerate(pairs):
         where = f"{path}:{number + 1}"
         meta = field(pair.record, "meta", dict, where) if "meta" in pair.record else {}
@@ -113,7 +113,7 @@ def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, lis
             record, i, j = (field(meta, key, int, where) for key in ("record", "chosen", "rejected"))
             name = field(meta, "id", str, where)
         subset = field(meta, "subset", str, where) if meta.get("subset") is not None else "all pairs"
-        known_subset, known_name, chosen, rejected, seen = found.setdefault(record, (subset, name, {}, {}, set()))
+        known_subset, known_name, chosen, rejected, seen = records.setdefault(record, (subset, name, {}, {}, set()))
         if (i, j) in seen or (subset, name) != (known_subset, known_name):
             raise InputError(
                 f"{where}: record {record} repeats a pair, or differs in subset or id from the lines before it; each "
@@ -124,19 +124,19 @@ def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, lis
     if len(names) > 1 or not names <= {None, *SIZES}:
         raise InputError(f"{path}: 'benchmark' in the field 'meta' must be the same in all rows: {', '.join(SIZES)}.")
     [benchmark] = names
-    check_records(benchmark, found, path)
+    check_records(benchmark, records, path)
     rows = [
         Row(subset, name, [chosen[i] for i in sorted(chosen)], [rejected[j] for j in sorted(rejected)])
-        for subset, name, chosen, rejected, _ in found.values()
+        for subset, name, chosen, rejected, _ in records.values()
     ]
     if benchmark == "RewardBench 2":
         check_ties(rows, path)
     return benchmark, rows, responses
 
 
-def check_records(benchmark: str | None, found: dict[int, Record], path: Path) -> None:
+def check_records(benchmark: str | None, records: dict[int, Record], path: Path) -> None:
     """Check that each record pairs every chosen with every rejected response, as many of each as the benchmark has."""
-    for record, (subset, _, chosen, rejected, seen) in found.items():
+    for record, (subset, _, chosen, rejected, seen) in records.items():
         sizes = len(chosen), len(rejected)
         if benchmark is not None and not (benchmark == "RewardBench 2" and subset == TIES):
             sizes = SIZES[benchmark]
@@ -170,15 +170,15 @@ def score_models(
 ) -> dict[str, np.ndarray]:
     """Return name -> scores by each of its checkpoints, (seeds, responses)."""
     scores = {}
-    for name, places in models.items():
-        seeds = Progress(places, desc=name, leave=False)
-        columns = [score_responses(place, responses, ref_policy, tokenizer, device, args) for place in seeds]
+    for name, checkpoints in models.items():
+        seeds = Progress(checkpoints, desc=name, leave=False)
+        columns = [score_responses(checkpoint, responses, ref_policy, tokenizer, device, args) for checkpoint in seeds]
         scores[name] = np.stack(columns)
     return scores
 
 
 def score_responses(
-    place: str,
+    checkpoint: str,
     responses: list[Demonstration],
     ref_policy: GPT | None,
     tokenizer: Tokenizer,
@@ -188,7 +188,7 @@ def score_responses(
     """Return a model's score of each response, (responses,)."""
     order = sorted(range(len(responses)), key=lambda i: len(responses[i].query) + len(responses[i].response))
     scores = np.zeros(len(responses))
-    with scorer(place, ref_policy, args.dpo_beta, tokenizer, device, args) as (_, score):
+    with scorer(checkpoint, ref_policy, args.dpo_beta, tokenizer, device, args) as (_, score):
         for batch in micro_batches(order, args.batch_size):  # sorted by length: less padding
             scores[batch] = score([responses[i] for i in batch]).double().cpu().numpy()
     return scores
@@ -209,10 +209,10 @@ def length_tables(rows: list[Row], scores: dict[str, np.ndarray], lengths: np.nd
     pair_lengths = pair_values(rows, lengths)  # (rows, pairs, 2)
     differences = pair_lengths[..., 0] - pair_lengths[..., 1]
     margins = {  # name -> (rows, pairs, seeds)
-        name: np.stack([-np.diff(pair_values(rows, of_seed))[..., 0] for of_seed in column], axis=-1)
+        name: np.stack([-np.diff(pair_values(rows, seed_scores))[..., 0] for seed_scores in column], axis=-1)
         for name, column in scores.items()
     }
-    of_models = {name: m.reshape(-1, m.shape[2]).T for name, m in margins.items() if name != LONGER}  # (seeds, n)
+    model_margins = {name: m.reshape(-1, m.shape[2]).T for name, m in margins.items() if name != LONGER}  # (seeds, n)
     numbers = {}
     for name, m in margins.items():
         right = (np.sign(m) + 1) / 2
@@ -228,8 +228,8 @@ def length_tables(rows: list[Row], scores: dict[str, np.ndarray], lengths: np.nd
         }
     return {
         "length": numbers,
-        "deciders": deciders(of_models, pair_lengths.reshape(-1, 2), None),
-        "calibration": {name: calibration(column) for name, column in of_models.items()},
+        "deciders": deciders(model_margins, pair_lengths.reshape(-1, 2), None),
+        "calibration": {name: calibration(column) for name, column in model_margins.items()},
     }
 
 

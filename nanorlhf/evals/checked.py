@@ -46,7 +46,7 @@ class Inputs:
 
     args: Args
     device: torch.device
-    policies: dict[str, str]  # name -> place
+    policies: dict[str, str]  # name -> checkpoint
     tokenizer: Tokenizer
     rows: list[Demonstration]
     functions: dict[str, RewardFunction]  # the first decides whether a response passes
@@ -62,8 +62,8 @@ def main(args: Args) -> dict:
     texts: dict[str, list[str]] = {}  # policy -> its first response to each query
     scores: dict[str, dict[str, np.ndarray]] = {}  # policy -> reward -> (queries, n)
     results = {}
-    for name, place in Progress(inputs.policies.items(), desc="policies"):
-        response = answers(place, inputs)
+    for name, checkpoint in Progress(inputs.policies.items(), desc="policies"):
+        response = answers(checkpoint, inputs)
         texts[name], scores[name] = measure(response, inputs)
         results[name] = statistics(scores[name], inputs) | endings(response, inputs.tokenizer)
     result = {
@@ -106,10 +106,10 @@ def groups_of(rows: list[Demonstration], field: str | None) -> dict[str, np.ndar
 
 
 # ------------------------------------------------------------------------------------------- 2. responses and scores
-def answers(place: str, inputs: Inputs) -> Tensor:
+def answers(checkpoint: str, inputs: Inputs) -> Tensor:
     """Sample n responses to each query, (queries * n, T), and free the policy before the next one is loaded."""
     args = inputs.args
-    policy = load_policy(place, inputs.rows, inputs.tokenizer, args, inputs.device)
+    policy = load_policy(checkpoint, inputs.rows, inputs.tokenizer, args, inputs.device)
     _, response = sample(
         policy, inputs.rows, inputs.tokenizer, args, args.num_samples, temperature=args.temperature
     )  # fmt: skip
@@ -119,12 +119,12 @@ def answers(place: str, inputs: Inputs) -> Tensor:
 def measure(response: Tensor, inputs: Inputs) -> tuple[list[str], dict[str, np.ndarray]]:
     """Return the first response to each query as text, and each function's rewards, (queries, n)."""
     n = inputs.args.num_samples
-    given = responses_of(response, inputs.records, inputs.tokenizer, n)
+    batch = responses_of(response, inputs.records, inputs.tokenizer, n)
     scores = {
-        name: np.array([total(value, function) for value in function(given)]).reshape(-1, n)
+        name: np.array([total(value, function) for value in function(batch)]).reshape(-1, n)
         for name, function in inputs.functions.items()
     }
-    return given.responses[::n], scores
+    return batch.responses[::n], scores
 
 
 def responses_of(response: Tensor, records: list[dict], tokenizer: Tokenizer, n: int) -> Responses:
@@ -163,10 +163,10 @@ def passes(scores: dict[str, np.ndarray]) -> np.ndarray:
 def gains(scores: dict[str, dict[str, np.ndarray]], seed: int) -> dict[str, dict[str, dict]]:
     """Return each policy's gain over the first, paired by query: in pass@1 and in the mean of each reward."""
     measured = {name: {"pass@1": passes(columns).astype(float)} | columns for name, columns in scores.items()}
-    first, *others = measured
+    first, *rest = measured
     return {
         name: {key: mean_and_interval(x - measured[first][key], seed) for key, x in measured[name].items()}
-        for name in others
+        for name in rest
     }
 
 

@@ -59,10 +59,10 @@ def parse(answer: str) -> Literal["A", "B"] | None:
     plain = answer.replace("**", "").strip()
     if plain.count("Preferred:") > 1:  # two verdicts
         return None
-    found = re.fullmatch(r'(Preferred:\s*)?("?)(Summary )?([AB])\2', plain[plain.rfind("\n") + 1 :].strip())
-    if found is None:
+    match = re.fullmatch(r'(Preferred:\s*)?("?)(Summary )?([AB])\2', plain[plain.rfind("\n") + 1 :].strip())
+    if match is None:
         return None
-    return "A" if found[4] == "A" else "B"
+    return "A" if match[4] == "A" else "B"
 
 
 def orders(pair: Pair, seed: int, both: bool) -> list[bool]:
@@ -85,16 +85,16 @@ def judge_pairs(
     answers = ask(list(dict.fromkeys(prompt for group in prompts for prompt in group)))
     rows = []
     for pair, firsts, group in zip(pairs, shown, prompts, strict=True):
-        said = [answers.get(prompt) for prompt in group]
-        verdicts = [parse(answer or "") for answer in said]
-        if None in said:
+        replies = [answers.get(prompt) for prompt in group]
+        verdicts = [parse(answer or "") for answer in replies]
+        if None in replies:
             preferred = "unanswered"
         elif None in verdicts:
             preferred = "unparsed"
         else:
             choices = {"ours" if (v == "A") == first else "theirs" for v, first in zip(verdicts, firsts, strict=True)}
             preferred = choices.pop() if len(choices) == 1 else "tie"
-        rows.append({**pair._asdict(), "ours_first": firsts, "answers": said, "preferred": preferred})
+        rows.append({**pair._asdict(), "ours_first": firsts, "answers": replies, "preferred": preferred})
     return rows
 
 

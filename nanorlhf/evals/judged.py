@@ -70,8 +70,8 @@ def file_judge(path: Path) -> Judge:
     known = load_verdicts(path)
 
     def judge(pairs: list[Pair]) -> tuple[list[dict], dict]:
-        found = [known.get(Pair(*map(str.strip, pair)), "unanswered") for pair in pairs]
-        rows = [{**pair._asdict(), "preferred": preferred} for pair, preferred in zip(pairs, found, strict=True)]
+        verdicts = [known.get(Pair(*map(str.strip, pair)), "unanswered") for pair in pairs]
+        rows = [{**pair._asdict(), "preferred": preferred} for pair, preferred in zip(pairs, verdicts, strict=True)]
         return rows, {"name": str(path)}
 
     return judge
@@ -105,8 +105,8 @@ def endpoint_judge(args: JudgeArgs, seed: int) -> Judge:
             print("\n\n".join(f"{'-' * 80}\n{printable(prompt)}" for prompt in prompts))
             print(f"{'-' * 80}\n{len(prompts)} prompts for {account['name']}; nothing was sent or written")
             return {}
-        answers, found = ask_all(prompts, endpoint, args.judge_cache)
-        account.update(found)
+        answers, call_statistics = ask_all(prompts, endpoint, args.judge_cache)
+        account.update(call_statistics)
         return answers
 
     return lambda pairs: (judge_pairs(pairs, seed, args.judge_both_orders, ask), account)
@@ -129,18 +129,18 @@ def judge_policies(
     margins = [ours - theirs for ours, theirs in scores if theirs is not None]  # none without a reward model
     verdicts, numbers = {}, {}
     for number, name in enumerate(names):
-        mine = slice(number, None, len(names))
-        verdicts[name] = rows[mine]
-        wins = [WIN[row["preferred"]] for row in with_verdict(rows[mine])]
+        policy_rows = slice(number, None, len(names))
+        verdicts[name] = rows[policy_rows]
+        wins = [WIN[row["preferred"]] for row in with_verdict(rows[policy_rows])]
         numbers[name] = {
             "judge_win_rate": fmean(wins) if wins else None,
             "judge_win_rate_ci": wilson_interval(fmean(wins), len(wins)) if wins else None,
-            **length_controlled(rows[mine], seed),
-            **verdict_counts(rows[mine], margins[mine]),
+            **length_controlled(rows[policy_rows], seed),
+            **verdict_counts(rows[policy_rows], margins[policy_rows]),
         }
-    said = [parse(answer) for row in rows for answer in row.get("answers", ()) if answer]
-    place = {"first_rate": fmean(letter == "A" for letter in said if letter) if any(said) else None}
-    return verdicts, numbers, account | {"against": against} | verdict_counts(rows, margins) | place
+    letters = [parse(answer) for row in rows for answer in row.get("answers", ()) if answer]
+    position = {"first_rate": fmean(letter == "A" for letter in letters if letter) if any(letters) else None}
+    return verdicts, numbers, account | {"against": against} | verdict_counts(rows, margins) | position
 
 
 def with_verdict(rows: list[dict]) -> list[dict]:
@@ -158,8 +158,8 @@ def length_controlled(rows: list[dict], seed: int) -> dict[str, float | tuple | 
     judged = with_verdict(rows)
     differences = np.array([[len(row["ours"].strip()) - len(row["theirs"].strip())] for row in judged])  # (pairs, 1)
     wins = np.array([[[WIN[row["preferred"]]]] for row in judged])  # (pairs, 1, 1)
-    found = length_controlled_win_rate(wins, differences, seed) if judged else None
-    rate, interval = found or (None, None)
+    result = length_controlled_win_rate(wins, differences, seed) if judged else None
+    rate, interval = result or (None, None)
     return {"judge_lc_win_rate": rate, "judge_lc_win_rate_ci": interval}
 
 

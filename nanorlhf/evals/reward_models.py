@@ -82,8 +82,8 @@ def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
     device = begin(args)
     models = named_models(args.reward_models)
-    places = args.reward_models[1::2]
-    tokenizer = common_tokenizer(args.tokenizer, [*places, needed_ref_policy(args)], args.gold)
+    checkpoints = args.reward_models[1::2]
+    tokenizer = common_tokenizer(args.tokenizer, [*checkpoints, needed_ref_policy(args)], args.gold)
     Q, T = args.max_query_length, args.max_response_length
     sets = {"validation": list(load_comparisons(args.data / "comparisons.validation.jsonl", tokenizer, Q, T))}
     news = args.data / "comparisons.cnndm.jsonl"
@@ -120,30 +120,30 @@ def main(args: Args) -> dict:
 def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:
     """Parse --reward-models: name -> checkpoints, one per seed."""
     models: dict[str, list[str]] = {}
-    for name, place in named_pairs("--reward-models", words):
-        models.setdefault(name, []).append(place)
+    for name, checkpoint in named_pairs("--reward-models", words):
+        models.setdefault(name, []).append(checkpoint)
     return models
 
 
 def needed_ref_policy(args: RewardModelArgs) -> str | None:
     """Return --ref-policy if a policy is among the models, else None."""
-    has_policy = any(not holds_reward_model(place) for place in args.reward_models[1::2])
+    has_policy = any(not holds_reward_model(checkpoint) for checkpoint in args.reward_models[1::2])
     return args.ref_policy if has_policy else None
 
 
 def check_models(args: RewardModelArgs, tokenizer: Tokenizer, longest: dict[str, int]) -> None:
     """Call `check_model` for all models, and for the reference policy if one is needed."""
-    for place in args.reward_models[1::2]:
-        check_model("--reward-models", place, tokenizer, longest)
+    for checkpoint in args.reward_models[1::2]:
+        check_model("--reward-models", checkpoint, tokenizer, longest)
     check_model("--ref-policy", needed_ref_policy(args), tokenizer, longest)
 
 
 def load_ref_policy(args: RewardModelArgs, tokenizer: Tokenizer, device: torch.device) -> GPT | None:
     """Load the reference policy of implicit rewards; None if all models are reward models."""
-    place = needed_ref_policy(args)
-    if place is None:
+    checkpoint = needed_ref_policy(args)
+    if checkpoint is None:
         return None
-    return load_model(load_gpt, place, args, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    return load_model(load_gpt, checkpoint, args, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
 
 class Scorer(NamedTuple):
@@ -155,7 +155,7 @@ class Scorer(NamedTuple):
 
 @contextmanager
 def scorer(
-    place: str,
+    checkpoint: str,
     ref_policy: GPT | None,
     dpo_beta: float,
     tokenizer: Tokenizer,
@@ -165,22 +165,22 @@ def scorer(
 ) -> Iterator[Scorer]:
     """Load a checkpoint for the duration of the block, or use the `reward_model` already in memory."""
     pad_id = tokenizer.pad_id
-    if holds_reward_model(place):
-        reward_model = reward_model or load_model(load_scalar, place, args, device)
-        found = Scorer(
+    if holds_reward_model(checkpoint):
+        reward_model = reward_model or load_model(load_scalar, checkpoint, args, device)
+        result = Scorer(
             partial(pair_scores, reward_model, pad_id=pad_id),
             partial(response_scores, reward_model, pad_id=pad_id, side="left"),
         )
     else:
         assert ref_policy is not None  # an implicit reward is relative to it
-        policy = load_model(load_gpt, place, args, device).forbid(pad_id, tokenizer.vocab_size)
-        found = Scorer(
+        policy = load_model(load_gpt, checkpoint, args, device).forbid(pad_id, tokenizer.vocab_size)
+        result = Scorer(
             partial(implicit_pair_rewards, policy, ref_policy, pad_id=pad_id, beta=dpo_beta),
             partial(implicit_rewards, policy, ref_policy, pad_id=pad_id, beta=dpo_beta),
         )
     # with --offload, implicit_rewards moves the policy and its reference to the device one after the other
     with torch.no_grad(), autocast(args.dtype, device), distributed.on_device(reward_model):
-        yield found
+        yield result
 
 
 def measure_rewards(
@@ -205,28 +205,32 @@ def measure_rewards(
     scores: dict[str, np.ndarray] = {}  # model -> (seeds, references)
     implicit: list[str] = []
 
-    def measure(place: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def measure(checkpoint: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return margins per set and the references' scores, and free the model before the next one is loaded."""
-        with scorer(place, ref_policy, dpo_beta, tokenizer, device, args, (loaded or {}).get(place)) as (rank, score):
-            of_pairs = {
+        with scorer(checkpoint, ref_policy, dpo_beta, tokenizer, device, args, (loaded or {}).get(checkpoint)) as (
+            rank,
+            score,
+        ):
+            pair_margins = {
                 set_name: torch.cat([torch.sub(*rank(batch)) for batch in micro_batches(rows, args.batch_size)])
                 for set_name, rows in sets.items()
             }
-            of_references = torch.cat([score(batch) for batch in micro_batches(references, args.batch_size)])
-        return {name: x.double().cpu().numpy() for name, x in of_pairs.items()}, of_references.double().cpu().numpy()
+            reference_scores = torch.cat([score(batch) for batch in micro_batches(references, args.batch_size)])
+        arrays = {name: x.double().cpu().numpy() for name, x in pair_margins.items()}
+        return arrays, reference_scores.double().cpu().numpy()
 
-    for name, places in models.items():
-        of_pairs, of_references = defaultdict(list), []  # one array per seed
-        for place in Progress(places, desc=name, leave=False):
-            if not holds_reward_model(place):
+    for name, checkpoints in models.items():
+        seed_margins, seed_scores = defaultdict(list), []  # one array per seed
+        for checkpoint in Progress(checkpoints, desc=name, leave=False):
+            if not holds_reward_model(checkpoint):
                 implicit += [name] if name not in implicit else []
-            of_sets, scores_of_references = measure(place)
-            for set_name, found in of_sets.items():
-                of_pairs[set_name].append(found)
-            of_references.append(scores_of_references)
-        for set_name, column in of_pairs.items():
+            pair_margins, reference_scores = measure(checkpoint)
+            for set_name, values in pair_margins.items():
+                seed_margins[set_name].append(values)
+            seed_scores.append(reference_scores)
+        for set_name, column in seed_margins.items():
             margins[set_name][name] = np.stack(column)
-        scores[name] = np.stack(of_references)
+        scores[name] = np.stack(seed_scores)
     return {
         "sets": {
             set_name: {
@@ -238,7 +242,7 @@ def measure_rewards(
         },
         "references": {name: score_statistics(column) for name, column in scores.items()},
         "num_references": len(references),
-        "num_seeds": {name: len(places) for name, places in models.items()},
+        "num_seeds": {name: len(checkpoints) for name, checkpoints in models.items()},
         "implicit": implicit,
         "reference": reference,
         "dpo_beta": dpo_beta,

@@ -74,9 +74,9 @@ def named_policies(words: tuple[str, ...]) -> dict[str, str]:
     return policies
 
 
-def best_of(place: str) -> tuple[int, str]:
+def best_of(path: str) -> tuple[int, str]:
     """best-of-16:DIR -> 16, DIR: of 16 responses, the one with the highest reward model score; PATH -> 1, PATH"""
-    match = re.fullmatch(r"best-of-(\d+):(.+)", place)
+    match = re.fullmatch(r"best-of-(\d+):(.+)", path)
     if match and not 2 <= int(match[1][:9]) <= 10**6:
-        raise InputError(f"--policies {place}: N in best-of-N must be between 2 and 1,000,000.")
-    return (int(match[1]), match[2]) if match else (1, place)
+        raise InputError(f"--policies {path}: N in best-of-N must be between 2 and 1,000,000.")
+    return (int(match[1]), match[2]) if match else (1, path)

@@ -82,7 +82,7 @@ class Inputs:
 
     args: Args
     device: torch.device
-    places: dict[str, str]  # policy -> checkpoint
+    checkpoints: dict[str, str]  # policy -> checkpoint
     num_samples: dict[str, int]  # policy -> N of best-of-N, else 1
     judge: Judge | None
     tokenizer: Tokenizer
@@ -95,7 +95,7 @@ class Inputs:
     @property
     def first(self) -> str:
         """The name of the first policy, the reference of the KL."""
-        return next(iter(self.places))
+        return next(iter(self.checkpoints))
 
     @property
     def queries(self) -> list[str]:
@@ -106,9 +106,9 @@ class Inputs:
         return [row.record["response"] for row in self.rows]
 
     def policy(self, name: str) -> GPT:
-        if self.places[name] == self.places[self.first]:
+        if self.checkpoints[name] == self.checkpoints[self.first]:
             return self.ref_policy
-        return load_policy(self.places[name], self.rows, self.tokenizer, self.args, self.device)
+        return load_policy(self.checkpoints[name], self.rows, self.tokenizer, self.args, self.device)
 
     def sample(self, policy: GPT, num_samples: int, temperature: float) -> tuple[Tensor, Tensor]:
         """Return query (B * n, Q) and response (B * n, T), the n of a query consecutive."""
@@ -134,7 +134,7 @@ def main(args: Args) -> dict:
     inputs = load(args)
     reference = measure_references(inputs)
     measured, tokens = {}, {}  # by policy; tokens of the response to the first query
-    for name in Progress(inputs.places, desc="policies"):
+    for name in Progress(inputs.checkpoints, desc="policies"):
         measured[name], tokens[name] = measure_policy(name, inputs, reference)
     columns = {name: policy.column for name, policy in measured.items()}
     account = None
@@ -172,26 +172,26 @@ def main(args: Args) -> dict:
 # ----------------------------------------------------------------------------------------------------------- 1. inputs
 def policies_of(args: Args) -> tuple[dict[str, str], dict[str, int]]:
     """Return policy -> checkpoint and policy -> N of best-of-N, else 1. Checks all flags that name policies."""
-    asked_for = {name: best_of(place) for name, place in named_policies(args.policies).items()}
-    places = {name: place for name, (_, place) in asked_for.items()}
-    num_samples = {name: number for name, (number, _) in asked_for.items()}
-    first, *others = places
+    parsed = {name: best_of(checkpoint) for name, checkpoint in named_policies(args.policies).items()}
+    checkpoints = {name: checkpoint for name, (_, checkpoint) in parsed.items()}
+    num_samples = {name: number for name, (number, _) in parsed.items()}
+    first, *rest = checkpoints
     if num_samples[first] > 1 or max(num_samples.values()) > 1 and not args.reward_model:
         raise InputError("--policies: best-of-N:DIR needs a --reward-model and can't be the first policy.")
-    if args.shift_base not in (None, *places):
+    if args.shift_base not in (None, *checkpoints):
         raise InputError(f"--shift-base {args.shift_base}: expected a name from --policies.")
-    unknown = set(args.implicit_rewards) - set(others)
+    unknown = set(args.implicit_rewards) - set(rest)
     if unknown:
         raise InputError(f"--implicit-rewards {min(unknown)}: expected names from --policies, except the first.")
-    return places, num_samples
+    return checkpoints, num_samples
 
 
 def load(args: Args) -> Inputs:
     device = begin(args, writes=not args.judge_dry_run)
-    places, num_samples = policies_of(args)
-    judge = load_judge(args, places, args.seed)
+    checkpoints, num_samples = policies_of(args)
+    judge = load_judge(args, checkpoints, args.seed)
     check_reward_model(args.reward_model)
-    tokenizer = common_tokenizer(args.tokenizer, [*places.values(), args.reward_model], args.gold)
+    tokenizer = common_tokenizer(args.tokenizer, [*checkpoints.values(), args.reward_model], args.gold)
     Q, T = args.max_query_length, args.max_response_length
     answered, compared = args.data / "sft.validation.jsonl", args.data / "comparisons.validation.jsonl"
     rows = list(load_demonstrations(answered, tokenizer, Q, T)[: args.num_queries])
@@ -201,19 +201,19 @@ def load(args: Args) -> Inputs:
         str(answered): longest_text(rows, args.response_length),
         str(compared): longest_pair(pairs),
     }
-    for flag, place in (("--reward-model", args.reward_model), ("--gold", args.gold)):
-        check_model(flag, place, tokenizer, longest)
+    for flag, checkpoint in (("--reward-model", args.reward_model), ("--gold", args.gold)):
+        check_model(flag, checkpoint, tokenizer, longest)
     return Inputs(
         args=args,
         device=device,
-        places=places,
+        checkpoints=checkpoints,
         num_samples=num_samples,
         judge=judge,
         tokenizer=tokenizer,
         rows=rows,
         pairs=pairs,
         gold=load_gold(args.gold, args, tokenizer, device),
-        ref_policy=load_policy(next(iter(places.values())), rows, tokenizer, args, device),
+        ref_policy=load_policy(next(iter(checkpoints.values())), rows, tokenizer, args, device),
         reward_model=load_model(load_scalar, args.reward_model, args, device) if args.reward_model else None,
     )
 
@@ -246,8 +246,8 @@ def measure_policy(name: str, inputs: Inputs, reference: Measured) -> tuple[Meas
         kls, estimates, entropies = kl_to(inputs.ref_policy, policy, drawn_query, drawn, n, tokenizer, args)
         distinct = num_distinct(policy, inputs) if n == 1 else None  # best-of-n would need n times as many samples
         tokens = token_rewards(
-            inputs.places[name], policy, inputs.ref_policy, inputs.reward_model, query[:1], response[:1], tokenizer,
-            args.kl_temperature,
+            inputs.checkpoints[name], policy, inputs.ref_policy, inputs.reward_model, query[:1], response[:1],
+            tokenizer, args.kl_temperature,
         )  # fmt: skip
         rm = inputs.rm_scores(query, response)
         golds = inputs.gold.of_ids(inputs.queries, query, response) if inputs.gold else None
@@ -317,11 +317,11 @@ def kl_to(
     for model in (policy, ref_policy):
         pieces = zip(*(micro_batches(rows, args.batch_size) for rows in (ids, mask, actions)), strict=True)
         with distributed.on_device(model):
-            found = [response_logprobs(model, i, m, p, args.kl_temperature)[0] for i, m, p in pieces]
-        logprobs.append(torch.cat(found))
+            model_logprobs = [response_logprobs(model, i, m, p, args.kl_temperature)[0] for i, m, p in pieces]
+        logprobs.append(torch.cat(model_logprobs))
     kl, logprob = (logprobs[0] - logprobs[1]).sum(1), logprobs[0].sum(1)
-    chosen = best_of_n_kl(logprob, n)  # (B,)
-    return kl + best_of_n_bound(n), kl + chosen, -logprob - chosen
+    best_of_n_term = best_of_n_kl(logprob, n)  # (B,)
+    return kl + best_of_n_bound(n), kl + best_of_n_term, -logprob - best_of_n_term
 
 
 # -------------------------------------------------------------------------------------------------------- 3. compare
@@ -345,7 +345,7 @@ def measure_reward_models(inputs: Inputs, columns: dict[str, list[dict]]) -> tup
     """Measure --reward-model and --implicit-rewards on the pairs, and the accuracy of the reward model."""
     args, name = inputs.args, "reward model"
     models = {name: [args.reward_model]} if args.reward_model else {}
-    models |= {policy: [inputs.places[policy]] for policy in args.implicit_rewards}
+    models |= {policy: [inputs.checkpoints[policy]] for policy in args.implicit_rewards}
     if not models:
         return None, None
     rewards, margins = measure_rewards(
@@ -364,9 +364,9 @@ def measure_reward_models(inputs: Inputs, columns: dict[str, list[dict]]) -> tup
 
 def paired_differences(columns: dict[str, list[dict]], seed: int) -> dict[str, dict[str, dict]]:
     """Return each policy's gain over the first, paired by query: name -> score -> mean and 95% interval."""
-    (_, base), *others = columns.items()
+    (_, base), *rest = columns.items()
     gains: dict[str, dict[str, dict]] = {}
-    for name, column in others:
+    for name, column in rest:
         gains[name] = {}
         for score in ("gold_score", "rm_score"):
             if column[0][score] is not None:
@@ -443,7 +443,7 @@ def write(
         *(section.html() for section in (reward_model_report.sections(result["rewards"]) if result["rewards"] else ())),
         token_report.section(inputs.queries[0], tokens),
     ]
-    runs = [place for place in (*inputs.places.values(), args.reward_model) if place]
+    runs = [checkpoint for checkpoint in (*inputs.checkpoints.values(), args.reward_model) if checkpoint]
     shown = slice(args.num_report_samples)
     page = summary_report.page(result, runs, samples[shown], shifts[shown], sections)
     write_evaluation(args, result, page, files)

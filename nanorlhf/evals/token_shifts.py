@@ -30,9 +30,9 @@ def token_shifts(
         batches = zip(micro_batches(query, batch_size), micro_batches(response, batch_size), strict=True)
         ranks = torch.cat([token_ranks(base, q, r, tokenizer.pad_id) for q, r in batches])  # (B, T)
         shares[name] = shift_shares(ranks)
-        for shift, ids, of_row in zip(shifts, response.tolist(), ranks.tolist(), strict=True):
-            n = sum(rank > 0 for rank in of_row)
-            shift[name] = text_pieces(ids[:n], of_row[:n], spellings)
+        for shift, ids, row_ranks in zip(shifts, response.tolist(), ranks.tolist(), strict=True):
+            n = sum(rank > 0 for rank in row_ranks)
+            shift[name] = text_pieces(ids[:n], row_ranks[:n], spellings)
     return shifts, shares
 
 

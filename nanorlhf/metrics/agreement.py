@@ -59,7 +59,7 @@ def load_rankings(paths: Iterable[str | Path]) -> list[RankedQuestion]:
     Raises InputError if two annotators ranked different lists of answers, or one ranked a question twice.
     """
     questions: dict[str, RankedQuestion] = {}
-    places: dict[tuple[str, str], str] = {}
+    positions: dict[tuple[str, str], str] = {}
     for path in paths:
         for where, row in iter_rankings(path):
             query, annotator, answers = row["query"], row["annotator"], row["answers"]
@@ -69,7 +69,7 @@ def load_rankings(paths: Iterable[str | Path]) -> list[RankedQuestion]:
                 [*_, other] = question.rankings
                 raise InputError(
                     f"{where}: the answers or their order differ from the ones that {other!r} ranked at "
-                    f"{places[query, other]}: {annotator!r} must rank the same list."
+                    f"{positions[query, other]}: {annotator!r} must rank the same list."
                 )
             if len(answers) != len(first.answers):
                 raise InputError(
@@ -78,10 +78,10 @@ def load_rankings(paths: Iterable[str | Path]) -> list[RankedQuestion]:
                 )
             if annotator in question.rankings:
                 raise InputError(
-                    f"{where}: {annotator!r} already ranked this question at {places[query, annotator]}; delete one "
+                    f"{where}: {annotator!r} already ranked this question at {positions[query, annotator]}; delete one "
                     "of the two lines."
                 )
-            places[query, annotator] = where
+            positions[query, annotator] = where
             question.rankings[annotator] = row["ranking"]
     return list(questions.values())
 
@@ -141,10 +141,10 @@ def annotator_kappas(questions: list[RankedQuestion]) -> dict:
     for i, question in enumerate(questions):
         for name, ranks in zip(question.rankings, ranks_of(list(question.rankings.values())), strict=True):
             labels[name] |= {(i, answer): int(rank) for answer, rank in enumerate(ranks)}
-    found = kappas(labels)
-    if not found["num_pairs"]:
+    result = kappas(labels)
+    if not result["num_pairs"]:
         raise InputError("no question is ranked by two annotators; kappa needs at least one.")
-    return found | {"num_common": found["num_common"] // len(questions[0].answers)}
+    return result | {"num_common": result["num_common"] // len(questions[0].answers)}
 
 
 def kappas(labels: Mapping[str, Mapping[Hashable, int]]) -> dict:
@@ -161,11 +161,11 @@ def kappas(labels: Mapping[str, Mapping[Hashable, int]]) -> dict:
         if shared:
             cohen.append(cohen_kappa([ours[item] for item in shared], [theirs[item] for item in shared]))
     cohen = [kappa for kappa in cohen if not math.isnan(kappa)]
-    common = [item for item in next(iter(labels.values())) if all(item in of_one for of_one in labels.values())]
+    common = [item for item in next(iter(labels.values())) if all(item in labelled for labelled in labels.values())]
     fleiss = math.nan
     if common and len(labels) > 1:
-        given = np.array([[of_one[item] for of_one in labels.values()] for item in common])  # (items, annotators)
-        fleiss = fleiss_kappa((given[:, :, None] == np.arange(given.max() + 1)).sum(1))
+        table = np.array([[labelled[item] for labelled in labels.values()] for item in common])  # (items, annotators)
+        fleiss = fleiss_kappa((table[:, :, None] == np.arange(table.max() + 1)).sum(1))
     return {
         "cohen_kappa": fmean(cohen) if cohen else None,
         "num_pairs": len(cohen),
@@ -262,7 +262,7 @@ def circular_triads(pairs: list[LabelledPair]) -> list[bool]:
             later[a].add(b)
         for a, b in map(sorted, winner):
             for c in later[a] & later[b]:
-                won = {winner[frozenset(two)] for two in ((a, b), (a, c), (b, c))}
+                won = {winner[frozenset(pair_texts)] for pair_texts in ((a, b), (a, c), (b, c))}
                 triads.append(len(won) == 3)  # in a cycle each of the three wins once
     return triads
 

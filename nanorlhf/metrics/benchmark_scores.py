@@ -63,7 +63,7 @@ def by_subset(rows: list[Row], values: np.ndarray) -> Values:
     indices = defaultdict(list)
     for i, row in enumerate(rows):
         indices[row.subset].append(i)
-    return {subset: values[:, found] for subset, found in indices.items()}
+    return {subset: values[:, subset_indices] for subset, subset_indices in indices.items()}
 
 
 def all_chosen_first(rows: list[Row], scores: np.ndarray) -> np.ndarray:
@@ -138,13 +138,13 @@ def measures(benchmark: str | None, rows: list[Row], scores: np.ndarray) -> dict
     if benchmark == "RM-Bench":
         accuracies = style_accuracies(style_matrices(rows, scores))
         return {name: by_subset(rows, values) for name, values in accuracies.items()}
-    found: dict[str, Values] = {"accuracy": by_subset(rows, all_chosen_first(rows, scores).astype(float))}
-    if benchmark == "RewardBench 2" and TIES in found["accuracy"]:
+    tables: dict[str, Values] = {"accuracy": by_subset(rows, all_chosen_first(rows, scores).astype(float))}
+    if benchmark == "RewardBench 2" and TIES in tables["accuracy"]:
         ties = ties_values([row for row in rows if row.subset == TIES], scores)
-        others = {subset: values for subset, values in found["accuracy"].items() if subset != TIES}
+        other_subsets = {subset: values for subset, values in tables["accuracy"].items() if subset != TIES}
         of_questions = {TIES: ties.pop(TIES)} if next(iter(ties.values())).size else {}
-        found = {"accuracy": others | of_questions} | ({"Ties, by part": ties} if of_questions else {})
-    return found
+        tables = {"accuracy": other_subsets | of_questions} | ({"Ties, by part": ties} if of_questions else {})
+    return tables
 
 
 def groups(benchmark: str | None, counts: Mapping[str, int]) -> dict[str, dict[str, float]]:
@@ -186,9 +186,9 @@ def summary(parts: list[tuple[float, np.ndarray]], seed: int) -> dict:
     generator = np.random.default_rng(seed)
     resampled = np.zeros(NUM_RESAMPLES)
     for weight, values in parts:
-        of_rows = values.mean(0)  # mean over seeds
-        index = generator.integers(len(of_rows), size=(NUM_RESAMPLES, len(of_rows)))
-        resampled += weight / total * of_rows[index].mean(1)
+        row_means = values.mean(0)  # mean over seeds
+        index = generator.integers(len(row_means), size=(NUM_RESAMPLES, len(row_means)))
+        resampled += weight / total * row_means[index].mean(1)
     low, high = np.quantile(resampled, (0.025, 0.975))
     return mean_and_std(means) | {"interval": (float(low), float(high))}
 

@@ -19,7 +19,7 @@ def best_of_n_kl(logprobs: Tensor, n: int) -> Tensor:
     It equals the bound as p -> 0, and 0 for a deterministic policy. The estimate is its mean over responses.
     """
     p = logprobs.double().exp().clamp(min=1e-300, max=1.0)
-    none = torch.exp(n * torch.log1p(-p))  # (B,) probability that all n samples miss it
-    some = -torch.expm1(n * torch.log1p(-p))
-    rest = none * best_of_n_bound(n) + torch.special.xlogy((n - 1) * none, 1 - p)
-    return (rest + some * torch.log(some / p)).float()
+    miss = torch.exp(n * torch.log1p(-p))  # (B,) probability that all n samples miss it
+    hit = -torch.expm1(n * torch.log1p(-p))
+    rest = miss * best_of_n_bound(n) + torch.special.xlogy((n - 1) * miss, 1 - p)
+    return (rest + hit * torch.log(hit / p)).float()

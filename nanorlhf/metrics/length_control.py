@@ -64,8 +64,8 @@ def length_controlled_win_rate(
         return np.mean([expit(logistic_regression(features, column)[:1]) for column in columns[:, 1:].T], axis=0)
 
     table = np.concatenate((scaled(differences)[:, :, None], wins), axis=2)  # (rows, pairs, 1 + seeds)
-    [found] = with_intervals(table, rate, seed)
-    return found
+    [result] = with_intervals(table, rate, seed)
+    return result
 
 
 def label_weights(margins: np.ndarray, differences: np.ndarray, seed: int) -> dict[str, dict]:
@@ -87,8 +87,8 @@ def label_weights(margins: np.ndarray, differences: np.ndarray, seed: int) -> di
         ]
         return np.mean(fits, axis=0)
 
-    found = zip(("margin", "length"), with_intervals(table, weights, seed), strict=True)
-    return {name: {"mean": mean, "interval": interval} for name, (mean, interval) in found}
+    estimates = zip(("margin", "length"), with_intervals(table, weights, seed), strict=True)
+    return {name: {"mean": mean, "interval": interval} for name, (mean, interval) in estimates}
 
 
 def with_intervals(
@@ -116,10 +116,12 @@ def near_length_accuracy(right: np.ndarray, lengths: np.ndarray, seed: int) -> d
     interval and num_pairs; None without such pairs.
     """
     near = np.abs(lengths[..., 0] - lengths[..., 1]) <= NEAR * lengths.max(2)  # (rows, pairs)
-    some = near.any(1)
-    if not some.any():
+    has_near = near.any(1)
+    if not has_near.any():
         return None
-    shares = np.array([r[n].mean() for r, n in zip(right[some], near[some], strict=True)])  # (rows with such pairs,)
+    shares = np.array(
+        [r[n].mean() for r, n in zip(right[has_near], near[has_near], strict=True)]
+    )  # (rows with such pairs,)
     return {"mean": float(shares.mean()), "interval": share_interval(shares, seed), "num_pairs": int(near.sum())}
 
 

@@ -38,13 +38,13 @@ def pair_groups(rows: list[Comparison], path: str) -> dict[tuple[str, str], list
                 raise InputError(f"{where}: 'policies' in the field 'meta' must be two names.")
             groups["policies", " / ".join(sorted(policies))].append(index)
 
-    def place(group: tuple[str, str]) -> tuple:
+    def sort_key(group: tuple[str, str]) -> tuple:
         by, value = group
         number = re.search(r"\d+", value)
         order = -len(groups[group]) if by == "policies" else int(number[0]) if number else 0
         return ("batch", "confidence", "split", "policies").index(by), order, value
 
-    return {("all", ""): list(range(len(rows)))} | {group: groups[group] for group in sorted(groups, key=place)}
+    return {("all", ""): list(range(len(rows)))} | {group: groups[group] for group in sorted(groups, key=sort_key)}
 
 
 def mean_and_std(values: np.ndarray) -> dict[str, float | None]:
@@ -80,15 +80,15 @@ def accuracy_intervals(margins: dict[str, np.ndarray]) -> dict[str, dict]:
     """
     right = {name: (m > 0).mean(0) for name, m in margins.items()}  # (pairs,) share of seeds
     first = next(iter(right))
-    found: dict[str, dict] = {}
+    intervals: dict[str, dict] = {}
     for name, shares in right.items():
         ends = None if name == first else t_interval(shares - right[first])
-        found[name] = {
+        intervals[name] = {
             "mean": float(shares.mean()),
             "ci": wilson_interval(float(shares.mean()), len(shares)),
             "gain": ends and {"mean": float((shares - right[first]).mean()), "ci": ends},
         }
-    return found
+    return intervals
 
 
 # ------------------------------------------------------------------------------------------------------ 2. calibration
@@ -150,10 +150,10 @@ def deciders(margins: dict[str, np.ndarray], lengths: np.ndarray, golds: np.ndar
     """
     longer = lengths[:, 0] - lengths[:, 1]  # (pairs,)
 
-    def share(margin: np.ndarray, truth: np.ndarray | None) -> dict[str, float | None]:
-        if truth is None or not truth.any():
+    def share(margin: np.ndarray, target: np.ndarray | None) -> dict[str, float | None]:
+        if target is None or not target.any():
             return {"mean": None, "std": None}
-        return mean_and_std((margin[:, truth != 0] * truth[truth != 0] > 0).mean(1))
+        return mean_and_std((margin[:, target != 0] * target[target != 0] > 0).mean(1))
 
     def decider(margin: np.ndarray) -> dict[str, dict]:
         return {"truth": share(margin, golds), "longer": share(margin, longer)}

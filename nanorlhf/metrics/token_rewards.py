@@ -20,7 +20,7 @@ from nanorlhf.training.run_directory import read_metrics, read_settings
 
 @torch.no_grad()
 def token_rewards(
-    place: str,
+    checkpoint: str,
     policy: GPT,
     ref_policy: GPT,
     reward_model: ScalarModel | None,
@@ -31,7 +31,7 @@ def token_rewards(
 ) -> dict[str, list]:
     """Return columns over the response's tokens, EOS included: text, rm_logit and kl; for a PPO run also reward, value.
 
-    query (1, Q), response (1, T). `place` is the policy's directory; it is a PPO run if it has metrics and a value
+    query (1, Q), response (1, T). `checkpoint` is the policy's directory; it is a PPO run if it has metrics and a value
     model. kl is log policy - log reference of the sampled token, in nats, at the run's temperature, else at
     `temperature`. If the run adds the score after EOS, there is one more row, without text: the state after EOS, whose
     value is read at EOS. None marks a token without the quantity.
@@ -46,16 +46,16 @@ def token_rewards(
             None if reward_model is None else reward_model(both, real, last=T, query_length=query.size(1))
         )  # (1, T)
 
-    rows, value_model_dir = read_metrics(place), Path(place) / "value_model"
+    rows, value_model_dir = read_metrics(checkpoint), Path(checkpoint) / "value_model"
     is_ppo = bool(rows) and value_model_dir.is_dir() and logits is not None
-    settings: dict[str, Any] = read_settings(place) if is_ppo else {"temperature": temperature}
-    where = str(Path(place) / "args.json")
+    settings: dict[str, Any] = read_settings(checkpoint) if is_ppo else {"temperature": temperature}
+    where = str(Path(checkpoint) / "args.json")
     temperature = field(settings, "temperature", float, where)
-    found = []
+    both_logprobs = []
     for model in (policy, ref_policy):
         with distributed.on_device(model):
-            found.append(response_logprobs(model, both, real, actions, temperature)[0])
-    kl = found[0] - found[1]  # (1, T)
+            both_logprobs.append(response_logprobs(model, both, real, actions, temperature)[0])
+    kl = both_logprobs[0] - both_logprobs[1]  # (1, T)
     of_tokens = {"rm_logit": logits, "kl": kl}
     of_states, length = {}, end + 1
     if is_ppo and reward_model is not None and logits is not None:
@@ -67,7 +67,7 @@ def token_rewards(
         scores = logits[:, scored]
         if settings.get("missing_eos_score") is not None and tokenizer.eos_id not in response:
             scores = torch.full_like(scores, field(settings, "missing_eos_score", float, where))
-        rewards = -kl * field(rows[-1], "objective/kl_coef", float, f"{Path(place) / 'metrics.jsonl'}: last row")
+        rewards = -kl * field(rows[-1], "objective/kl_coef", float, f"{Path(checkpoint) / 'metrics.jsonl'}: last row")
         rewards[:, end if score_at == "last_token" else min(end + 1, T - 1)] += scores
         of_states["reward"] = rewards
         dtype = next(iter(policy.transformer.blocks)).mlp.up.weight.dtype

@@ -55,17 +55,17 @@ def text_pieces(ids: Iterable[int], values: Iterable[int], pieces: Mapping[int, 
     `pieces` come from `token_bytes`; a token without one (EOS) is shown as ∎.
     """
     result: list[tuple[str, int]] = []
-    held, largest = b"", 0
+    pending, largest = b"", 0
     for i, value in zip(ids, values, strict=True):
-        held, largest = held + (pieces.get(i) or "∎".encode()), max(largest, value)
+        pending, largest = pending + (pieces.get(i) or "∎".encode()), max(largest, value)
         try:
-            result.append((held.decode(), largest))
+            result.append((pending.decode(), largest))
         except UnicodeDecodeError as error:
-            if error.reason == "unexpected end of data" and error.end == len(held):
+            if error.reason == "unexpected end of data" and error.end == len(pending):
                 continue  # the rest of the character is in the next token
-            result.append((held.decode(errors="replace"), largest))
-        held, largest = b"", 0
-    return result + ([(held.decode(errors="replace"), largest)] if held else [])
+            result.append((pending.decode(errors="replace"), largest))
+        pending, largest = b"", 0
+    return result + ([(pending.decode(errors="replace"), largest)] if pending else [])
 
 
 def to_terminal(pieces: list[tuple[str, int]], color: bool) -> str:
@@ -73,9 +73,9 @@ def to_terminal(pieces: list[tuple[str, int]], color: bool) -> str:
     parts = []
     for text, rank in pieces:
         kind, word = kind_of(rank), text.replace("\n", "\\n")
-        blank, body = word[: -len(word.lstrip()) or None], word.lstrip()
+        space, body = word[: -len(word.lstrip()) or None], word.lstrip()
         if color:
             parts.append(f"\x1b[{COLORS[kind]}m{word}\x1b[0m")
         else:
-            parts.append(blank + MARKS[kind].format(body) if body else word)
+            parts.append(space + MARKS[kind].format(body) if body else word)
     return "".join(parts)

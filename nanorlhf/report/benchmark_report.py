@@ -51,8 +51,8 @@ def length_lines(result: dict) -> Lines:
         "length_weight": "length weight",
     }
     lines = [["model", *columns.values()]]
-    for name, found in result["length"].items():
-        known = [found[key] for key in columns]
+    for name, measured in result["length"].items():
+        known = [measured[key] for key in columns]
         lines.append([name, *(number(at["mean"], at["interval"], 3) if at else "-" for at in known)])
     return lines
 
@@ -60,19 +60,19 @@ def length_lines(result: dict) -> Lines:
 def outcome(result: dict, name: str) -> Outcome:
     """Return a model's outcome: its overall score, or the first one without overall; what it knows beyond length."""
     lines = {line["name"]: line["models"] for line in result["tables"][0]["lines"]}
-    place = "overall" if "overall" in lines else next(iter(lines))
-    *_, rule = lines[place]  # prefers the longer response
-    scores = f"{name} scores {cell(lines[place][name])} ({place})"
-    level = f"{scores}; the rule `{rule}` scores {lines[place][rule]['mean']:.3f}."
+    shown = "overall" if "overall" in lines else next(iter(lines))
+    *_, rule = lines[shown]  # prefers the longer response
+    scores = f"{name} scores {cell(lines[shown][name])} ({shown})"
+    level = f"{scores}; the rule `{rule}` scores {lines[shown][rule]['mean']:.3f}."
     if "length" not in result:
         return Outcome(level, "good", "")
     weight = result["length"][name]["margin_weight"]
-    kind, said = {
+    kind, text = {
         1: ("good", "It knows more than which response is longer"),
         0: ("warn", "It isn't shown to know more than which response is longer"),
         -1: ("bad", "Beyond length it prefers the wrong response"),
     }[sign_of(weight["interval"])]
-    return Outcome(level, kind, f"{said}: its margin weight is {number(weight['mean'], weight['interval'], 3)}.")
+    return Outcome(level, kind, f"{text}: its margin weight is {number(weight['mean'], weight['interval'], 3)}.")
 
 
 def page(result: dict, models: dict[str, list[str]]) -> Page:
@@ -81,7 +81,7 @@ def page(result: dict, models: dict[str, list[str]]) -> Page:
     about = f"{result['num_rows']:,} rows, {result['num_pairs']:,} pairs. {' '.join(notes(result))}"
     if unpaired := result["num_unpaired_ties"]:
         about += f" {unpaired:,} rows of Ties are excluded because their question has no second row."
-    found = [
+    sections = [
         markup.title(f"Reward models on {benchmark}" if result["benchmark"] else "Reward models by subset"),
         verdict_section((outcome(result, name), runs) for name, runs in models.items()),
         Section(
@@ -92,7 +92,7 @@ def page(result: dict, models: dict[str, list[str]]) -> Page:
         ),
     ]
     if "length" in result:
-        found.append(
+        sections.append(
             Section(
                 "Length control",
                 tables=[length_lines(result), decider_lines({"deciders": result["deciders"]})],
@@ -101,4 +101,4 @@ def page(result: dict, models: dict[str, list[str]]) -> Page:
                 caption="Calibration: accuracy against the size of the margin.",
             )
         )
-    return [*found, *run_sections([run for runs in models.values() for run in runs])]
+    return [*sections, *run_sections([run for runs in models.values() for run in runs])]

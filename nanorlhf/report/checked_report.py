@@ -58,13 +58,13 @@ def outcome(result: dict, name: str) -> Outcome:
     first, row, gains = next(iter(policies)), policies[name], result["differences"].get(name, {})
     beside = f" ({first}: {round(100 * policies[first]['pass_at_k']['1']['mean'])}%)" if gains else ""
     level = f"{name} solves {of_100(row['pass_at_k']['1']['mean'])} queries with one sample{beside}."
-    found = {
+    gain_of = {
         key: Gain(f"its {key}" if key == "pass@1" else f"its {key} reward", gain["interval"], cell(gain, "+"))
         for key, gain in gains.items()
     }
     words = result["args"]["policies"]
     trained_on = rewarded(words[words.index(name) + 1], list(row["rewards"]))
-    return Outcome(level, *change_of(found.get("pass@1"), found.get(trained_on)), row["eos_rate"])
+    return Outcome(level, *change_of(gain_of.get("pass@1"), gain_of.get(trained_on)), row["eos_rate"])
 
 
 def rewarded(run: str, labels: list[str]) -> str:

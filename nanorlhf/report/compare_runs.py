@@ -70,9 +70,9 @@ class ComparedRun:
 
 
 # ----------------------------------------------------------------------------------------------------- 1. reading
-def num_parameters(place: Path) -> int | None:
+def num_parameters(directory: Path) -> int | None:
     """Return the number of parameters in a checkpoint directory; None without weights."""
-    path = place / "model.safetensors"
+    path = directory / "model.safetensors"
     if not path.exists():
         return None
     open_regular(path).close()
@@ -89,9 +89,9 @@ def win_rates(evals: tuple[Path, ...]) -> dict[Path, tuple[float, str]]:
     Raises InputError for a malformed eval.json.
     """
     rates = {}
-    for place in evals:
-        where = str(place / "eval.json")
-        result = read_object(place / "eval.json")
+    for directory in evals:
+        where = str(directory / "eval.json")
+        result = read_object(directory / "eval.json")
         settings, policies = (field(result, name, dict, where) for name in ("args", "policies"))
         words = field(settings, "policies", list[str], f"{where}: args") if "policies" in settings else []
         deciders = {"gold_win_rate": "the gold score"}
@@ -108,26 +108,26 @@ def win_rates(evals: tuple[Path, ...]) -> dict[Path, tuple[float, str]]:
 def read_runs(args: Args) -> list[ComparedRun]:
     """Read all of --runs, in order. Raises InputError for a missing, repeated or unreadable directory."""
     pairs = named_pairs("--runs", args.runs)
-    if len({Path(place).resolve() for _, place in pairs}) < len(pairs):
+    if len({Path(path).resolve() for _, path in pairs}) < len(pairs):
         raise InputError("--runs: a directory is repeated; pass each run once.")
     rates = win_rates(args.evals)
-    return [read_run(name, Path(place), rates) for name, place in pairs]
+    return [read_run(name, Path(path), rates) for name, path in pairs]
 
 
-def read_run(name: str, place: Path, rates: dict[Path, tuple[float, str]]) -> ComparedRun:
+def read_run(name: str, path: Path, rates: dict[Path, tuple[float, str]]) -> ComparedRun:
     """Read a run directory; rates: checkpoint directory -> win rate and its source."""
-    if not (place / "metrics.jsonl").exists():
-        raise InputError(f"--runs {name} {place} has no metrics.jsonl; expected a run directory of a training script.")
-    rows = read_metrics(place)
-    summary = read_object(place / "summary.json") if (place / "summary.json").exists() else {}
+    if not (path / "metrics.jsonl").exists():
+        raise InputError(f"--runs {name} {path} has no metrics.jsonl; expected a run directory of a training script.")
+    rows = read_metrics(path)
+    summary = read_object(path / "summary.json") if (path / "summary.json").exists() else {}
     accuracy = None
     if summary.get("validation_accuracy") is not None:
-        accuracy = field(summary, "validation_accuracy", float, str(place / "summary.json"))
-    settings = read_object(place / "args.json")
+        accuracy = field(summary, "validation_accuracy", float, str(path / "summary.json"))
+    settings = read_object(path / "args.json")
     if "whiten_rewards" in settings:
-        field(settings, "whiten_rewards", bool, str(place / "args.json"))
-    win_rate, decided_by = rates.get(place.resolve(), (None, None))
-    return ComparedRun(name, place, rows, settings, num_parameters(place), win_rate, decided_by, accuracy)
+        field(settings, "whiten_rewards", bool, str(path / "args.json"))
+    win_rate, decided_by = rates.get(path.resolve(), (None, None))
+    return ComparedRun(name, path, rows, settings, num_parameters(path), win_rate, decided_by, accuracy)
 
 
 def in_words(size: int | None) -> str:
@@ -149,10 +149,10 @@ def groups(runs: list[ComparedRun]) -> dict[str, list[ComparedRun]]:
     sizes: dict[str, set[int | None]] = defaultdict(set)
     for run in runs:
         sizes[run.name].add(run.size)
-    found: dict[str, list[ComparedRun]] = defaultdict(list)
+    by_name: dict[str, list[ComparedRun]] = defaultdict(list)
     for run in runs:
-        found[run.name if len(sizes[run.name]) == 1 else f"{run.name}, {in_words(run.size)}"].append(run)
-    return dict(found)
+        by_name[run.name if len(sizes[run.name]) == 1 else f"{run.name}, {in_words(run.size)}"].append(run)
+    return dict(by_name)
 
 
 # ----------------------------------------------------------------------------------------------------- 2. the figures
@@ -292,9 +292,12 @@ def outcome(name: str, runs: list[ComparedRun]) -> Outcome:
     eos_rates = [run.rows[-1]["eos_rate"] for run in runs if "eos_rate" in run.rows[-1]]
     eos_rate = float(np.mean(eos_rates)) if eos_rates else 1.0
     if len(runs) == 1:
-        said = " and ".join(f"{CHANGED[key]} by {change_cell(found)}" for key, found in changed.items())
+        changes_text = " and ".join(f"{CHANGED[key]} by {change_cell(found)}" for key, found in changed.items())
         return Outcome(
-            f"{name} is a single run, without intervals.", "warn", said and f"Training changed {said}.", eos_rate
+            f"{name} is a single run, without intervals.",
+            "warn",
+            changes_text and f"Training changed {changes_text}.",
+            eos_rate,
         )
     gains = {}
     for key, found in changed.items():

@@ -97,7 +97,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "states": ("states", "this position is a state",
         "nanorlhf/batch.py", 'states=states if score_at == "after_eos" else actions'),
     "token_rewards": ("per token", "the token's reward from --reward: a process reward, or a teacher's log-probability "
-        "minus the policy's", "nanorlhf/rewards/weighted_sum.py", "token_rewards += weight * found.token_rewards"),
+        "minus the policy's", "nanorlhf/rewards/weighted_sum.py", "token_rewards += weight * result.token_rewards"),
     "rewards": ("reward", ADD_SCORE, SCRIPT, "rewards[torch.arange(B), batch.score_index] += scores"),
     "values": ("value V", "the value model's prediction, before this token",
         LOGPROBS, "torch.where(states, values[:, :-1], 0.0)"),
@@ -202,15 +202,15 @@ def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int, has_toke
     }
     keys = [(section, name, "") for section, names in sections.items() for name in names]
     keys += [(f"Epoch {epoch + 1}", name, f".{epoch}") for epoch in range(num_epochs) for name in OF_EPOCH]
-    found = []
+    rows = []
     for section, name, epoch in keys:
         if name in formulas or name in without_formulas:
             label, about, file, expression = lines[name]
             file = ("train_ppo.py" if algorithm == "ppo" else "train_grpo.py") if file == SCRIPT else file
             texts = shown(formulas.get(name, ()), epoch, settings)
             kind = KINDS.get(name, "number")
-            found.append(Line(name + epoch, label, section, about, file, expression, texts, kind))
-    return found
+            rows.append(Line(name + epoch, label, section, about, file, expression, texts, kind))
+    return rows
 
 
 def shown(texts: tuple[str, ...], epoch: str, settings: dict[str, Any]) -> tuple[str, ...]:
@@ -350,16 +350,16 @@ def short(x: float) -> float | str:
 def response_constants(tensors: Tensors, algorithm: str, kl_coef: float, k: int, correction: str) -> dict[str, Tensor]:
     """Return each response's score, position of its end, and statistics of its query's group, (n,) each."""
     doubles = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
-    found = {"score": doubles["scores"], "eos_index": tensors["eos_index"]}
+    constants = {"score": doubles["scores"], "eos_index": tensors["eos_index"]}
     if algorithm != "ppo":
         response_kl = torch.where(tensors["actions"], evaluate(KL, doubles), 0.0).sum(1)
-        found |= group_numbers(algorithm, doubles, response_kl, k, kl_coef)
+        constants |= group_numbers(algorithm, doubles, response_kl, k, kl_coef)
     if algorithm == "gspo":
         counted = tensors["actions"] & tensors["in_loss"]
         log_ratios = torch.where(counted, doubles["new_logprobs"] - doubles[ratio_to(correction)], 0.0)  # (E, n, T)
         means = log_ratios.sum(2) / counted.sum(1)
-        found |= {f"mean_log_ratio.{epoch}": mean for epoch, mean in enumerate(means)}
-    return found
+        constants |= {f"mean_log_ratio.{epoch}": mean for epoch, mean in enumerate(means)}
+    return constants
 
 
 # ---------------------------------------------------------------------------------------------------------- 3. the page
@@ -449,32 +449,32 @@ def page_data(run: Path) -> dict[str, Any]:
         return embedded(run)
     traces = read_traces(run)
     where = f"{run}/trace"
-    for tensors, said in traces:
+    for tensors, info in traces:
         if not tensors["response"].numel():
-            raise InputError(f"{where}: update {said['update']} has no tokens; train again with --trace.")
+            raise InputError(f"{where}: update {info['update']} has no tokens; train again with --trace.")
     first, about = traces[0]
     settings = flat_settings(about["settings"])
     algorithm = about["algorithm"]
     check_settings(settings, algorithm, where)
-    for tensors, said in traces:
-        others = flat_settings(said["settings"])
-        if said["algorithm"] != algorithm or any(others.get(name) != settings.get(name) for name in OF_NUMBERS):
-            raise InputError(f"{where}: update {said['update']} is from a run with other settings; delete its file.")
+    for tensors, info in traces:
+        other_settings = flat_settings(info["settings"])
+        if info["algorithm"] != algorithm or any(other_settings.get(name) != settings.get(name) for name in OF_NUMBERS):
+            raise InputError(f"{where}: update {info['update']} is from a run with other settings; delete its file.")
         if len(tensors["new_logprobs"]) != len(first["new_logprobs"]):
-            raise InputError(f"{where}: update {said['update']} has another number of epochs; delete its file.")
+            raise InputError(f"{where}: update {info['update']} has another number of epochs; delete its file.")
         if tensors["fixed_logprobs"].shape != first["fixed_logprobs"].shape:
-            raise InputError(f"{where}: update {said['update']} has other fixed responses; delete its file.")
+            raise InputError(f"{where}: update {info['update']} has other fixed responses; delete its file.")
     fixed = []
     for i, (query, texts) in enumerate(zip(about["queries"], about["texts"], strict=True)):
         logprobs = [[short(x) for x in tensors["fixed_logprobs"][i, : len(texts)].tolist()] for tensors, _ in traces]
-        answers = [said["answers"][i] for _, said in traces]
+        answers = [info["answers"][i] for _, info in traces]
         fixed.append({"query": query, "texts": texts, "logprobs": logprobs, "answers": answers})
     data = {
         "run": str(run),
         "algorithm": algorithm,
         "temperature": settings["temperature"],
         "settings": {name: settings[name] for name in OF_LINES if name in settings},
-        "updates": [update_of(tensors, said, settings) for tensors, said in traces],
+        "updates": [update_of(tensors, info, settings) for tensors, info in traces],
         "fixed": fixed,
     }
     return data | {"lines": lines_data(data)}

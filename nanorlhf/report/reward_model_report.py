@@ -24,9 +24,9 @@ def accuracy_lines(table: list[dict], by: str) -> Lines:
 
 def interval_lines(measured: dict) -> Lines:
     """Return each model's accuracy with its 95% interval, and its gain over the first model, on a set of pairs."""
-    found = measured["intervals"]
-    lines = [["95% intervals over pairs", "accuracy", f"minus {next(iter(found))}"]]
-    for name, row in found.items():
+    rows_by_name = measured["intervals"]
+    lines = [["95% intervals over pairs", "accuracy", f"minus {next(iter(rows_by_name))}"]]
+    for name, row in rows_by_name.items():
         gain = row["gain"]
         lines.append([name, number(row["mean"], row["ci"], 3), gain_cell(gain) if gain else "-"])
     return lines
@@ -47,10 +47,10 @@ def score_lines(result: dict) -> Lines:
 
 def decider_lines(measured: dict) -> Lines:
     """Return how often labels and models agree with the gold score and prefer the longer response, per set of pairs."""
-    found = measured["deciders"]
-    rows = {"labels": found["labels"], "gold score": found["truth"], **found["models"]}
+    deciders = measured["deciders"]
+    rows = {"labels": deciders["labels"], "gold score": deciders["truth"], **deciders["models"]}
     columns = {"truth": "agrees with gold", "longer": "prefers longer"}
-    if found["truth"] is None:
+    if deciders["truth"] is None:
         del rows["gold score"], columns["truth"]
     lines = [["preference by", *columns.values()]]
     return lines + [[name, *(plus_minus(**row[key]) for key in columns)] for name, row in rows.items()]
@@ -84,7 +84,7 @@ def sections(result: dict) -> list[Section]:
         "its margins predict (underconfident); below it, less often (overconfident). The calibration error is the mean "
         "distance to the curve over all pairs."
     )
-    found = [Section("Reward models", " ".join(notes(result)), anchor="reward-models")]
+    parts = [Section("Reward models", " ".join(notes(result)), anchor="reward-models")]
     for name, measured in result["sets"].items():
         table = measured["accuracy"]
         errors = (f"{model} {plus_minus(**row['ece'])}" for model, row in measured["calibration"].items())
@@ -92,7 +92,7 @@ def sections(result: dict) -> list[Section]:
         hidden = sum(row["by"] == "policies" for row in table) - NUM_POLICY_PAIRS
         if hidden > 0:
             lines.append(f"eval.json has {hidden} more pairs of policies, with fewer comparisons.")
-        found.append(
+        parts.append(
             Section(
                 f"{SETS[name]}: accuracy",
                 tables=[interval_lines(measured), *(accuracy_lines(table, by) for by in HEADINGS)],
@@ -105,9 +105,9 @@ def sections(result: dict) -> list[Section]:
         if "deciders" in measured:
             share = measured["first_shown"]
             line = "" if share is None else f"the labels prefer the first response shown in {share:.3f} of the pairs"
-            found.append(Section(tables=[decider_lines(measured)], notes=line))
+            parts.append(Section(tables=[decider_lines(measured)], notes=line))
     agreement = agreement_line(result["agreement"]) if result.get("agreement") else ""
-    return [*found, Section(tables=[score_lines(result)], notes=agreement)]
+    return [*parts, Section(tables=[score_lines(result)], notes=agreement)]
 
 
 def outcome(result: dict, name: str) -> Outcome:
@@ -122,12 +122,12 @@ def outcome(result: dict, name: str) -> Outcome:
     sentences = []
     if row["gain"]:
         sign = sign_of(row["gain"]["ci"])
-        said = {1: f"more than {first}", 0: f"not different from {first}", -1: f"less than {first}"}
-        sentences.append(f"That is {said[sign]} ({gain_cell(row['gain'])}).")
+        texts = {1: f"more than {first}", 0: f"not different from {first}", -1: f"less than {first}"}
+        sentences.append(f"That is {texts[sign]} ({gain_cell(row['gain'])}).")
         kind = worse(kind, "warn" if sign < 0 else "good")
-    found = measured.get("deciders")
-    if found and found["models"][name]["truth"]["mean"] is not None:
-        ours, labels = (of_100(of["truth"]["mean"]) for of in (found["models"][name], found["labels"]))
+    deciders = measured.get("deciders")
+    if deciders and deciders["models"][name]["truth"]["mean"] is not None:
+        ours, labels = (of_100(of["truth"]["mean"]) for of in (deciders["models"][name], deciders["labels"]))
         sentences.append(f"It agrees with the gold score on {ours} pairs, the labels on {labels} pairs.")
     return Outcome(level, kind, " ".join(sentences))
 

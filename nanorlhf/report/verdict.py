@@ -53,11 +53,13 @@ def outcomes_of(result: dict, outcome: Callable[[dict, str], Outcome]) -> Iterat
     A policy from the first policy's checkpoint, such as its best-of-N, has no separate run.
     """
     words = result["args"]["policies"]
-    places = dict(zip(words[::2], words[1::2], strict=True))
-    first, *others = result["policies"]
-    for name in others or [first]:
-        is_run_of_its_own = not places[name].startswith("best-of-") and (name == first or places[name] != places[first])
-        yield outcome(result, name), [places[name]] if is_run_of_its_own else []
+    checkpoints = dict(zip(words[::2], words[1::2], strict=True))
+    first, *rest = result["policies"]
+    for name in rest or [first]:
+        has_separate_run = not checkpoints[name].startswith("best-of-") and (
+            name == first or checkpoints[name] != checkpoints[first]
+        )
+        yield outcome(result, name), [checkpoints[name]] if has_separate_run else []
 
 
 def findings_in(runs: Sequence[str], known: Mapping[str, Rows] = {}) -> tuple[list[Finding] | None, str]:
@@ -65,11 +67,11 @@ def findings_in(runs: Sequence[str], known: Mapping[str, Rows] = {}) -> tuple[li
     findings: list[Finding] | None = None
     for run in runs:
         try:
-            found = findings_of(run, known.get(run))
+            run_findings = findings_of(run, known.get(run))
         except InputError as error:  # the evaluation is done: write its report anyway
             return None, f"The doctor can't read the run: {error}"
-        if found is not None:
-            findings = [*(findings or []), *found]
+        if run_findings is not None:
+            findings = [*(findings or []), *run_findings]
     return findings, ""
 
 
@@ -89,8 +91,8 @@ def verdict(outcome: Outcome, findings: Sequence[Finding] | None, unread: str = 
     if findings:
         is_over = any(finding.name == "over-optimised" for finding in findings)
         kind = worse(kind, "bad" if is_over else "warn")
-        first, *others = [f"{finding.seen} {finding.means} ({finding.name})" for finding in findings]
-        sentences += [f"Training run: {first}", *(["Possible consequences:"] if others else []), *others]
+        first, *rest = [f"{finding.seen} {finding.means} ({finding.name})" for finding in findings]
+        sentences += [f"Training run: {first}", *(["Possible consequences:"] if rest else []), *rest]
     elif findings is not None:
         sentences.append("Nothing looks wrong." if kind == "good" else "The run's metrics show no problem.")
     return kind, " ".join(filter(None, [*sentences, unread]))
@@ -116,12 +118,12 @@ def change_of(true: Gain | None, rewarded: Gain | None) -> tuple[str, str]:
         return "good", ""
     if rewarded is None:
         assert true is not None
-        said = {
+        texts = {
             1: f"{capital(true.measure)} rose",
             0: f"It did not learn: {true.measure} did not change",
             -1: f"It got worse: {true.measure} fell",
         }
-        return KINDS[1 - true.sign], f"{said[true.sign]} ({true.text})."
+        return KINDS[1 - true.sign], f"{texts[true.sign]} ({true.text})."
     scored = f"{rewarded.measure} {{}} ({rewarded.text})"
     if true is None:
         known = {
@@ -149,16 +151,20 @@ def comparison(measure: str, against: str, gains: Mapping[str, Gain | None]) -> 
 
     None is a single seed, without an interval.
     """
-    found: dict[int, list[str]] = {1: [], -1: [], 0: []}
-    alone = [name for name, gain in gains.items() if gain is None]
+    by_sign: dict[int, list[str]] = {1: [], -1: [], 0: []}
+    single_seed = [name for name, gain in gains.items() if gain is None]
     for name, gain in gains.items():
         if gain is not None:
-            found[gain.sign].append(f"{name} ({gain.text})")
-    said = {1: f"better than {against}", -1: "worse" if found[1] else f"worse than {against}", 0: "no difference shown"}
-    parts = [f"{said[sign]}: {', '.join(names)}" for sign, names in found.items() if names]
-    if alone:
-        parts.append(f"one seed, so no interval: {', '.join(alone)}")
-    kind = "good" if found[1] else "bad" if found[-1] else "warn"
+            by_sign[gain.sign].append(f"{name} ({gain.text})")
+    texts = {
+        1: f"better than {against}",
+        -1: "worse" if by_sign[1] else f"worse than {against}",
+        0: "no difference shown",
+    }
+    parts = [f"{texts[sign]}: {', '.join(names)}" for sign, names in by_sign.items() if names]
+    if single_seed:
+        parts.append(f"one seed, so no interval: {', '.join(single_seed)}")
+    kind = "good" if by_sign[1] else "bad" if by_sign[-1] else "warn"
     return kind, f"By {measure}, seed by seed, {'; '.join(parts)}."
 
 

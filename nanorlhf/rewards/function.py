@@ -51,8 +51,8 @@ class Responses:
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, some: slice) -> "Responses":
-        return Responses(self.queries[some], self.responses[some], self.response_ids[some], self.records[some])
+    def __getitem__(self, rows: slice) -> "Responses":
+        return Responses(self.queries[rows], self.responses[rows], self.response_ids[rows], self.records[rows])
 
 
 class RewardFunction:
@@ -115,40 +115,40 @@ class RewardFunction:
         self, wanted: dict[str, inspect.Parameter], records: Iterable[dict], has_all: bool
     ) -> tuple[str, ...]:
         """Return the fields of rows to pass. Raises InputError for a name without default that no row has."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for number, record in enumerate(records):
-            if not wanted.keys() - found.keys() and not (has_all and number < MAX_ROWS):
+            if not wanted.keys() - names.keys() and not (has_all and number < MAX_ROWS):
                 break
-            found |= dict.fromkeys(fields_of(record))
+            names |= dict.fromkeys(fields_of(record))
         for name, parameter in wanted.items():
-            if name not in found and parameter.default is parameter.empty:
-                known = ", ".join(islice(found, 20)) or "none"
+            if name not in names and parameter.default is parameter.empty:
+                known = ", ".join(islice(names, 20)) or "none"
                 raise InputError(
                     f"{self.name}: {self.source} has the parameter {name!r}, but no row of the data has this field in "
                     f"its meta (fields: {known})."
                 )
-        return tuple(name for name in found if has_all or name in wanted)
+        return tuple(name for name in names if has_all or name in wanted)
 
-    def __call__(self, given: Responses) -> list[Value]:
+    def __call__(self, batch: Responses) -> list[Value]:
         try:
-            values = self.function(*self.positional(given), **self.by_name(given))
+            values = self.function(*self.positional(batch), **self.by_name(batch))
             if inspect.iscoroutine(values):
                 values = asyncio.run(values)
             values = plain(values)
         except (Exception, SystemExit) as error:  # user code may raise anything
             raise InputError(f"{self.name}: {raised(error, self.path, self.file)}.") from error
-        return self.checked(values, given)
+        return self.checked(values, batch)
 
-    def positional(self, given: Responses) -> tuple[list[str], ...]:
-        return () if self.is_trl else ([*given.queries], [*given.responses])  # copies: a function may change them
+    def positional(self, batch: Responses) -> tuple[list[str], ...]:
+        return () if self.is_trl else ([*batch.queries], [*batch.responses])  # copies: a function may change them
 
-    def by_name(self, given: Responses) -> dict[str, list]:
-        fields = [fields_of(record) for record in given.records]
+    def by_name(self, batch: Responses) -> dict[str, list]:
+        fields = [fields_of(record) for record in batch.records]
         columns = {name: [row.get(name) for row in fields] for name in self.columns}
-        response_ids = [[*ids] for ids in given.response_ids]
-        offered: dict[str, list] = {"records": [*given.records], "response_ids": response_ids}
+        response_ids = [[*ids] for ids in batch.response_ids]
+        offered: dict[str, list] = {"records": [*batch.records], "response_ids": response_ids}
         if self.is_trl:
-            turns = list(zip(given.queries, given.responses, given.records, strict=True))
+            turns = list(zip(batch.queries, batch.responses, batch.records, strict=True))
             offered = {
                 "prompts": [prompt_of(query, record) for query, _, record in turns],
                 "completions": [completion_of(response, record) for _, response, record in turns],
@@ -156,20 +156,20 @@ class RewardFunction:
             }
         return columns | {name: offered[name] for name in self.given}
 
-    def checked(self, values: Any, given: Responses) -> list[Value]:
+    def checked(self, values: Any, batch: Responses) -> list[Value]:
         """Return the values as floats. Raises InputError for anything but one value per response."""
         if not isinstance(values, list):
             raise InputError(
                 f"{self.name}: {self.source} must return a list, one value per response, not {shown(values)}."
             )
-        if len(values) != len(given):
-            raise InputError(f"{self.name}: {self.source} returned {len(values)} values for {len(given)} responses.")
-        return [self.checked_value(value, i, given) for i, value in enumerate(values)]
+        if len(values) != len(batch):
+            raise InputError(f"{self.name}: {self.source} returned {len(values)} values for {len(batch)} responses.")
+        return [self.checked_value(value, i, batch) for i, value in enumerate(values)]
 
-    def checked_value(self, value: Any, i: int, given: Responses) -> Value:
+    def checked_value(self, value: Any, i: int, batch: Responses) -> Value:
         if value is None:
             return None
-        of_response = f"for the response {given.responses[i]!r:.60}"
+        of_response = f"for the response {batch.responses[i]!r:.60}"
         numbers = value if isinstance(value, list) else [value]
         for number in numbers:
             if not is_finite(number):
@@ -179,10 +179,10 @@ class RewardFunction:
                 )
         if not isinstance(value, list):
             return float(value)
-        if len(numbers) != len(given.response_ids[i]):
+        if len(numbers) != len(batch.response_ids[i]):
             raise InputError(
                 f"{self.name}: {self.source} returned {len(numbers)} rewards {of_response}, which has "
-                f"{len(given.response_ids[i])} tokens with its EOS."
+                f"{len(batch.response_ids[i])} tokens with its EOS."
             )
         return [float(number) for number in numbers]
 

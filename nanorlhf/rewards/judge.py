@@ -82,11 +82,11 @@ def last_grade(answer: str) -> float | None:
     # remarks: Score (1-10): 7 (good)
     line = re.sub(r"\([^()0-9]*\)|\([^()]*\)(?=\W*[:=])", " ", line)
     line = MARKUP.sub(" ", line).strip(" \t'").rstrip(" \t.!,;'")
-    found = GRADE_LINE.fullmatch(line)
-    if found is None or LIMIT.search(found["label"] or ""):
+    match = GRADE_LINE.fullmatch(line)
+    if match is None or LIMIT.search(match["label"] or ""):
         return None
-    texts = found.groupdict()
-    numbers = {name: float(texts[name].replace(",", ".")) for name in ("grade", "most", "percent") if texts[name]}
+    groups = match.groupdict()
+    numbers = {name: float(groups[name].replace(",", ".")) for name in ("grade", "most", "percent") if groups[name]}
     grade, most, percent = numbers["grade"], numbers.get("most"), numbers.get("percent")
     if most is not None and not (most > 0 and grade <= most):
         return None
@@ -98,15 +98,15 @@ def last_grade(answer: str) -> float | None:
 def read_settings(flag: str, path: str) -> dict[str, Any]:
     """Read the fields of a judge's file. Raises InputError for a missing, unknown or invalid one."""
     try:
-        given = tomllib.loads(read_text(Path(path)))
+        fields = tomllib.loads(read_text(Path(path)))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{flag}: {path} isn't a TOML file ({error}).") from error
-    if unknown := sorted(given.keys() - FIELDS.keys()):
+    if unknown := sorted(fields.keys() - FIELDS.keys()):
         raise InputError(f"{flag}: {path} has the unknown field {unknown[0]!r}; known fields: {', '.join(FIELDS)}.")
     settings = {name: default for name, (_, default) in FIELDS.items()}
     for name, (kind, default) in FIELDS.items():
-        if name in given or default is None:
-            settings[name] = field(given, name, kind, path)
+        if name in fields or default is None:
+            settings[name] = field(fields, name, kind, path)
     for name in ("max_calls", "workers", "timeout", "max_tokens"):
         if settings[name] <= 0 or (name == "workers" and settings[name] > 500):
             raise InputError(

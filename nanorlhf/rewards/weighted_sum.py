@@ -105,11 +105,11 @@ class Rewards:
         token_rewards = torch.zeros(batch.response.shape, device=batch.response.device)
         self.means = {}
         for reward, weight in zip(self.rewards, self.weights, strict=True):
-            found = reward.score(batch)
-            self.check_tokens(reward, bool(found.token_rewards.any()))
-            scores += weight * found.scores
-            token_rewards += weight * found.token_rewards
-            totals = (found.scores + found.token_rewards.sum(1))[found.applies]
+            result = reward.score(batch)
+            self.check_tokens(reward, bool(result.token_rewards.any()))
+            scores += weight * result.scores
+            token_rewards += weight * result.token_rewards
+            totals = (result.scores + result.token_rewards.sum(1))[result.applies]
             if len(totals):
                 self.means[f"reward/{reward.label}"] = totals.mean().item()
         return scores, token_rewards
@@ -149,10 +149,10 @@ def load_rewards(
     paths = items(reward_model)
     if reward is None and not isinstance(weights, tuple):
         return Rewards([RewardModel("--reward-model", paths, tokenizer, device, size, weights or "mean")], [1.0])
-    flag, given = ("--reward-model", paths) if reward is None else ("--reward", items(reward))
+    flag, sources = ("--reward-model", paths) if reward is None else ("--reward", items(reward))
     rewards: list[Reward] = []
     rules = []
-    for item in given:
+    for item in sources:
         kind, path = parse(item)
         if kind == "function":
             from nanorlhf.rewards.rule import Rule  # imported only if needed

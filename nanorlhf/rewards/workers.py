@@ -70,31 +70,31 @@ class Workers:
         self.workers: list[Worker] = []
         weakref.finalize(self, kill_all, self.workers)  # at the latest at interpreter exit
 
-    def __call__(self, given: Responses) -> list[Value]:
+    def __call__(self, batch: Responses) -> list[Value]:
         try:
-            return self.call(given)
+            return self.call(batch)
         except BaseException:  # interrupts too: late answers would be taken for the next call's
             kill_all(self.workers)
             raise
 
-    def call(self, given: Responses) -> list[Value]:
+    def call(self, batch: Responses) -> list[Value]:
         limit = self.function.time_limit
-        size = 1 if limit is not None else -(-len(given) // (CHUNKS * self.num))
-        waiting = deque(range(0, len(given), size))
-        values: list[Value] = [None] * len(given)
+        size = 1 if limit is not None else -(-len(batch) // (CHUNKS * self.num))
+        waiting = deque(range(0, len(batch), size))
+        values: list[Value] = [None] * len(batch)
         self.num_timeouts = 0
         while len(self.workers) < min(self.num, len(waiting)):
             self.workers.append(Worker(self.function))
         idle, busy = [*self.workers], dict[Any, Worker]()
         settings: dict[str, Any] = {"unit": " responses", "delay": SLOW, "leave": False, "disable": not self.show}
-        with Progress(total=len(given), desc=self.function.name, **settings) as progress:
+        with Progress(total=len(batch), desc=self.function.name, **settings) as progress:
             while waiting or busy:
                 while waiting and idle:
                     worker = idle.pop()
                     worker.start = waiting.popleft()
                     worker.deadline = time.monotonic() + limit if limit and worker.is_ready else float("inf")
                     busy[worker.connection] = worker
-                    self.exchange(worker, given[worker.start : worker.start + size])
+                    self.exchange(worker, batch[worker.start : worker.start + size])
                 remaining = min(worker.deadline for worker in busy.values()) - time.monotonic()
                 timeout = None if remaining == float("inf") else max(0.0, remaining)
                 for connection in wait([*busy], timeout):
@@ -121,10 +121,10 @@ class Workers:
                             idle.append(self.workers[-1])
         return values
 
-    def exchange(self, worker: Worker, given: Responses | None = None) -> Any:
+    def exchange(self, worker: Worker, batch: Responses | None = None) -> Any:
         """Send responses to a worker, or receive its answer. Raises InputError if the process has ended."""
         try:
-            return worker.connection.recv() if given is None else worker.connection.send(given)
+            return worker.connection.recv() if batch is None else worker.connection.send(batch)
         except (EOFError, OSError) as error:
             with suppress(subprocess.TimeoutExpired):
                 worker.process.wait(1)  # get its own exit code before we kill it

@@ -111,8 +111,8 @@ def outcome(result: dict, name: str) -> Outcome:
 def trainer(result: dict, name: str, models: list[str]) -> str | None:
     """Return the reward model in the settings of a policy's run, else the first one."""
     words, settings = result["args"]["policies"], result["args"]
-    place = read_settings(words[words.index(name) + 1]).get("reward_model")
-    return next((model for model in models if settings[MODELS[model]] == place), models[0] if models else None)
+    reward_model = read_settings(words[words.index(name) + 1]).get("reward_model")
+    return next((model for model in models if settings[MODELS[model]] == reward_model), models[0] if models else None)
 
 
 def measure_of(metric: str) -> str:

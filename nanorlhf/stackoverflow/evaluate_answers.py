@@ -74,8 +74,8 @@ class Inputs:
 
     args: Args
     device: torch.device
-    policies: dict[str, str]  # name -> place
-    reward_places: dict[str, str | None]
+    policies: dict[str, str]  # name -> checkpoint
+    reward_checkpoints: dict[str, str | None]
     tokenizer: Tokenizer
     rows: list[Demonstration]
     gold: Gold | None
@@ -96,8 +96,8 @@ def main(args: Args) -> dict:
     n = args.num_samples
     measured, texts = {}, {}  # by policy
     results: dict[str, dict] = {}
-    for name, place in Progress(inputs.policies.items(), desc="policies"):
-        query, response = answers(place, inputs)
+    for name, checkpoint in Progress(inputs.policies.items(), desc="policies"):
+        query, response = answers(checkpoint, inputs)
         texts[name], measured[name] = measure(query, response, n, inputs)
         results[name] = endings(response, inputs.tokenizer)
     human = measure_references(inputs)
@@ -122,7 +122,7 @@ def main(args: Args) -> dict:
         "encoder": args.encoder,
         "args": settings_of(args),
     }
-    runs = [place for place in (*inputs.policies.values(), *inputs.reward_places.values()) if place]
+    runs = [checkpoint for checkpoint in (*inputs.policies.values(), *inputs.reward_checkpoints.values()) if checkpoint]
     shown = samples[: args.num_report_samples]
     return write_evaluation(args, result, answer_report.page(result, runs, shown), {"samples.jsonl": samples})
 
@@ -130,32 +130,36 @@ def main(args: Args) -> dict:
 def load(args: Args) -> Inputs:
     device = begin(args)
     policies = named_policies(args.policies)
-    places = {"rm_regression": args.regression_model, "rm_contrastive": args.contrastive_model}
-    tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), *places.values()], args.gold)
+    checkpoints = {"rm_regression": args.regression_model, "rm_contrastive": args.contrastive_model}
+    tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), *checkpoints.values()], args.gold)
     path, Q, T = args.data / "sft.validation.jsonl", args.max_query_length, args.max_response_length
     rows = list(load_demonstrations(path, tokenizer, Q, T)[: args.num_queries])
     longest = {str(path): longest_text(rows, args.response_length)}
     flags = {"--regression-model": args.regression_model, "--contrastive-model": args.contrastive_model}
-    for flag, place in (flags | {"--gold": args.gold}).items():
-        check_model(flag, place, tokenizer, longest)
+    for flag, checkpoint in (flags | {"--gold": args.gold}).items():
+        check_model(flag, checkpoint, tokenizer, longest)
     return Inputs(
         args=args,
         device=device,
         policies=policies,
-        reward_places=places,
+        reward_checkpoints=checkpoints,
         tokenizer=tokenizer,
         rows=rows,
         gold=load_gold(args.gold, args, tokenizer, device),
-        reward_models={name: load_model(load_scalar, place, args, device) for name, place in places.items() if place},
+        reward_models={
+            name: load_model(load_scalar, checkpoint, args, device)
+            for name, checkpoint in checkpoints.items()
+            if checkpoint
+        },
         # BERTScore is ours: bert-score 0.3.13, the last, calls a tokenizer method that transformers 5 no longer has
         encoder=load_encoder(args.encoder, args.encoder_layer, device) if args.encoder else None,
     )
 
 
-def answers(place: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def answers(checkpoint: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Sample n answers per question, as query and response, and free the policy before the next one is loaded."""
     args = inputs.args
-    policy = load_policy(place, inputs.rows, inputs.tokenizer, args, inputs.device)
+    policy = load_policy(checkpoint, inputs.rows, inputs.tokenizer, args, inputs.device)
     return sample(
         policy, inputs.rows, inputs.tokenizer, args, args.num_samples, temperature=args.temperature, top_k=args.top_k,
         top_p=args.top_p, no_repeat_ngram_size=args.no_repeat_ngram_size,
@@ -166,17 +170,17 @@ def measure(query: Tensor, response: Tensor, n: int, inputs: Inputs) -> tuple[li
     """Return the texts and all metrics, (questions, n), of n answers per question. [SO table 1]"""
     args, tokenizer = inputs.args, inputs.tokenizer
     texts = [tokenizer.decode(ids) for ids in response.tolist()]
-    truths = [reference for reference in inputs.references for _ in range(n)]
-    rouges = rouge_scores(truths, texts)
-    columns = {"bleu": sentence_bleu(truths, texts), "rouge1": rouges["rouge1"], "rouge2": rouges["rouge2"]}
+    references = [reference for reference in inputs.references for _ in range(n)]
+    rouges = rouge_scores(references, texts)
+    columns = {"bleu": sentence_bleu(references, texts), "rouge1": rouges["rouge1"], "rouge2": rouges["rouge2"]}
     if inputs.encoder:
-        columns["bertscore"] = bert_score(truths, texts, inputs.encoder)
+        columns["bertscore"] = bert_score(references, texts, inputs.encoder)
     with autocast(args.dtype, inputs.device):
         for name, model in inputs.reward_models.items():
             columns[name] = rm_scores(model, query, response, tokenizer.pad_id, args.batch_size)
         if inputs.gold:
-            asked = [question for question in inputs.queries for _ in range(n)]
-            columns["gold_score"] = inputs.gold.of_ids(asked, query, response)
+            questions = [question for question in inputs.queries for _ in range(n)]
+            columns["gold_score"] = inputs.gold.of_ids(questions, query, response)
     return texts, {name: np.array(column).reshape(-1, n) for name, column in columns.items()}
 
 
@@ -229,10 +233,10 @@ def statistics(columns: dict[str, np.ndarray], args: Args) -> dict:
 def reciprocal_ranks(columns: dict[str, np.ndarray], labels: np.ndarray) -> dict:
     """Return one policy's MRR@k by each metric, over fully labelled questions; labels (questions, n)."""
     labelled = ~np.isnan(labels).any(axis=1)  # (questions,)
-    found: dict = {"num_labelled": int(labelled.sum())}
+    result: dict = {"num_labelled": int(labelled.sum())}
     if labelled.any():
-        found["mrr_at_k"] = {  # [SO mrr@k]
+        result["mrr_at_k"] = {  # [SO mrr@k]
             metric: [mrr_at_k(scores[labelled], labels[labelled], k) for k in range(1, labels.shape[1] + 1)]
             for metric, scores in columns.items()
         }
-    return found
+    return result

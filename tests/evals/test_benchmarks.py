@@ -108,7 +108,7 @@ def test_accuracies_are_those_of_single_texts(rewardbench_result):
     assert result["num_seeds"] == {"rm": 2, "dpo": 1} and result["implicit"] == ["dpo"]
 
 
-def test_what_is_left_at_equal_length(rewardbench_result):
+def test_accuracy_at_equal_length(rewardbench_result):
     args, result = rewardbench_result
     rule = result["length"]["the longer one"]
     assert rule["margin_weight"] is rule["controlled"] is None and rule["length_weight"]["interval"]
@@ -249,7 +249,7 @@ def test_the_batch_size_changes_nothing(rewardbench_result):
         ({"data": Path("no/data")}, "no/data"),
     ],
 )
-def test_bad_settings_are_one_sentence_and_write_nothing(rewardbench_result, changes, sentence):
+def test_bad_settings_raise_input_error_and_write_nothing(rewardbench_result, changes, sentence):
     args, _ = rewardbench_result
     out = args.out.parent / "refused"
     with pytest.raises(InputError, match=sentence):
@@ -276,7 +276,7 @@ def test_bad_settings_are_one_sentence_and_write_nothing(rewardbench_result, cha
         (lambda rows: [row | {"meta": {"benchmark": "RM-Bench"}} for row in rows], "jsonl:1: the field 'record' is m"),
     ],
 )
-def test_a_broken_benchmark_is_one_sentence(args, rm_bench, tmp_path, change, sentence):
+def test_a_malformed_benchmark_raises_input_error(args, rm_bench, tmp_path, change, sentence):
     rows = [row for _, row in iter_jsonl(rm_bench / "comparisons.validation.jsonl")]
     write_jsonl(tmp_path / "comparisons.validation.jsonl", change(rows))
     with pytest.raises(InputError, match=re.escape(sentence)):

@@ -123,7 +123,7 @@ def test_all_can_read_the_report(args, unreadable):
         ({"rewards": ("nothing",)}, "returned None for a response"),
     ],
 )
-def test_what_can_not_be_evaluated_is_refused(args, tmp_path, change, sentence):
+def test_invalid_settings_raise_input_error(args, tmp_path, change, sentence):
     if "rewards" in change:
         change = {"rewards": rules(tmp_path, *change["rewards"])}
     with pytest.raises(InputError, match=sentence):

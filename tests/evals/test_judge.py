@@ -37,7 +37,7 @@ PAIR = Pair("POST: I lost my keys.\n\nTL;DR:", " keys lost", " no keys")
         "{}",
     ],
 )
-def test_a_verdict_in_any_of_the_accepted_forms_is_read(frame, mark, letter) -> None:
+def test_all_accepted_forms_of_a_verdict_are_parsed(frame, mark, letter) -> None:
     assert parse(frame.format(mark.format(letter))) == letter
 
 
@@ -80,7 +80,7 @@ def test_anything_else_is_unparsed(answer) -> None:
 
 
 @given(st.text(alphabet="AB\"*: \n.Preferedsumay'"))
-def test_what_is_read_stands_in_the_last_line(answer) -> None:
+def test_the_verdict_is_read_from_the_last_line(answer) -> None:
     verdict = parse(answer)
     if verdict:
         last = answer.strip("* \n").splitlines()[-1]
@@ -98,7 +98,7 @@ def test_the_prompt_is_the_papers_and_texts_are_put_in_once() -> None:
     assert prompt_of(pair, ours_first=False) == prompt_of(Pair(pair.query, pair.theirs, pair.ours), ours_first=True)
 
 
-def test_the_order_is_a_fair_coin_of_seed_and_texts_alone() -> None:
+def test_the_order_is_a_fair_coin_determined_by_seed_and_texts() -> None:
     pairs = [Pair(f"post {i}", "ours", "theirs") for i in range(2000)]
     first = [orders(pair, seed=1, both=False)[0] for pair in pairs]
     assert first == [orders(pair, seed=1, both=False)[0] for pair in pairs]
@@ -128,7 +128,7 @@ def test_the_verdict_is_about_the_texts_whatever_their_order(both) -> None:
         assert (row["query"], row["ours"], row["theirs"]) == pair
 
 
-def test_a_judge_who_always_says_a_gives_a_coin_in_one_order_and_ties_in_both() -> None:
+def test_a_judge_that_always_prefers_a_gives_coin_flips_in_one_order_and_ties_in_both() -> None:
     pairs = [Pair(f"post {i}", "one", "two") for i in range(400)]
     rows = judge_pairs(pairs, 3, False, lambda prompts: dict.fromkeys(prompts, "Preferred: A"))
     assert {row["preferred"] for row in rows} == {"ours", "theirs"}
@@ -137,7 +137,7 @@ def test_a_judge_who_always_says_a_gives_a_coin_in_one_order_and_ties_in_both() 
     assert {row["preferred"] for row in rows} == {"tie"}
 
 
-def test_half_a_verdict_is_none_and_no_answer_is_not_unparsed() -> None:
+def test_missing_verdicts_and_missing_answers_are_distinguished() -> None:
     def first_only(prompts: list[str]) -> dict[str, str]:
         return {prompts[0]: "Preferred: A", prompts[1]: "I cannot say."}
 
@@ -332,7 +332,7 @@ def test_settings_that_are_none_and_a_key_that_is_none_are_not_sent(serve, tmp_p
         not_http,
     ],
 )
-def test_what_may_pass_is_tried_again(serve, tmp_path, bad) -> None:
+def test_temporary_errors_are_retried(serve, tmp_path, bad) -> None:
     server, endpoint = serve(bad, bad, fine())
     answers, account = ask_all(["p"], endpoint, tmp_path / "cache.jsonl")
     assert parse(answers["p"]) == "A" and len(server.seen) == 3
@@ -359,7 +359,7 @@ def test_what_may_pass_is_tried_again(serve, tmp_path, bad) -> None:
         chat("Preferred: A") + b"}",
     ],
 )
-def test_an_answer_that_is_no_chat_completion_is_left_out_and_the_others_stay(serve, tmp_path, garbage) -> None:
+def test_an_answer_that_is_not_a_chat_completion_is_skipped(serve, tmp_path, garbage) -> None:
     _, endpoint = serve(reply(200, garbage), fine())
     answers, account = ask_all(["p", "q"], endpoint, tmp_path / "cache.jsonl")
     assert answers.keys() == {"q"} and "not a chat completion (" in account["last_error"]
@@ -388,7 +388,7 @@ def drip_headers(handler: BaseHTTPRequestHandler) -> None:
 
 
 @pytest.mark.parametrize("slow", [drip, drip_an_error, drip_headers])
-def test_an_answer_that_drips_without_end_is_left(serve, tmp_path, monkeypatch, slow) -> None:
+def test_an_endless_slow_answer_is_aborted(serve, tmp_path, monkeypatch, slow) -> None:
     monkeypatch.setattr(endpoint_module, "TRIES", 2)
     monkeypatch.setattr(endpoint_module, "LONGEST", 1)
     server, endpoint = serve(slow, slow, fine(), timeout=0.3)
@@ -399,7 +399,7 @@ def test_an_answer_that_drips_without_end_is_left(serve, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("status", [200, 400, 500])
-def test_an_answer_that_is_too_long_is_left_out_and_asked_for_once(serve, tmp_path, monkeypatch, status) -> None:
+def test_an_answer_that_is_too_long_is_skipped_without_retry(serve, tmp_path, monkeypatch, status) -> None:
     monkeypatch.setattr(endpoint_module, "MAX_ANSWER", 9000)
     server, endpoint = serve(reply(status, b" " * 10_000), fine())
     answers, account = ask_all(["p", "q"], endpoint, tmp_path / "cache.jsonl")
@@ -407,13 +407,13 @@ def test_an_answer_that_is_too_long_is_left_out_and_asked_for_once(serve, tmp_pa
     assert account["last_error"] == "an answer of more than 9,000 bytes"
 
 
-def test_a_server_that_hangs_is_left_and_tried_again(serve, tmp_path) -> None:
+def test_a_request_to_a_hanging_server_is_retried(serve, tmp_path) -> None:
     server, endpoint = serve(lambda h: server.slow(h), fine(), timeout=1.0)
     answers, account = ask_all(["p"], endpoint, tmp_path / "cache.jsonl")
     assert parse(answers["p"]) == "A" and account["num_calls"] == 2
 
 
-def test_a_prompt_that_never_gets_an_answer_is_left_out_and_the_others_stay(serve, tmp_path) -> None:
+def test_a_prompt_without_an_answer_is_skipped(serve, tmp_path) -> None:
     server, endpoint = serve(fine(), *[reply(500, b"broken")] * endpoint_module.TRIES, fine("B"))
     answers, account = ask_all(["p", "q", "r"], endpoint, tmp_path / "cache.jsonl")
     assert answers.keys() == {"p", "r"} and len(server.seen) == endpoint_module.TRIES + 2
@@ -421,7 +421,7 @@ def test_a_prompt_that_never_gets_an_answer_is_left_out_and_the_others_stay(serv
     assert account == {"num_calls": endpoint_module.TRIES + 2, "stopped": "", **errors}
 
 
-def test_a_refused_prompt_costs_one_call_and_the_others_continue(serve, tmp_path) -> None:
+def test_a_rejected_prompt_costs_one_call(serve, tmp_path) -> None:
     server, endpoint = serve(reply(400, b'{"error": "content filter"}'), fine())
     answers, account = ask_all(["p", "q"], endpoint, tmp_path / "cache.jsonl")
     assert answers.keys() == {"q"} and len(server.seen) == 2 and "content filter" in account["last_error"]
@@ -429,7 +429,7 @@ def test_a_refused_prompt_costs_one_call_and_the_others_continue(serve, tmp_path
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 401, 403, 404])
-def test_a_refusal_of_everything_stops_at_once_and_no_redirect_is_followed(serve, tmp_path, status) -> None:
+def test_a_rejecting_endpoint_stops_at_once_and_redirects_are_not_followed(serve, tmp_path, status) -> None:
     elsewhere, _ = serve(fine())
     target = f"http://127.0.0.1:{elsewhere.http.server_port}/v1/chat/completions"
     server, endpoint = serve(fine(), reply(status, b"no", Location=target), key="sk-secret")
@@ -438,14 +438,14 @@ def test_a_refusal_of_everything_stops_at_once_and_no_redirect_is_followed(serve
     assert account["stopped"] == f"the endpoint refuses: HTTP {status} no"
 
 
-def test_many_prompts_in_a_row_without_an_answer_end_it(serve, tmp_path) -> None:
+def test_ten_unanswered_prompts_in_a_row_stop_the_judge(serve, tmp_path) -> None:
     server, endpoint = serve(reply(400, b"temperature is not supported"))
     answers, account = ask_all([f"p{i}" for i in range(50)], endpoint, tmp_path / "cache.jsonl")
     assert answers == {} and len(server.seen) == 10
     assert account["stopped"] == "10 prompts in a row got no answer (HTTP 400 temperature is not supported)"
 
 
-def test_no_server_at_all_is_an_account_not_an_exception(serve, tmp_path) -> None:
+def test_a_missing_server_is_reported_without_an_exception(serve, tmp_path) -> None:
     with socket.socket() as free:  # bound but not listening: connections are refused
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1/chat/completions"
@@ -455,7 +455,7 @@ def test_no_server_at_all_is_an_account_not_an_exception(serve, tmp_path) -> Non
     assert "refused" in account["last_error"]
 
 
-def test_the_cap_stops_asking_and_what_was_judged_stays(serve, tmp_path) -> None:
+def test_the_cap_stops_requests_and_keeps_verdicts(serve, tmp_path) -> None:
     server, endpoint = serve(reply(500), fine(), max_calls=4, workers=3)
     cache = tmp_path / "cache.jsonl"
     prompts = [f"p{i}" for i in range(10)]
@@ -595,13 +595,13 @@ def test_an_address_may_be_the_base_or_the_whole(url, full) -> None:
      "user:secret@x:8000/v1", "ftp://user:secret@x/v1", "http://user:se/cr@et@x/v1", "x/v1?key=secret",
      "http://user:secret@x:99999/v1", "file:///etc/passwd", ""],
 )  # fmt: skip
-def test_what_is_no_address_is_refused_and_a_secret_in_it_not_repeated(url) -> None:
+def test_an_invalid_url_raises_input_error_without_repeating_its_secret(url) -> None:
     with pytest.raises(InputError, match="^--judge-url") as caught:
         completions_url("--judge-url", url)
     assert not re.search("secret|se/cr|et@x", str(caught.value))
 
 
-def test_nothing_to_ask_is_no_file_and_no_request(serve, tmp_path) -> None:
+def test_without_prompts_there_is_no_file_and_no_request(serve, tmp_path) -> None:
     server, endpoint = serve(fine())
     assert ask_all([], endpoint, tmp_path / "none" / "cache.jsonl")[0] == {}
     assert not (tmp_path / "none").exists() and server.seen == []

@@ -197,7 +197,7 @@ def test_a_cap_leaves_every_policy_judged_on_the_same_queries(args, serve, tmp_p
     assert "stopped asking: the cap of 6 calls is reached" in overview(result).text()
 
 
-def test_an_endpoint_that_refuses_costs_the_column_and_not_the_evaluation(args, serve, tmp_path) -> None:  # noqa: F811
+def test_an_endpoint_that_rejects_requests_leaves_only_the_judge_columns_empty(args, serve, tmp_path) -> None:  # noqa: F811
     _, endpoint = serve(reply(401, b"no such key"))
     result = evaluation.main(
         replace(args, out=tmp_path / "eval", judge_url=endpoint.url, judge_cache=tmp_path / "c", gold=None)
@@ -218,7 +218,7 @@ def test_policies_are_judged_against_each_other(args, serve, tmp_path) -> None: 
     assert {len(row["ours_first"]) for row in rows if row["ours"] != row["theirs"]} == {2}
 
 
-def test_a_dry_run_prints_the_prompts_asks_nobody_and_writes_nothing(args, serve, tmp_path, capsys) -> None:  # noqa: F811
+def test_a_dry_run_prints_the_prompts_and_sends_and_writes_nothing(args, serve, tmp_path, capsys) -> None:  # noqa: F811
     server, endpoint = serve(by_length)
     dry = replace(args, out=tmp_path / "eval", judge_url=endpoint.url, judge_cache=tmp_path / "c", judge_dry_run=True)
     evaluation.main(dry)
@@ -256,13 +256,13 @@ def test_bad_flags_are_refused_before_anything_slow(args, tmp_path, monkeypatch,
     assert not (tmp_path / "refused").exists()
 
 
-def test_one_policy_alone_has_none_to_be_judged_against(args, tmp_path) -> None:
+def test_a_single_policy_can_not_be_judged_against_itself(args, tmp_path) -> None:
     alone = replace(args, policies=args.policies[:2], judge_url="http://x/v1", judge_against="sft", out=tmp_path / "o")
     with pytest.raises(InputError, match="one policy of several"):
         evaluation.main(alone)
 
 
-def test_without_the_library_the_error_says_how_to_install_it(args, tmp_path, monkeypatch) -> None:
+def test_a_missing_library_raises_input_error_with_the_install_command(args, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("nanorlhf.evals.judged.find_spec", lambda name: None)
     with pytest.raises(InputError, match="--judge-url http://x/v1 .*`pip install openai`"):
         evaluation.main(replace(args, judge_url="http://x/v1", out=tmp_path / "o"))

@@ -167,7 +167,7 @@ def test_the_batch_size_changes_nothing(args, result):
         ({"data": Path("no/data")}, "no/data"),
     ],
 )
-def test_bad_input_is_one_sentence_and_writes_nothing(args, changes, named):
+def test_bad_input_raises_input_error_and_writes_nothing(args, changes, named):
     out = args.out.parent / "refused"
     with pytest.raises(InputError, match=named):
         evaluation.main(replace(args, out=out, **changes))

@@ -51,7 +51,7 @@ def test_the_settings_of_every_recipe_are_within_their_ranges(name) -> None:
         ("str", {"num_resamples": 0}, "--num-resamples 0: it must be from 1 to a million."),
     ],
 )
-def test_a_number_outside_its_range_is_one_sentence(recipe, change, sentence) -> None:
+def test_a_number_outside_its_range_raises_input_error(recipe, change, sentence) -> None:
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         evaluation.main(replace(evaluation.RECIPES[recipe][1], **change))
 

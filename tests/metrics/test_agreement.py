@@ -225,12 +225,12 @@ def test_pairs_that_not_all_have_labelled_count_for_those_who_have() -> None:
 
 
 @pytest.mark.parametrize("choices", [("0", "1"), ("00", "00"), ("0-", "-1")])
-def test_where_nothing_can_be_said_of_agreement_it_is_none(choices) -> None:
+def test_agreement_without_data_is_none(choices) -> None:
     found = pair_agreement(labelled(*choices, names="ab"[: len(choices[0])]))
     assert found["cohen_kappa"] is None and found["fleiss_kappa"] is None
 
 
-def test_who_always_takes_the_first_agrees_by_chance_alone() -> None:
+def test_always_choosing_the_first_agrees_only_by_chance() -> None:
     assert pair_agreement(labelled("000", "000", "000", "001"))["fleiss_kappa"] < 0
 
 
@@ -248,7 +248,7 @@ def test_a_triad_is_circular_where_each_of_three_wins_once() -> None:
     assert fmean(shares) == 0.25
 
 
-def test_triads_are_one_persons_and_one_querys() -> None:
+def test_triads_are_per_annotator_and_query() -> None:
     both = triad("x", "y", "z") + triad("x", "y", "x", who="b")
     assert pair_agreement(both)["circular_share"] == 0.5 and pair_agreement(both)["num_triads"] == 2
     split = triad("x", "y", "z")[:2] + triad("x", "y", "z", query="p")[2:] + triad("x", "y", "z", who="b")[2:]

@@ -89,7 +89,7 @@ def wins_of(probabilities: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_a_judge_that_likes_length_alone_prefers_nobody_at_equal_length() -> None:
+def test_a_judge_by_length_has_no_preference_at_equal_length() -> None:
     """Our texts are longer in 84 of 100 pairs; the judge prefers the longer one mostly or always."""
     d = differences(300, 100)
     always = (np.sign(d) + 1)[..., None] / 2  # equally long texts are a tie
@@ -106,7 +106,7 @@ def test_a_judge_that_does_not_look_at_length_has_the_same_rate_at_equal_length(
     assert rate == pytest.approx(wins.mean(), abs=0.05) and low < wins.mean() < high
 
 
-def test_quality_is_found_under_a_liking_for_length() -> None:
+def test_quality_is_found_despite_a_length_bias() -> None:
     """Our texts are better but shorter: only the controlled rate shows it."""
     d = differences(800, -100)
     wins = wins_of(expit(0.8 + 2 * np.tanh(d / d.std(ddof=1))))

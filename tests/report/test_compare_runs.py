@@ -162,7 +162,7 @@ def test_whitening_is_compared_between_runs_that_share_all_other_settings(tmp_pa
     assert whitening_figures(read_runs(Args(runs=pairs(a=plain, b=[other]), out=tmp_path / "out"))) == []
 
 
-def test_the_page_shows_the_figures_and_says_which_are_missing_and_why(tmp_path, seeds, capsys) -> None:
+def test_the_page_shows_figures_and_reasons_for_missing_ones(tmp_path, seeds, capsys) -> None:
     rms = [make_run(tmp_path / f"rm{i}", size=10**i, summary={"validation_accuracy": 0.6 + i / 10}) for i in (1, 2)]
     for place in rms:
         (place / "metrics.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n')
@@ -238,7 +238,7 @@ def test_all_can_read_the_page(tmp_path, seeds, unreadable) -> None:
         (lambda root, run: (root / "out").write_text("x") and {}, "out is a file"),
     ],
 )
-def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, change, sentence) -> None:
+def test_bad_input_raises_input_error_and_writes_nothing(tmp_path, change, sentence) -> None:
     run = make_run(tmp_path / "run")
     arguments = {"runs": ("ppo", str(run)), "out": tmp_path / "out"} | change(tmp_path, run)
     with pytest.raises(InputError, match=sentence):

@@ -271,7 +271,7 @@ def test_the_demos_page_is_the_one_that_its_data_give_now():
     assert len(text) < 500_000
 
 
-def test_a_page_made_anew_from_its_data_is_the_same(runs, tmp_path):
+def test_a_page_regenerated_from_its_data_is_the_same(runs, tmp_path):
     path = main(Args(run=runs / "ppo_tis", out=tmp_path / "page.html"))
     old = path.read_text()
     path.write_text(old.replace("<h1>Microscope</h1>", "<h1>Old</h1>").replace('"label":"ratio"', '"label":"old"'))
@@ -300,7 +300,7 @@ def test_the_example_in_the_docs_has_the_numbers_of_the_demos_page():
         assert data["fixed"][0]["answers"][number].strip() == said[1]
 
 
-def test_what_no_loss_counts_has_empty_cells(runs, tmp_path):
+def test_tokens_outside_the_loss_have_empty_cells(runs, tmp_path):
     """A token dropped from the loss has a ratio but no gradient; a response that no step read has neither."""
     shutil.copytree(runs / "ppo", tmp_path / "run")
     path = trace_path(tmp_path / "run", 0)
@@ -442,7 +442,7 @@ def test_the_page_is_one_file_that_needs_no_network(runs, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_text_of_a_response_cannot_end_the_data(runs, tmp_path, monkeypatch):
+def test_response_text_can_not_end_the_data(runs, tmp_path, monkeypatch):
     evil = page_data(runs / "ppo")
     evil["updates"][0]["responses"][0]["query"] = "</script><script>alert(1)</script><!--"
     monkeypatch.setattr(microscope, "page_data", lambda run: evil)
@@ -450,7 +450,7 @@ def test_text_of_a_response_cannot_end_the_data(runs, tmp_path, monkeypatch):
     assert json.loads(page.data) == json.loads(json.dumps(evil))
 
 
-def test_bad_input_is_one_sentence(runs, tmp_path):
+def test_bad_input_raises_input_error(runs, tmp_path):
     with pytest.raises(InputError, match="has no trace: train with --trace 4"):
         main(Args(run=tmp_path))
     with pytest.raises(InputError, match="--out must be a file"):

@@ -72,7 +72,7 @@ def test_checked_answers_are_judged_by_what_passes(tmp_path, solved, kind, said)
 
 
 @pytest.mark.parametrize("reward", ["rules.py:layout", ["rules.py:other", "rules.py:layout"]])
-def test_a_run_that_was_paid_for_something_else_is_over_optimised(tmp_path, reward) -> None:
+def test_a_run_trained_on_another_reward_is_over_optimised(tmp_path, reward) -> None:
     kind, said = checked_report.outcome(checked(tmp_path, DOWN, UP, reward), "ppo")[1:3]
     assert kind == "bad"
     assert said == (
@@ -82,11 +82,11 @@ def test_a_run_that_was_paid_for_something_else_is_over_optimised(tmp_path, rewa
 
 
 @pytest.mark.parametrize("reward", [None, 3, "rules.py:outcome", ["rules.py:outcome", "rules.py:layout"]])
-def test_a_run_that_was_paid_for_what_passes_is_not(tmp_path, reward) -> None:
+def test_a_run_trained_on_the_pass_reward_is_not_over_optimised(tmp_path, reward) -> None:
     assert "layout" not in checked_report.outcome(checked(tmp_path, DOWN, UP, reward), "ppo").change
 
 
-def test_checked_answers_that_are_cut_are_said(tmp_path) -> None:
+def test_verdict_reports_truncated_checked_answers(tmp_path) -> None:
     kind, said = verdict(checked_report.outcome(checked(tmp_path, UP, eos_rate=0.5), "ppo"), None)
     assert kind == "warn" and "Only 50% of responses end with EOS; the others are truncated." in said
 
@@ -149,7 +149,7 @@ def test_programs_are_judged_by_what_passes_and_what_compiles(passes, compiles, 
     assert all(POINTS[ends].removesuffix(" points") in cells for ends in (passes, compiles))
 
 
-def test_a_policy_alone_has_its_level_only() -> None:
+def test_a_single_policy_has_no_gains() -> None:
     result = programs(UP, UP) | {"differences": {}}
     del result["policies"]["rlcf"]
     assert verdict(program_report.outcome(result, "sft"), []) == (
@@ -287,7 +287,7 @@ def test_reward_models_are_judged_against_chance_and_the_first(ends, gain, kind,
     assert gain is None or f"{mean(gain):+.3f} [{gain[0]:+.3f}, {gain[1]:+.3f}]" in cells
 
 
-def test_a_reward_model_is_said_to_agree_with_the_truth_where_it_is_known() -> None:
+def test_reward_model_verdict_reports_agreement_with_gold() -> None:
     said = "It agrees with the gold score on 84% of pairs, the labels on 75% of pairs."
     assert reward_model_report.outcome(reward_models((0.68, 0.72), truth=0.84), "rm").change == said
 
@@ -305,7 +305,7 @@ def test_a_reward_model_is_said_to_agree_with_the_truth_where_it_is_known() -> N
         ),
     ],
 )
-def test_a_benchmark_is_judged_by_what_is_left_of_it_beside_length(weight, kind, said) -> None:
+def test_benchmark_verdict_depends_on_the_margin_weight(weight, kind, said) -> None:
     models = {"rm": {"mean": 0.71, "std": None, "interval": (0.69, 0.73)}}
     models["the longer one"] = {"mean": 0.55, "std": None, "interval": (0.5, 0.6)}
     result = {

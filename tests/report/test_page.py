@@ -63,7 +63,7 @@ def test_a_page_is_whole_html_without_a_network(tmp_path) -> None:
     assert not re.search(r"https?:|url\(", page)
 
 
-def test_what_is_no_python_is_among_the_package_data() -> None:
+def test_non_python_files_are_package_data() -> None:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     shipped = {file for package, globs in data.items() for glob in globs
                for file in (ROOT / package.replace(".", "/")).glob(glob)}  # fmt: skip

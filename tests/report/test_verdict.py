@@ -40,7 +40,7 @@ def test_a_policy_that_is_better_by_both_scores_is_good() -> None:
     ("gold", "said"),
     [((-1.2, -0.8), "fell (-1.00 [-1.20, -0.80])"), ((-0.1, 0.1), "did not rise (+0.00 [-0.10, +0.10])")],
 )
-def test_a_reward_model_that_is_pleased_alone_means_over_optimisation(gold, said) -> None:
+def test_a_gain_only_in_the_reward_model_score_means_over_optimisation(gold, said) -> None:
     kind, text = verdict(outcome(of(gold, (2.5, 3.0), wins=0.2), "ppo"), [])
     assert kind == "bad" and "ppo beats the references in 20% of queries (sft: 42%)." in text
     assert (
@@ -49,7 +49,7 @@ def test_a_reward_model_that_is_pleased_alone_means_over_optimisation(gold, said
     assert "Nothing looks wrong" not in text
 
 
-def test_scores_that_did_not_move_mean_that_it_did_not_learn() -> None:
+def test_unchanged_scores_mean_that_it_did_not_learn() -> None:
     kind, text = verdict(outcome(of((-0.1, 0.1), (-0.2, 0.1), wins=0.43), "ppo"), [])
     said = (
         "It did not learn: the gold score did not change (+0.00 [-0.10, +0.10]), and neither did the reward model's "
@@ -73,12 +73,12 @@ def test_scores_that_did_not_move_mean_that_it_did_not_learn() -> None:
         (None, None, "good", "ppo beats"),
     ],
 )
-def test_what_is_known_decides_what_is_said(gold, rm, kind, said) -> None:
+def test_verdict_uses_the_scores_that_are_known(gold, rm, kind, said) -> None:
     found, text = verdict(outcome(of(gold, rm), "ppo"), None)
     assert found == kind and said in text and "looks wrong" not in text
 
 
-def test_a_finding_of_the_doctor_is_said_with_its_numbers() -> None:
+def test_verdict_includes_the_doctors_findings() -> None:
     kind, text = verdict(outcome(of((1, 2), (1, 2)), "ppo"), [FINDING])
     assert kind == "warn" and text.endswith("Training run: The KL doubled. Beta is too small. (kl-grows)")
     assert verdict(outcome(of((1, 2), (1, 2)), "ppo"), [FINDING, OVER])[0] == "bad"
@@ -87,18 +87,18 @@ def test_a_finding_of_the_doctor_is_said_with_its_numbers() -> None:
     )  # a milder finding doesn't improve the verdict
 
 
-def test_responses_that_are_cut_are_said() -> None:
+def test_verdict_reports_truncated_responses() -> None:
     kind, text = verdict(outcome(of((1, 2), (1, 2), eos_rate=0.801), "ppo"), None)
     assert kind == "warn" and "Only 80% of responses end with EOS; the others are truncated." in text
 
 
-def test_a_judges_wins_name_the_judge_and_its_opponent() -> None:
+def test_judge_win_rates_name_the_judge_and_the_opponent() -> None:
     result = of(None, None, wins=None) | {"judge": {"against": "sft"}}
     result["policies"]["ppo"]["judge_win_rate"] = 0.615
     assert verdict(outcome(result, "ppo"), None)[1] == "ppo beats sft in 62% of queries, according to the judge."
 
 
-def test_a_policy_alone_is_judged_by_its_run(tmp_path) -> None:
+def test_a_single_policy_is_judged_by_its_run(tmp_path) -> None:
     result = of(None, None)
     result["args"]["policies"], result["differences"] = ["sft", str(tmp_path)], {}
     del result["policies"]["ppo"]
@@ -120,7 +120,7 @@ def test_runs_without_metrics_and_unreadable_ones(tmp_path) -> None:
     )
 
 
-def test_the_best_of_n_of_the_first_policy_has_no_run_of_its_own(tmp_path) -> None:
+def test_best_of_n_of_the_first_policy_has_no_separate_run(tmp_path) -> None:
     result = of((1, 2), (1, 2))
     write_run(tmp_path, [{"step": 0, "loss": float("nan")}])
     result["args"]["policies"] = ["sft", str(tmp_path), "ppo", f"best-of-16:{tmp_path}"]

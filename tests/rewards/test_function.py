@@ -126,7 +126,7 @@ def test_three_of_trls_functions_work_unchanged(function):
         ("TIME_LIMIT, TIMEOUT_SCORE = 1, 'low'\ndef score(q, r): return []", "sets TIMEOUT_SCORE = 'low': it must be"),
     ],
 )  # fmt: skip
-def test_what_it_cannot_be_given_is_refused_before_training(function, text, sentence):
+def test_invalid_signatures_raise_input_error_before_training(function, text, sentence):
     with pytest.raises(InputError, match=sentence):
         function(text)
 
@@ -136,7 +136,7 @@ def test_what_it_cannot_be_given_is_refused_before_training(function, text, sent
     [("nowhere.py:score", "a file that exists"), ("{rule}", "FILE.py:FUNCTION"), ("{rule}:other", "a function other"),
      ("{rule}.txt:score", "a file that exists"), ("", "FILE.py:FUNCTION")],
 )  # fmt: skip
-def test_a_rule_that_cannot_be_loaded_is_one_sentence(tmp_path, where, reason):
+def test_a_rule_that_can_not_be_loaded_raises_input_error(tmp_path, where, reason):
     path = tmp_path / "rule.py"
     path.write_text("def score(queries, responses): return [0.0]\n")
     with pytest.raises(InputError, match=reason):
@@ -211,7 +211,7 @@ def strange(): raise Untold
         ("[q[5], 1]", "rule.py:2 raises IndexError: list index out of range"),
     ],
 )
-def test_nonsense_is_one_sentence_with_file_and_line(function, returned, sentence):
+def test_invalid_values_raise_input_error_with_file_and_line(function, returned, sentence):
     found = function(f"import math\ndef score(q, r): return {returned}\n{STRANGE}")
     with pytest.raises(InputError, match=sentence) as caught:
         found(GIVEN)
@@ -293,7 +293,7 @@ EXITS = {
 
 
 @pytest.mark.parametrize("line", EXITS)
-def test_a_function_that_ends_the_process_is_a_sentence(tmp_path, line):
+def test_a_function_that_exits_raises_input_error(tmp_path, line):
     """Both as a reward, as a gold function, and at import."""
     path = tmp_path / "rule.py"
     imports = "import os, sys; from os import _exit as leave"

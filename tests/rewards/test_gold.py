@@ -39,14 +39,14 @@ def test_a_function_is_given_the_texts_of_samples_too(tmp_path, tokenizer) -> No
 
 
 @pytest.mark.parametrize("body", ["None", "'high'", "[1, 2]", "float('nan')"])
-def test_a_function_that_gives_no_number_is_one_sentence(body, tmp_path, tokenizer) -> None:
+def test_a_function_that_returns_no_number_raises_input_error(body, tmp_path, tokenizer) -> None:
     gold = Gold(rule_file(tmp_path, body), tokenizer, CPU)
     with pytest.raises(InputError, match=r"^--gold .*truth.py:score .* number"):
         gold.of_texts(*TEXTS)
 
 
 @pytest.mark.parametrize("where", ["no/such/file.py:score", "no/such/file.py"])
-def test_a_function_that_is_not_there_is_one_sentence(where, tokenizer) -> None:
+def test_a_missing_function_raises_input_error(where, tokenizer) -> None:
     with pytest.raises(InputError, match=f"^--gold {where}: expected FILE.py:FUNCTION"):
         Gold(where, tokenizer, CPU)
 

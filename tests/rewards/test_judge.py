@@ -46,7 +46,7 @@ GRADES = {
 @pytest.mark.parametrize(
     ("answer", "grade"), [(answer, grade) for grade, answers in GRADES.items() for answer in answers]
 )
-def test_the_last_line_is_a_grade_or_there_is_none(answer, grade):
+def test_the_grade_is_the_last_line_or_none(answer, grade):
     assert last_grade(answer) == grade
 
 
@@ -108,7 +108,7 @@ def test_the_cap_on_calls_is_of_the_whole_run(serve, judge_file, tmp_path):  # n
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 3
 
 
-def test_an_endpoint_that_refuses_ends_the_run_in_a_sentence(serve, judge_file):  # noqa: F811
+def test_an_endpoint_that_rejects_requests_stops_the_run(serve, judge_file):  # noqa: F811
     _, endpoint = serve(reply(401, b"no such key"))
     with pytest.raises(InputError, match="judge.toml: the endpoint refuses: HTTP 401 no such key; answers are kept"):
         Judge(judge_file(endpoint.url), Letters()).score(batch_of())
@@ -128,7 +128,7 @@ def test_a_judge_that_fails_ends_the_run_and_a_prompt_that_it_refuses_does_not(s
     assert judge.score(batch_of()).applies.tolist() == [False, True]
 
 
-def test_the_key_is_sent_and_stands_in_no_file(serve, judge_file, monkeypatch, tmp_path):  # noqa: F811
+def test_the_key_is_sent_but_not_written_to_disk(serve, judge_file, monkeypatch, tmp_path):  # noqa: F811
     monkeypatch.setenv("MY_JUDGE_KEY", "secret-123")
     server, endpoint = serve(reply(body=chat("Your key is secret-123.\n4")))
     judge = Judge(judge_file(endpoint.url, key_variable="MY_JUDGE_KEY"), Letters())
@@ -162,7 +162,7 @@ def test_a_judges_file_is_checked_before_training(miniature, judge_file, tmp_pat
     assert not args.out.exists() and "secret" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_or_no_toml_is_a_sentence(tmp_path):
+def test_a_missing_or_invalid_toml_file_raises_input_error(tmp_path):
     with pytest.raises(InputError, match="nowhere.toml"):
         Judge(str(tmp_path / "nowhere.toml"), Letters())
     (tmp_path / "bad.toml").write_text("url = ")

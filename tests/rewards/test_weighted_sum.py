@@ -68,7 +68,7 @@ def test_equal_names_are_numbered():
     assert labels == ["score", "score_2", "rm", "score_3", "disagreement_2", "score_2_2"]
 
 
-def test_what_an_item_is():
+def test_parse_returns_kind_and_path():
     kinds = {"a/b.py:f": "function", "rule.py": "function", "runs/rm": "model", "owner/name": "model"}
     assert all(parse(item) == (kind, item) for item, kind in kinds.items())
     assert parse("teacher:runs/sft") == ("teacher", "runs/sft") and parse("judge:j.toml") == ("judge", "j.toml")
@@ -91,7 +91,7 @@ def test_a_reward_replaces_the_reward_model_and_only_models_are_read():
         ("rm", None, "mean", "--reward-weights mean needs several models in --reward-model"),
     ],
 )
-def test_weights_that_fit_no_scores_are_refused(reward_model, reward, given, sentence):
+def test_weights_that_match_no_rewards_raise_input_error(reward_model, reward, given, sentence):
     with pytest.raises(InputError, match=sentence):
         check_reward(reward_model, reward, given)
 
@@ -159,7 +159,7 @@ def test_algorithms_that_compare_responses_refuse_rewards_per_token_before_train
     assert not args.out.exists()
 
 
-def test_rewards_per_token_that_come_later_are_refused_at_the_rollout():
+def test_late_rewards_per_token_raise_input_error_at_the_rollout():
     rewards = Rewards([Given("dense", [0.0, 0.0], TOKENS)], [1.0], whole_only="--algorithm rloo")
     with pytest.raises(InputError, match="--reward dense returns rewards per token, but --algorithm rloo compares"):
         rewards.score(batch_of())

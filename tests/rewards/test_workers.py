@@ -99,7 +99,7 @@ def test_a_rule_with_workers_is_the_rule_without(tmp_path):
 
 # -------------------------------------------------------------------------------------------------- what goes wrong
 @pytest.mark.parametrize(("line", "how"), [("os._exit(3)", "exit code 3"), ("os.kill(os.getpid(), 9)", "signal 9")])
-def test_a_worker_that_ends_is_a_sentence(workers, line, how):
+def test_a_worker_that_exits_raises_input_error(workers, line, how):
     text = f"import os\ndef score(q, r):\n    if 'c' in r: {line}\n    return [0] * len(q)\n"
     called = workers(text)
     with pytest.raises(InputError, match=rf"rule.py:score: a worker process ended \({how}\) while scoring"):
@@ -212,7 +212,7 @@ def test_workers_and_what_they_started_end_with_the_training_process(tmp_path, e
     wait_until(lambda: not any(map(is_alive, pids_in(pids))))
 
 
-def test_a_worker_of_a_killed_process_ends_without_a_word(tmp_path):
+def test_a_worker_of_a_killed_process_exits_silently(tmp_path):
     """Unread data in the killed process resets the connection instead of closing it."""
     (tmp_path / "rule.py").write_text("def score(queries, responses):\n    return [0.0] * len(responses)\n")
     ours, theirs = Pipe()

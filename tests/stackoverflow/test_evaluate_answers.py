@@ -260,7 +260,7 @@ def test_without_reward_models_and_gold_their_columns_are_gone(small_site):
         ({"response_length": 5000}, "--response-length"),
     ],
 )
-def test_bad_settings_are_one_sentence_and_nothing_is_written(small_site, tmp_path, change, sentence):
+def test_bad_settings_raise_input_error_and_write_nothing(small_site, tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence):
         evaluation.main(replace(small_site.eval, out=tmp_path / "out", **change))
     assert not (tmp_path / "out").exists()
