@@ -457,7 +457,7 @@ def test_texts_are_escaped(args, result, tmp_path) -> None:
 
 def test_a_model_without_a_run_directory_shows_a_note_instead_of_a_curve(result, tmp_path) -> None:
     write_page(tmp_path / "report.html", "", page_of(result, ["owner/model"], []))
-    assert "owner/model holds no metrics.jsonl" in (tmp_path / "report.html").read_text()
+    assert "owner/model has no metrics.jsonl" in (tmp_path / "report.html").read_text()
 
 
 def test_a_series_skips_rows_without_the_metric() -> None:

@@ -57,12 +57,12 @@ class Args:
 class ComparedRun:
     name: str
     place: Path
-    rows: Rows  # of metrics.jsonl
+    rows: Rows  # metrics.jsonl
     settings: dict  # args.json
     size: int | None  # parameters; None without a checkpoint
     win_rate: float | None  # against the references
     decided_by: str | None  # the judge or the gold score
-    accuracy: float | None  # of a reward model, on validation pairs
+    accuracy: float | None  # reward models: on validation pairs
 
     @property
     def is_ppo(self) -> bool:
@@ -265,7 +265,7 @@ def whitening_figures(runs: list[ComparedRun]) -> list[Figure]:
 
 
 # ----------------------------------------------------------------------------------------------------- 3. the page
-CHANGED = {"gold_score": "the gold score", "objective/score": "the training score"}  # metric -> its name in a sentence
+CHANGED = {"gold_score": "the gold score", "objective/score": "the training score"}  # metric -> name within sentences
 
 
 def changes(runs: list[ComparedRun], key: str) -> list[float]:

@@ -9,7 +9,7 @@ from nanorlhf.metrics import wilson_interval
 from nanorlhf.metrics.length_control import logistic_regression
 from nanorlhf.report.page import GREY, LINES, panel
 
-NUM_EDGES = 10  # of nine equally spaced bins
+NUM_EDGES = 10  # edges of nine equally spaced bins
 FEW = 10  # bins with fewer pairs are drawn hollow
 
 
@@ -35,7 +35,7 @@ def length_figures(
 
     lengths: policy -> tokens of each response without EOS; also for `against`. wins: policy -> 1, 0 or 0.5 per pair,
     None without a verdict, as decided by the judge or the gold score. Policies without verdicts are skipped; without
-    any verdict, there are no figures.
+    any verdict, the list is empty.
     """
     wins = {name: column for name, column in wins.items() if any(win is not None for win in column)}
     if not wins:

@@ -24,7 +24,7 @@ from nanorlhf.training.run_directory import Rows
 
 Lines = list[list[str]]  # rows of a table's cells; the first has the headings
 matplotlib.rcParams["text.parse_math"] = False  # names in figures are plain text: don't parse `$\\bad$` as math
-MOST_POINTS = 2000  # of a curve: more look the same, and make pages of many megabytes
+MOST_POINTS = 2000  # per curve: more look the same, and make pages of many megabytes
 BLUE, ORANGE, GREY = "#1f5fa8", "#c4620a", "#8a8f98"
 # colour and marker of each line, distinguishable in greyscale; reused cyclically
 LINES = (

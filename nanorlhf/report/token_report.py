@@ -9,7 +9,7 @@ from nanorlhf.report.page import BLUE, GREY, ORANGE, image, markup, panel
 
 # the columns of `token_rewards`: the text of each token, and numbers or None
 Tokens = dict[str, list]
-WIDTH = 5.2  # of a figure, in inches: fits 21 tokens
+WIDTH = 5.2  # figure width in inches, fits 21 tokens
 COLUMNS = {"rm_logit": "RM logit", "kl": "KL, nats", "reward": "reward", "value": "value", "advantage": "advantage"}
 
 

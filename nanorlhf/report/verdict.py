@@ -20,8 +20,8 @@ KINDS = ("good", "warn", "bad")  # from best to worst
 class Gain(NamedTuple):
     """A policy's gain over another one in one measure."""
 
-    measure: str  # in a sentence: "the gold score"
-    ends: Sequence[float]  # of the 95% interval
+    measure: str  # as part of a sentence: "the gold score"
+    ends: Sequence[float]  # low and high of the 95% interval
     text: str  # mean and interval, as shown on the page
 
     @property
@@ -82,7 +82,7 @@ def findings_of(run: str, rows: Rows | None = None) -> Sequence[Finding] | None:
 
 
 def verdict(outcome: Outcome, findings: Sequence[Finding] | None, unread: str = "") -> tuple[str, str]:
-    """Return one of KINDS and a paragraph; unread: why there are no findings."""
+    """Return one of KINDS and a paragraph; unread: the reason for missing findings."""
     level, kind, change, eos_rate = outcome
     sentences = [level, change]
     if eos_rate < FEW_ENDINGS:

@@ -116,7 +116,7 @@ def trainer(result: dict, name: str, models: list[str]) -> str | None:
 
 
 def measure_of(metric: str) -> str:
-    """Return a metric's name for use in a sentence."""
+    """Return a metric's name for use within sentences."""
     return f"the {METRICS[metric][0]}" + ("'s score" if metric in MODELS else "")
 
 

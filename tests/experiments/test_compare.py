@@ -218,7 +218,7 @@ def test_the_page_begins_with_who_is_better(tmp_path: Path, golds, kind, said) -
     assert (
         f'class="happened {kind}"' in section and f"By the gold score, seed by seed, {said[:-1]}; one seed" in section
     )
-    assert "without an interval: dpo." in section
+    assert "no interval: dpo." in section
     assert said.partition("(")[2][:-2] in " ".join(difference_table(policies, "ppo")[1])
     assert happened(policies, "grpo").html() == ""
 
