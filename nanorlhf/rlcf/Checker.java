@@ -11,19 +11,19 @@ import com.sun.source.util.TaskEvent;
 import com.sun.source.util.TaskListener;
 
 /**
- * javac without a new process per program: compiles the programs from stdin in memory, in parallel threads.
+ * Runs javac without a new process per program: compiles programs from stdin in memory, in parallel threads.
  *
  *   java Checker.java WORKERS [OPTION OF JAVAC]...          started by nanorlhf/rlcf/compilers.py
  *
- *   request   int id, int size, the program in UTF-16BE     exact for any string, and for javac's offsets
+ *   request   int id, int size, the program in UTF-16BE     lossless for any string, and javac's offsets apply
  *   reply     int id, int size, UTF-8: six fields per diagnostic, all separated by NUL:
  *             phase (syntax, semantics or warning), code, start, position, end, message
  *
- * The first reply has the id -1: a small program was compiled, the compiler is warm. Replies come in any order. The
- * process exits when stdin ends. The caller must handle a program that hangs: a thread can't be killed.
+ * The first reply has the id -1 and comes after a warm-up program was compiled. Replies come in any order. The process
+ * exits when stdin ends. The caller must handle a program that hangs: a thread can't be killed.
  */
 public class Checker {
-    /** The parser recurses into nested code; with the default 1 MB the result would depend on the JIT. */
+    /** The parser recurses into nested code. With the default of 1 MB the result would depend on the JIT. */
     static final long STACK_BYTES = 64 << 20;
     static final String WARM_UP = "import java.util.*; class Ready { List<String> f() { return List.of(\"\"); } }";
     static final Set<StandardLocation> NOT_OURS = Set.of(
@@ -42,7 +42,7 @@ public class Checker {
         }
         reply(out, -1, List.of());
 
-        ThreadLocal<Files> files = ThreadLocal.withInitial(() -> new Files(compiler)); // they aren't thread-safe
+        ThreadLocal<Files> files = ThreadLocal.withInitial(() -> new Files(compiler)); // not thread-safe
         ExecutorService workers = Executors.newFixedThreadPool(Integer.parseInt(arguments[0]), work -> {
             Thread thread = new Thread(null, work, "worker", STACK_BYTES);
             thread.setDaemon(true); // the process exits even if one of them hangs
@@ -60,13 +60,13 @@ public class Checker {
                 List<String> fields;
                 try {
                     fields = check(compiler, files.get(), options, program);
-                } catch (RuntimeException error) { // from a plug-in: javac catches its own
+                } catch (RuntimeException error) { // from a plug-in: javac catches its own exceptions
                     files.remove();
                     fields = crash(program, error.toString());
                 }
                 try {
                     reply(out, id, fields);
-                } catch (IOException gone) { // the caller has ended
+                } catch (IOException gone) { // the caller has exited
                     Runtime.getRuntime().halt(1);
                 }
             });
@@ -92,7 +92,7 @@ public class Checker {
         return message.replace('\0', '\uFFFD'); // NUL separates the fields
     }
 
-    /** Compiles a program and discards the class files. Six fields per diagnostic, in the order javac reports them. */
+    /** Compiles a program and discards the class files. Returns six fields per diagnostic, in the order javac reports them. */
     static List<String> check(JavaCompiler compiler, Files files, List<String> options, String program) {
         List<String> fields = new ArrayList<>();
         boolean[] parsed = {false};
@@ -123,7 +123,7 @@ public class Checker {
         return fields;
     }
 
-    /** A program in memory. Its file has the name of its first public class, whatever that is. */
+    /** A program in memory. Its file gets the name of its first public class. */
     static final class Source extends SimpleJavaFileObject {
         final String program;
         String publicClass;
@@ -145,7 +145,7 @@ public class Checker {
         }
     }
 
-    /** Only the JDK's classes, lookups cached; class files are discarded. */
+    /** Finds only the JDK's classes, caches lookups and discards class files. */
     static final class Files extends ForwardingJavaFileManager<StandardJavaFileManager> {
         final Map<List<Object>, Iterable<JavaFileObject>> packages = new HashMap<>();
         ClassLoader plugins;
@@ -157,7 +157,7 @@ public class Checker {
         @Override public Iterable<JavaFileObject> list(
             Location location, String packageName, Set<JavaFileObject.Kind> kinds, boolean recurse
         ) throws IOException {
-            if (NOT_OURS.contains(location)) { // a program must not see files of the working directory
+            if (NOT_OURS.contains(location)) { // a program must not see files in the working directory
                 return List.of();
             }
             List<Object> key = List.of(location, packageName, kinds, recurse);

@@ -1,4 +1,6 @@
-"""The discriminator learns to tell the policy's programs from written ones. [RLCF section 4]"""
+"""Training step of the discriminator, which learns to distinguish the policy's programs from written ones.
+[RLCF section 4]
+"""
 
 from contextlib import AbstractContextManager
 
@@ -18,14 +20,14 @@ def adversarial_step(
     autocast: AbstractContextManager,
     frozen: bool,
 ) -> dict[str, float]:
-    """One step that lowers D(x, y', y), the policy's program y' compared with the written one y; returns metrics.
+    """Take one step that lowers D(x, y', y), where y' is the policy's program and y the written one; return metrics.
 
-    pairs   of this rank: a row's record, and the policy's program for it
-    frozen  measure only
-    The metrics are those before the step, over all ranks: the mean of D, and the share of programs that it found out.
+    pairs   this rank's pairs: an example's record and the policy's program for it
+    frozen  only measure
+    The metrics are from before the step, over all ranks: the mean of D and the share of programs it recognised.
     """
     device = next(discriminator.mlp.parameters()).device
-    totals = torch.tensor([0.0, 0.0, len(pairs)], device=device)  # D, found out, count
+    totals = torch.tensor([0.0, 0.0, len(pairs)], device=device)  # D, recognised, count
     num_pairs = distributed.all_sum(totals.clone())[2].clamp(min=1)
     steps.zero_grad()
     for some in micro_batches(pairs, micro_batch_size):
@@ -36,7 +38,7 @@ def adversarial_step(
         totals[:2] += torch.stack((comparison.detach().sum(), (comparison < 0).sum()))
     score, accuracy = (distributed.all_sum(totals)[:2] / num_pairs).tolist()
     if not frozen:
-        for parameter in discriminator.parameters():  # a rank on which nothing passed has no gradients
+        for parameter in discriminator.parameters():  # a rank where no program passed has no gradients
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         distributed.sum_gradients(discriminator)
         steps.step(discriminator.parameters(), score)
@@ -46,6 +48,6 @@ def adversarial_step(
 
 @torch.no_grad()
 def compare_with_written(discriminator: Discriminator, pairs: list[tuple[dict, str]], size: int) -> torch.Tensor:
-    """D(x, y', y), (n,): above 0 where the sampled program y' looks more real than the written one, y."""
+    """Return D(x, y', y), (n,): above 0 if the sampled program y' looks more human-written than the written one, y."""
     none = torch.zeros(0, device=next(discriminator.mlp.parameters()).device)
     return torch.cat([none, *map(discriminator.compare_pairs, micro_batches(pairs, size))])

@@ -1,4 +1,4 @@
-"""Static checks of programs: errors of javac or Python, and unused local variables, with their positions.
+"""Static checks of programs: javac or Python errors and unused local variables, with their positions.
 
     with JavaCompiler() as compiler:
         for program, diagnostics in zip(programs, compiler.check(programs)):
@@ -7,8 +7,8 @@
 A compiler is one process, started by the first check and stopped by `close`. It compiles in memory and never runs a
 program. A program that makes it hang or crash gets an error at its end; a new process checks the others.
 
-RLCF says only "the first error". javac's position of an error isn't always where a reader would point: `culprit` holds
-the rules that choose.
+RLCF only specifies "the first error". javac's position of an error isn't always where a reader would point: `culprit`
+has the rules that choose the lexeme to blame.
 """
 
 import io
@@ -38,9 +38,9 @@ from nanorlhf.errors import InputError
 from nanorlhf.sandbox.java import java_environment
 
 JAVA = Language(tree_sitter_java.language())
-START_SECONDS = 120  # a compiler's start, on a busy machine
-STARTED = -1  # id of the reply that says it has started
-RENEW_AFTER = 5_000  # programs per process: javac keeps every name it has seen, and is 3 times slower after 13,000
+START_SECONDS = 120  # startup timeout, for a busy machine
+STARTED = -1  # id of the reply that a compiler sends once it is ready
+RENEW_AFTER = 5_000  # programs per process: javac keeps every name it has seen and is 3 times slower after 13,000
 
 # ErrorProne uses javac's internals, which JDK 16 and later open only on request
 ERROR_PRONE_JVM = [
@@ -53,8 +53,8 @@ JAVAC = [
     "-implicit:none",
     "-g:none",
     "-Xlint:none",
-    "-Xmaxerrs", "0",  # unlimited: they aren't reported in the order of the text
-    "--should-stop=ifError=FLOW",  # else a syntax error hides all others, and a type error an uninitialised variable
+    "-Xmaxerrs", "0",  # unlimited: errors aren't reported in source order
+    "--should-stop=ifError=FLOW",  # else a syntax error hides all others, a type error hides uninitialised variables
 ]  # fmt: skip
 
 BLANK = re.compile(r"(?:[ \t\f\r\n]+|//[^\r\n]*|/\*.*?\*/)*", re.DOTALL)
@@ -98,11 +98,11 @@ class Diagnostic:
 
 
 def first_error(diagnostics: list[Diagnostic], start: int, end: int) -> Diagnostic | None:
-    """The diagnostic that the response at [start, end) of its program fails with, or None if it passes. [RLCF alg 1]
+    """Return the diagnostic that fails the response at [start, end) of its program, or None if it passes. [RLCF alg 1]
 
-    The first error or unused variable whose culprit ends inside the response; if there is none, the first error outside
-    it. The code around the response was correct, so the response broke it (an extra brace, `try` without `catch`), but
-    no single token of it is to blame. Unused variables outside the response don't count.
+    This is the first error or unused variable whose culprit ends inside the response; without one, the first error
+    outside it. The code around the response was correct, so the response broke it (an extra brace, `try` without
+    `catch`), but none of its tokens is to blame. Unused variables outside the response don't count.
     """
     for diagnostic in diagnostics:
         if diagnostic.kind in ("error", "unused") and start <= diagnostic.last < end:
@@ -111,11 +111,11 @@ def first_error(diagnostics: list[Diagnostic], start: int, end: int) -> Diagnost
 
 
 class Compiler:
-    """The static checks of a language, by a process that lives from the first check to `close`; for one thread.
+    """Static checks for one language, run by a process that lives from the first check to `close`. Not thread-safe.
 
-    encoding     of the programs that the process is sent
-    findings     from a program and the reply to it
-    tokens       [start, end) of each comment and string of a program without errors
+    encoding     how programs are encoded for the process
+    findings     function of a program and the process's reply, which returns diagnostics
+    tokens       function that returns [start, end) of each comment and string in a program without errors
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class Compiler:
         self.server.stop()
 
     def check(self, programs: list[str], spans: list[tuple[int, int]] | None = None) -> list[list[Diagnostic]]:
-        """The diagnostics of each program, sorted by position. Raises InputError if the process doesn't start.
+        """Return the diagnostics of each program, sorted by position. Raises InputError if the process doesn't start.
 
-        spans   where the response is in each program, [start, end). It gets an error at its end if its last comment or
-                string hides the code after it, `return 1; } } //` before `}}`: a compiler may not object.
+        spans   [start, end) of the response in each program. A response gets an error at its end if its last comment or
+                string hides the code after it, such as `return 1; } } //` before `}}`: a compiler may accept that.
         """
         replies = self.server.ask([program.encode(self.encoding, "surrogatepass") for program in programs])
         checked = list(map(self.findings, programs, replies))
@@ -155,9 +155,9 @@ class Compiler:
 
 # ------------------------------------------------------------------------------------------------------------- 1. Java
 class JavaCompiler(Compiler):
-    """javac, and the search for unused variables.
+    """javac plus a check for unused variables.
 
-    workers     compiling threads; None is one per processor
+    workers     compiler threads; None: one per processor
     timeout     seconds per program; a slower one gets an error with the code "timeout" at its end
     error_prone_jar     adds ErrorProne's ERROR-level checks: error_prone_core-*-with-dependencies.jar and the jars it
                 needs, separated as in a class path
@@ -179,20 +179,20 @@ class JavaCompiler(Compiler):
 
 
 def java_command(java: str, workers: int, error_prone_jar: str | Path | None) -> list[str]:
-    """The command that runs Checker.java; the launcher compiles it in memory in 0.2 s: no class file, no cache."""
+    """Return the command that runs Checker.java. The launcher compiles it in memory in 0.2 s, without a class file."""
     found = shutil.which(java)
     if found is None:
         raise InputError(f"{java} not found: install a JDK 17 or later (apt install openjdk-17-jdk-headless).")
-    # C1 alone: C2 takes longer to compile javac than it saves in the first thousands of programs. An OutOfMemoryError
-    # may hit another thread than the one that caused it: no result could be trusted, so the process exits.
+    # C1 only: C2 takes longer to compile javac than it saves in the first few thousand programs. An OutOfMemoryError
+    # may hit a thread other than the one that caused it. No result could be trusted, so the process exits.
     jvm = ["-XX:TieredStopAtLevel=1", f"-Xmx{512 + 128 * workers}m", "-XX:+ExitOnOutOfMemoryError"]
     javac = JAVAC
     if error_prone_jar is not None:
         for jar in str(error_prone_jar).split(os.pathsep):
             if not Path(jar).is_file():
-                raise InputError(f"ErrorProne: there is no file {jar}: download it, or leave the option out.")
+                raise InputError(f"ErrorProne: {jar} is not a file: download it, or drop the option.")
         jvm = jvm + ERROR_PRONE_JVM
-        # warnings off; ErrorProne's manual requires the other settings
+        # no warnings; ErrorProne's manual requires the other settings
         plugin = ["-processorpath", str(error_prone_jar), "-Xplugin:ErrorProne -XepDisableAllWarnings"]
         javac = javac + ["-XDcompilePolicy=simple", *plugin]
     checker = Path(__file__).with_name("Checker.java")
@@ -200,25 +200,25 @@ def java_command(java: str, workers: int, error_prone_jar: str | Path | None) ->
 
 
 def java_findings(program: str, reply: "bytes | Failure") -> list[Diagnostic]:
-    """The diagnostics in a reply of Checker.java, offsets in characters, and the unused variables."""
+    """Return the diagnostics in a reply of Checker.java, with offsets in characters, plus the unused variables."""
     diagnostics = unused_variables(program)
     if isinstance(reply, Failure):
         return [reply.diagnostic(program), *diagnostics]
     fields = reply.decode("utf-8").split("\0") if reply else []
-    # javac counts UTF-16 units; a character above U+FFFF is two
+    # javac counts UTF-16 code units: a character above U+FFFF takes two
     characters = [i for i, c in enumerate(program) for _ in range(1 + (ord(c) > 0xFFFF))] if fields else []
     characters.append(len(program))
 
     syntax_error: int | None = None  # where the parser first failed
-    statement = 0  # where that statement begins
+    statement = 0  # where that statement starts
     text, origin = translated(program)
     ctrl_z = text.find("\x1a", 0, -1)
-    if ctrl_z >= 0:  # the end of the file for javac: a response could hide the text after it
+    if ctrl_z >= 0:  # javac takes it for the end of the file, so a response could hide the code after it
         message, span = "illegal character: \\u001a", (origin[ctrl_z], origin[ctrl_z + 1])
         diagnostics.append(Diagnostic("error", "compiler.err.illegal.char", *span, message))
     for i in range(0, len(fields), 6):
         phase, code, *offsets, message = fields[i : i + 6]
-        # -1: it has no position, or no start
+        # -1: no position, or no start
         start, position, end = (characters[min(int(o), len(characters) - 1)] if int(o) >= 0 else None for o in offsets)
         span = (len(program), len(program)) if position is None else culprit(program, start, position, end)
         if phase == "syntax" and syntax_error is None:
@@ -232,9 +232,10 @@ def java_findings(program: str, reply: "bytes | Failure") -> list[Diagnostic]:
 
 
 def translated(program: str) -> tuple[str, Sequence[int]]:
-    """A Java program with its Unicode escapes translated, and where each character (and the end) comes from. [JLS 3.3]
+    """Translate a Java program's Unicode escapes. Returns the text and the origin of each character and of the end.
+    [JLS 3.3]
 
-    They may stand anywhere: \\u007b is a brace, \\u000a ends a line comment.
+    Escapes may appear anywhere: \\u007b is a brace, \\u000a ends a line comment.
     """
     matches = [match for match in ESCAPE.finditer(program) if match[1]]
     if not matches:
@@ -258,14 +259,14 @@ def translated(program: str) -> tuple[str, Sequence[int]]:
 
 
 def java_tokens(program: str) -> Iterator[tuple[int, int]]:
-    """[start, end) of each comment, string and character."""
+    """Yield [start, end) of each comment, string literal and character literal."""
     text, origin = translated(program)
     for match in TEXT_TOKEN.finditer(text):
         yield origin[match.start()], origin[match.end()]
 
 
 def culprit(program: str, start: int | None, position: int, end: int | None) -> tuple[int, int]:
-    """The lexeme to blame for a javac error at `position`, in a tree that spans [start, end).
+    """Return the lexeme to blame for a javac error at `position`, in a tree that spans [start, end).
 
     program            javac's position                                                    culprit
     int x = 3 int y    "';' expected" is reported after the 3: blame the next lexeme       int
@@ -290,18 +291,18 @@ def culprit(program: str, start: int | None, position: int, end: int | None) -> 
 
 
 def next_lexeme(program: str, position: int) -> re.Match[str] | None:
-    """The lexeme at or after `position`, None at the end of the program."""
+    """Return the lexeme at or after `position`, or None at the end of the program."""
     blank = BLANK.match(program, position)
     assert blank is not None  # it matches the empty string
     return LEXEME.match(program, blank.end())
 
 
 def unused_variables(program: str) -> list[Diagnostic]:
-    """Local variables that are never read in their scope, each at its name. [RLCF]
+    """Return a diagnostic at the name of each local variable that is never read in its scope. [RLCF]
 
-    A variable that is only written is unused, also if by the statements `x++;` and `x += 1;`. Exempt is what the syntax
-    requires: parameters, fields, the variables of catch, try-with-resources, for-each and patterns. A name that a
-    nested class redeclares counts as read. A program that doesn't parse has none: what it reads isn't known.
+    A variable that is only written, including by the statements `x++;` and `x += 1;`, is unused. Names that the syntax
+    requires are exempt: parameters, fields, and the variables of catch, try-with-resources, for-each and patterns. A
+    name that a nested class redeclares counts as read. A program that doesn't parse has none, as its reads are unknown.
     """
     text, origin = translated(program)  # javac does this first, tree-sitter doesn't
     source = text.encode("utf-8", "surrogatepass")
@@ -309,7 +310,7 @@ def unused_variables(program: str) -> list[Diagnostic]:
     if root.has_error:
         return []
     declared: list[tuple[bytes, Node, int]] = []  # name, its node, end of its scope
-    reads: dict[bytes, list[int]] = defaultdict(list)  # name -> where it is read, ascending
+    reads: dict[bytes, list[int]] = defaultdict(list)  # name -> positions where it is read, ascending
     for node, field, ancestors in identifiers(root):
         name = source[node.start_byte : node.end_byte]
         (parent, parent_field), (grandparent, _) = ancestors[-1], ancestors[-2]
@@ -334,15 +335,15 @@ def unused_variables(program: str) -> list[Diagnostic]:
 
 
 def identifiers(root: Node) -> Iterator[tuple[Node, str | None, list[tuple[Node, str | None]]]]:
-    """Each identifier in text order, its field in its parent, and its ancestors with their fields, root first.
+    """Yield each identifier in text order, its field in its parent, and its ancestors with their fields, root first.
 
-    By a cursor: Node.parent searches from the root each time, quadratic in deeply nested programs.
+    Uses a cursor: Node.parent searches from the root each time, which is quadratic in deeply nested programs.
     """
     cursor = root.walk()
     ancestors: list[tuple[Node, str | None]] = []
     while True:
         node = cursor.node
-        assert node is not None  # a cursor made from a node stands on one
+        assert node is not None  # a cursor created from a node always points to one
         if node.type == "identifier":
             yield node, cursor.field_name, ancestors
         here = node, cursor.field_name
@@ -356,8 +357,8 @@ def identifiers(root: Node) -> Iterator[tuple[Node, str | None, list[tuple[Node,
 
 
 def is_read(name: Node, field: str | None, parent: Node, parent_field: str | None, grandparent: Node) -> bool:
-    """Whether an identifier may be a variable being read: not a method, a field, a label or the target of `=`."""
-    # the value of its parent is not used
+    """Return True if the identifier may be a variable read: not a method, a field, a label or the target of `=`."""
+    # the parent's value is not used
     is_statement = grandparent.type == "expression_statement" or (
         grandparent.type == "for_statement" and parent_field in ("init", "update")
     )
@@ -377,7 +378,7 @@ def is_read(name: Node, field: str | None, parent: Node, parent_field: str | Non
 
 # ----------------------------------------------------------------------------------------------------------- 2. Python
 class PythonCompiler(Compiler):
-    """The same for Python, without a JDK: undefined names, unused local variables, and syntax errors, which hide both.
+    """Static checks for Python: undefined names, unused local variables, and syntax errors, which hide both. No JDK.
 
     One program at a time in a separate process: deep nesting can overflow the stack of CPython's compiler and crash it.
     """
@@ -395,7 +396,7 @@ def python_findings(program: str, reply: "bytes | Failure") -> list[Diagnostic]:
 
 
 def python_tokens(program: str) -> Iterator[tuple[int, int]]:
-    """[start, end) of each comment and string of a program without errors."""
+    """Yield [start, end) of each comment and string in a program without errors."""
     lines = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", program))]
     for token in tokenize.generate_tokens(io.StringIO(program, newline=None).readline):
         if token.type == tokenize.COMMENT or "STRING" in tokenize.tok_name[token.type]:  # also the parts of f-strings
@@ -405,7 +406,7 @@ def python_tokens(program: str) -> Iterator[tuple[int, int]]:
 # ------------------------------------------------------------------------------------------- 3. the compiler's process
 @dataclass(frozen=True)
 class Failure:
-    """What `Server.ask` returns instead of a reply; code is "timeout" or "crash"."""
+    """Returned by `Server.ask` instead of a reply; code is "timeout" or "crash"."""
 
     code: str
     message: str
@@ -417,26 +418,26 @@ class Failure:
 class Server:
     """A process that answers requests over pipes, restarted if it hangs or crashes.
 
-    Requests and replies: int id, int size, then that many bytes. At most `window` requests are in flight, as many as
-    the process works on at once, so that a request's timeout starts with the work on it.
+    Requests and replies: int id, int size, then `size` bytes. At most `window` requests are in flight, the number that
+    the process handles in parallel, so a request's timeout starts when the process starts on it.
     """
 
     def __init__(self, command: list[str], window: int, timeout: float) -> None:
         if window < 1:
-            raise InputError(f"{window} workers for a compiler: it needs at least 1.")
+            raise InputError(f"a compiler needs at least 1 worker, got {window}.")
         if timeout <= 0:
-            raise InputError(f"a timeout of {timeout} seconds for a program: it must be above 0.")
+            raise InputError(f"a compiler's timeout must be above 0 seconds, got {timeout}.")
         self.command, self.window, self.timeout = command, window, timeout
         self.process: subprocess.Popen | None = None
-        self.num_sent = 0  # to this process
+        self.num_sent = 0  # requests to the current process
         self.replies: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
 
     def ask(self, requests: list[bytes]) -> list[bytes | Failure]:
-        """The reply to each request, in order. Raises InputError if the process doesn't start."""
+        """Return the reply to each request, in order. Raises InputError if the process doesn't start."""
         replies: list[bytes | Failure] = [b""] * len(requests)
         waiting = deque(range(len(requests)))
-        deadlines: dict[int, float] = {}  # of the requests in flight
-        suspects: set[int] = set()  # were in flight when a process hung or crashed; retried one by one
+        deadlines: dict[int, float] = {}  # of requests in flight
+        suspects: set[int] = set()  # in flight when a process hung or crashed; retried one by one
         try:
             while waiting or deadlines:
                 if self.process is None or self.num_sent >= RENEW_AFTER and not deadlines:
@@ -460,13 +461,13 @@ class Server:
                     (index,) = deadlines
                     replies[index] = failure
                     suspects.discard(index)
-                else:  # which of them it was, or whether it was the process's own fault, shows alone
+                else:  # retry one by one to find the culprit, which may be none of them
                     suspects |= deadlines.keys()
                     waiting.extendleft(sorted(deadlines, reverse=True))
                 deadlines.clear()
-                self.stop()  # a thread can't be killed alone
+                self.stop()  # a single thread can't be killed
         finally:
-            if deadlines:  # interrupted: drop the replies still to come
+            if deadlines:  # interrupted: drop the outstanding replies
                 self.stop()
         return replies
 
@@ -477,14 +478,14 @@ class Server:
             self.process.stdin.write(struct.pack(">ii", index, len(request)) + request)
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it crashed: the end of its replies says so, after those already sent
+            pass  # the process crashed: `ask` notices at the end of the replies, after those already sent
 
     def start(self) -> None:
         self.stop()
         self.num_sent = 0
         self.replies = queue.SimpleQueue()
         with tempfile.TemporaryFile() as log:
-            # own session: Ctrl-C must not reach it, as the run still needs it to finish its step
+            # in its own session, so that Ctrl-C doesn't reach it: the run still needs it to finish its step
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
                 env=java_environment(),
@@ -501,7 +502,7 @@ class Server:
                 lines = log.read().decode(errors="replace").strip().splitlines()
                 reason = lines[-1] if lines else f"no reply within {START_SECONDS} seconds"
                 raise InputError(
-                    f"{self.command[0]} doesn't start as a compiler ({reason}): for Java, install a JDK 17 or later."
+                    f"{self.command[0]}: the compiler doesn't start ({reason}): for Java, install JDK 17 or later."
                 )
 
     def stop(self) -> None:
@@ -513,12 +514,12 @@ class Server:
         try:
             self.process.stdin.close()
         except BrokenPipeError:
-            pass  # unsent bytes were left in its buffer
+            pass  # its buffer still had unsent bytes
         self.process = None
 
 
 def read_replies(stdout: BinaryIO, replies: queue.SimpleQueue) -> None:
-    """Body of the reading thread; None marks the end of the replies."""
+    """Put replies into the queue until stdout ends, then None. Runs in its own thread."""
     with stdout:
         while len(head := stdout.read(8)) == 8:
             index, size = struct.unpack(">ii", head)

@@ -1,4 +1,4 @@
-"""The errors in a policy's programs by category: the mean number per response. [RLCF figure 4]"""
+"""Error profile of a policy's programs: mean number of errors per response by category. [RLCF figure 4]"""
 
 import torch
 
@@ -6,8 +6,8 @@ from nanorlhf import distributed
 from nanorlhf.rlcf.compilers import Diagnostic, first_error
 from nanorlhf.rlcf.feedback import Checked
 
-# prefixes of javac's codes, after "compiler.err.", and of Python's. "syntax" is what javac's scanner and parser report;
-# a code without a category is "other".
+# prefixes of javac's codes, after "compiler.err.", and of Python's. "syntax" covers javac's scanner and parser; a code
+# without a category is "other".
 CODES = {
     "syntax": (
         "expected", "illegal.start.of.", "illegal.char", "illegal.dot", "illegal.esc.char", "illegal.line.end.",
@@ -41,11 +41,11 @@ CODES = {
     "timeout": ("timeout",),
 }  # fmt: skip
 CATEGORIES = (*CODES, "other", "unused")
-"""in the order of the reports; `unused` counts variables, all others compiler errors"""
+"""in report order; `unused` counts variables, all others count compiler errors"""
 
 
 def error_category(diagnostic: Diagnostic) -> str | None:
-    """The category of a diagnostic, one of CATEGORIES; None for a warning."""
+    """Return the category of a diagnostic, one of CATEGORIES, or None for a warning."""
     if diagnostic.kind == "warning":
         return None
     if diagnostic.kind == "unused":
@@ -55,10 +55,10 @@ def error_category(diagnostic: Diagnostic) -> str | None:
 
 
 def error_profile(diagnostics: list[list[Diagnostic]], spans: list[tuple[int, int]]) -> dict[str, float]:
-    """Mean number per response of each category, 0 included. [RLCF figure 4]
+    """Return the mean number of errors per response for each category, zeros included. [RLCF figure 4]
 
-    diagnostics: one list per program; spans: [start, end) of its response, in characters. An error counts anywhere in
-    the program, as the code around the response was correct; an unused variable only inside the response. Raises
+    diagnostics: one list per program; spans: [start, end) of its response, in characters. Errors count anywhere in the
+    program, because the code around the response was correct; unused variables count only inside the response. Raises
     ValueError if the two lengths differ.
     """
     counts = dict.fromkeys(CATEGORIES, 0)
@@ -71,9 +71,9 @@ def error_profile(diagnostics: list[list[Diagnostic]], spans: list[tuple[int, in
 
 
 def profile_metrics(checked: list[Checked]) -> dict[str, float]:
-    """Metrics of one rollout, over all ranks: compile_rate, and errors/* per response.
+    """Return the metrics of one rollout over all ranks: compile_rate, and errors/* per response.
 
-    Unused variables count in both, also where the reward leaves them out: so the curves of all objectives compare.
+    Unused variables count in both, even if the reward ignores them, so that curves of all objectives are comparable.
     """
     diagnostics = [found for c in checked for found in c.diagnostics]
     spans = [span for c in checked for span in c.spans]

@@ -1,6 +1,6 @@
-"""Several programs per problem at several temperatures, compiled and executed: RLCF.
+"""RLCF's evaluation: sample several programs per problem at several temperatures, compile and run them.
 
-In: code.test.jsonl, problems with tests. Out: pass@k, exec@k and comp@k, verdicts, and the errors that compilers find.
+In: code.test.jsonl, problems with tests. Out: pass@k, exec@k and comp@k, verdicts, and compiler errors.
 """
 
 from collections import Counter
@@ -34,30 +34,30 @@ from nanorlhf.sandbox.execution import Verdict, isolation, program_of, run_progr
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.supervised import autocast
 
-SUCCESSES = {"pass": "passed", "exec": "executed", "comp": "compiled"}  # what counts as success -> field of a verdict
+SUCCESSES = {"pass": "passed", "exec": "executed", "comp": "compiled"}  # criterion of success -> field of a verdict
 Texts = dict[tuple[str, float], list[str]]  # (policy, temperature) -> n responses per problem, one after the other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args(PolicyArgs):
     curves: tuple[str, ...] = ()
-    """run directories whose training curves the report shows next to the policies' own, several for an ablation"""
+    """more run directories whose training curves the report shows, e.g. for an ablation"""
     discriminator: str | None = None
-    """shows D(x, y', y) beside each sample y' of a problem whose written program y is known: checkpoint directory"""
+    """checkpoint directory; shows D(x, y', y) next to each sample y' for a problem with a written program y"""
     num_samples: Count
     """responses per problem and temperature"""
     ks: tuple[PositiveInt, ...]
-    """of pass@k, exec@k and comp@k, ascending; the last is --num-samples at most"""
+    """k in pass@k, exec@k and comp@k, ascending; at most --num-samples"""
     temperatures: tuple[TemperatureOrGreedy, ...] = (0.2, 0.6, 0.8)
-    """of the responses, ascending; the best one is shown; 0 is greedy"""
+    """sampling temperatures, ascending; the report shows the best one; 0 is greedy"""
     top_p: Fraction = 0.95
-    """sample from the likeliest tokens that together reach this probability; 1: all"""
+    """nucleus sampling: the likeliest tokens that together reach this probability; 1: all"""
     timeout: Seconds = 10.0
     """seconds of wall clock that a program may run"""
     workers: Workers = 8
-    """programs compiled and run at a time"""
+    """programs compiled and run in parallel"""
     weak_isolation: bool = False
-    """run programs also where the system can't restrict their files or their network"""
+    """run programs even if the system can't restrict their files or network"""
     error_prone_jar: str | None = None
     """ErrorProne's jars as a class path: its errors count in the error profile, as in training"""
     num_resamples: Count = 2000
@@ -66,11 +66,11 @@ class Args(PolicyArgs):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a response."""
+    """Results of checking and running a response."""
 
-    diagnostics: list[Diagnostic]  # of its program, by the static checks
-    verdict: Verdict  # of its program with the tests, by execution
-    span: tuple[int, int]  # where the response is in its program, in characters
+    diagnostics: list[Diagnostic]  # from the static checks of its program
+    verdict: Verdict  # from running its program with the tests
+    span: tuple[int, int]  # [start, end) of the response in its program, in characters
     score: float | None = None  # D(x, y', y), the discriminator's comparison with the written program
 
     @cached_property
@@ -78,7 +78,7 @@ class Outcome:
         return first_error(self.diagnostics, *self.span)
 
 
-Outcomes = dict[tuple[int, str], Outcome]  # (number of the problem, response) -> what became of it
+Outcomes = dict[tuple[int, str], Outcome]  # (index of the problem, response) -> its outcome
 
 
 def main(args: Args) -> dict:
@@ -116,18 +116,18 @@ def main(args: Args) -> dict:
     return write(result, policies, rows, texts, outcomes, args)
 
 
-# ------------------------------------------------------------------------------------- 1. problems, and what runs them
+# ------------------------------------------------------------------------------------------ 1. problems and the sandbox
 def check(args: Args) -> None:
     check_ascending("ks", args.ks)
     check_ascending("temperatures", args.temperatures)
     k, n = args.ks[-1], args.num_samples
     if k > n:
-        raise InputError(f"--ks {k}: more than the {n} samples of a problem: raise --num-samples to it.")
+        raise InputError(f"--ks {k} exceeds --num-samples {n}: there must be at least k samples per problem.")
 
 
 def check_ascending(flag: str, values: tuple[float, ...]) -> None:
     if not values or list(values) != sorted(set(values)):
-        raise InputError(f"--{flag} {' '.join(map(str, values))}: name at least one, each once, in ascending order.")
+        raise InputError(f"--{flag} {' '.join(map(str, values))}: expected distinct values in ascending order.")
 
 
 def load_problems(args: Args, tokenizer: Tokenizer) -> list[Demonstration]:
@@ -135,22 +135,25 @@ def load_problems(args: Args, tokenizer: Tokenizer) -> list[Demonstration]:
     rows = list(load_programs(path, tokenizer, args.max_query_length, None, needs_response=False)[: args.num_queries])
     for number, row in enumerate(rows, start=1):
         if not row.record["tests"].strip():
-            raise InputError(f"{path}:{number}: the field 'tests' is empty: fill it or delete the line.")
+            raise InputError(f"{path}:{number}: the field 'tests' is empty: fill it in or delete the line.")
     return rows
 
 
 def check_machine(language: str, args: Args) -> None:
-    """Say how programs are shut off; fail where none can be run or a jar is missing, not after hours of sampling."""
-    print("programs run shut off from this machine\n" + "\n".join(f"  {sentence}" for sentence in isolation()))
+    """Print how programs are isolated. Fail now, not after hours of sampling, if none can run or a jar is missing."""
+    print("programs run isolated from this machine\n" + "\n".join(f"  {sentence}" for sentence in isolation()))
     run_programs([], language, weak_isolation=args.weak_isolation)
     compiler_for(language, args.error_prone_jar).close()
 
 
-# ----------------------------------------------------------------------------------------- 2. responses, and their fate
+# ------------------------------------------------------------------------------------------ 2. responses and outcomes
 def answers(
     place: str, rows: list[Demonstration], tokenizer: Tokenizer, args: Args, device: torch.device
 ) -> dict[float, Tensor]:
-    """Temperature -> n responses (problems * n, T); a function, so that a policy is gone before the next is loaded."""
+    """Return temperature -> n responses per problem (problems * n, T).
+
+    A function of its own so that a policy is freed before the next one is loaded.
+    """
     policy = load_policy(place, rows, tokenizer, args, device)
     queries = [row.query for row in rows]
     found = {}
@@ -166,8 +169,8 @@ def answers(
 def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcomes:
     """Compile and execute each distinct response to each problem once.
 
-    Those that don't compile are executed too: that takes the compiler 13 ms, and a program that is incomplete without
-    its tests may be complete with them.
+    Responses that fail the static checks are executed too: this costs 13 ms of compilation, and a program that is
+    incomplete without its tests may be complete with them.
     """
     n, language = args.num_samples, rows[0].record["language"]
     distinct = [*dict.fromkeys((i // n, text) for column in texts.values() for i, text in enumerate(column))]
@@ -184,7 +187,7 @@ def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcom
 
 @torch.no_grad()
 def add_scores(outcomes: Outcomes, records: list[dict], discriminator: Discriminator, batch_size: int) -> None:
-    """Give the outcomes of problems with a written program their D(x, y', y), as figures 1 and 14 of the paper do."""
+    """Add D(x, y', y) to the outcomes of problems with a written program, as in figures 1 and 14 of the paper."""
     known = [key for key in outcomes if records[key[0]]["response"]]
     for batch in Progress(micro_batches(known, batch_size), desc="discriminator", unit=" batches", leave=False):
         scores = discriminator.compare_pairs([(records[i], text) for i, text in batch])
@@ -192,15 +195,15 @@ def add_scores(outcomes: Outcomes, records: list[dict], discriminator: Discrimin
             outcomes[key] = replace(outcomes[key], score=score)
 
 
-# ------------------------------------------------------------------------------------------------- 3. the statistics
+# ------------------------------------------------------------------------------------------------------ 3. statistics
 def add_statistics(
     results: dict[str, dict], texts: Texts, outcomes: Outcomes, args: Args
 ) -> dict[str, dict[str, dict]]:
-    """Complete each policy's results; returns what the others gain over the first at the smallest k."""
-    first: dict[str, np.ndarray] = {}  # its successes, (problems, 1)
+    """Add statistics to each policy's results; return the gains over the first policy at the smallest k."""
+    first: dict[str, np.ndarray] = {}  # successes of the first policy, (problems, 1)
     differences: dict[str, dict] = {}
     for name, row in results.items():
-        values = []  # of each temperature
+        values = []  # one entry per temperature
         for at in row["temperatures"]:
             column = [outcomes[i // args.num_samples, text] for i, text in enumerate(texts[name, at["temperature"]])]
             numbers, successes = statistics(column, args)
@@ -220,7 +223,10 @@ def add_statistics(
 
 
 def statistics(column: list[Outcome], args: Args) -> tuple[dict, dict[str, np.ndarray]]:
-    """One policy at one temperature, n outcomes per problem: its numbers, and success -> (problems, K) at each k."""
+    """Return the statistics of one policy at one temperature, and success -> (problems, K), one column per k.
+
+    column: n outcomes per problem.
+    """
     values, n = {}, args.num_samples
     scores = [one.score for one in column if one.error is None and one.score is not None]
     for success, attribute in SUCCESSES.items():
@@ -231,15 +237,15 @@ def statistics(column: list[Outcome], args: Args) -> tuple[dict, dict[str, np.nd
         "reasons": dict(Counter(one.verdict.reason for one in column)),
         "errors": error_profile([one.diagnostics for one in column], [one.span for one in column]),
         "compile_rate": fmean(one.error is None for one in column),
-        "discriminator": fmean(scores) if scores else None,  # of those without an error, as in training
+        "discriminator": fmean(scores) if scores else None,  # over programs without an error, as in training
     }, values
 
 
 def best_at_k(values: list[dict[str, np.ndarray]], args: Args) -> list[dict]:
-    """[RLCF evaluation] For each k the temperature with the best pass@k, and exec@k and comp@k at the same one.
+    """[RLCF evaluation] Return, for each k, the temperature with the best pass@k, and exec@k and comp@k there.
 
-    values: of each temperature, success -> (problems, K). Of equally good temperatures it is the lower one; they are
-    compared to 9 digits, since the 17th depends on the order of a sum.
+    values: per temperature, success -> (problems, K). In a tie the lower temperature wins. Values are compared to 9
+    digits, since the 17th depends on summation order.
     """
     rows = []
     for j, k in enumerate(args.ks):
@@ -261,7 +267,7 @@ def write(
     tasks = [str(record.get("meta", {}).get("task_id", number)) for number, record in enumerate(records, start=1)]
 
     def sample(name: str, temperature: float, index: int) -> dict:
-        """A row of samples.jsonl."""
+        """Return a row of samples.jsonl."""
         problem, text = index // n, texts[name, temperature][index]
         row = {"task": tasks[problem], "policy": name, "temperature": temperature, "response": text}
         return row | described(outcomes[problem, text], len(text), result["language"])
@@ -283,7 +289,9 @@ def write(
 
 
 def described(outcome: Outcome, length: int, language: str) -> dict:
-    """An outcome as samples.jsonl has it. The blamed span is in characters of the response: its end, if outside it."""
+    """Return an outcome as written to samples.jsonl. The blamed span is in characters of the response, or its end if
+    the error is outside.
+    """
     (start, end), verdict, error = outcome.span, outcome.verdict, None
     if outcome.error is not None:
         inside = start <= outcome.error.last < end
@@ -296,7 +304,7 @@ def described(outcome: Outcome, length: int, language: str) -> dict:
     said = verdict.output.strip().splitlines() or [""]
     return {
         **{name: getattr(verdict, name) for name in ("compiled", "executed", "passed", "reason")},
-        "output": said[0] if language == "java" else said[-1],  # the line that says what was thrown
+        "output": said[0] if language == "java" else said[-1],  # the line with the exception
         "error": error,
         "discriminator": outcome.score,
     }

@@ -1,4 +1,4 @@
-"""Compiler feedback on responses: their texts, whether they pass, and the token of their first error."""
+"""Compiler feedback on responses: texts, pass or fail, and the token of the first error."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,34 +13,34 @@ from nanorlhf.rlcf.localisation import character_ends, error_token, response_tex
 
 
 def compiler_for(language: str, error_prone_jar: str | None = None, workers: int | None = None) -> Compiler:
-    """The static checks of a language, java or python. Raises InputError for ErrorProne with Python."""
+    """Return the static checks for a language, java or python. Raises InputError for ErrorProne with Python."""
     if language == "java":
         return JavaCompiler(workers, error_prone_jar=error_prone_jar)
     if error_prone_jar is not None:
         raise InputError(
-            f"--error-prone-jar {error_prone_jar}: ErrorProne checks Java, and these programs are in {language}."
+            f"--error-prone-jar {error_prone_jar}: ErrorProne only checks Java; these programs are in {language}."
         )
     return PythonCompiler()
 
 
 def training_compiler(rows: Sequence[Demonstration], error_prone_jar: str | None) -> Compiler:
-    """The static checks of rows in one language, in which every program that people wrote passes.
+    """Return the static checks for a data set in one language whose written programs all pass them.
 
-    Raises InputError for ErrorProne where a row was converted without it: a written program might then fail.
+    Raises InputError for ErrorProne if an example was converted without it: a written program might then fail.
     """
     language = rows[0].record["language"]
     for number, row in enumerate(rows if error_prone_jar is not None and language == "java" else (), start=1):
         meta = row.record.get("meta")
         if not isinstance(meta, dict) or meta.get("error_prone") is not True:
             raise InputError(
-                f"--error-prone-jar {error_prone_jar}: row {number} of --data was converted without it: pass it to "
-                "data.codenet too, so that programs which fail are left out."
+                f"--error-prone-jar {error_prone_jar}: row {number} of --data was converted without ErrorProne: pass "
+                "the jar to data.codenet too, which then drops programs that fail."
             )
     return compiler_for(language, error_prone_jar)
 
 
 def programs_of(records: list[dict], responses: list[str]) -> tuple[list[str], list[tuple[int, int]]]:
-    """The programs with these responses, and where each response is, [start, end) in characters."""
+    """Return the programs with these responses, and [start, end) of each response in characters."""
     rows = list(zip(records, responses, strict=True))
     programs = [record["prefix"] + response + record["suffix"] for record, response in rows]
     return programs, [(len(record["prefix"]), len(record["prefix"] + response)) for record, response in rows]
@@ -49,8 +49,8 @@ def programs_of(records: list[dict], responses: list[str]) -> tuple[list[str], l
 @dataclass(frozen=True)
 class Checked:
     texts: list[str]
-    passes: Tensor  # (B,) bool: no error anywhere, nor an unused variable in the response where those count
-    error_index: Tensor  # (B,) the token to blame; T where the response passes
+    passes: Tensor  # (B,) bool: no error anywhere and, if they count, no unused variable in the response
+    error_index: Tensor  # (B,) the token to blame; T if the response passes
     diagnostics: list[list[Diagnostic]]
     spans: list[tuple[int, int]]  # [start, end) of each response in its program, in characters
 
@@ -63,12 +63,12 @@ def check_responses(
     eos_id: int,
     unused: bool = True,
 ) -> Checked:
-    """Compile prefix + response + suffix of each row. [RLCF alg 1]
+    """Compile prefix + response + suffix for each row. [RLCF alg 1]
 
     records     rows of code.jsonl
     response    (B, T) ids, [PAD] after EOS
     pieces      token_bytes(tokenizer)
-    unused      an unused variable fails a response, as an error does
+    unused      if True, an unused variable fails a response, like an error
     """
     T = response.size(1)
     rows = [ids[: ids.index(eos_id)] if eos_id in ids else ids for ids in response.tolist()]
@@ -80,7 +80,7 @@ def check_responses(
         error = first_error(found if unused else [d for d in found if d.kind == "error"], *span)
         if error is None:
             error_index.append(T)
-        else:  # an empty response has no token except EOS
+        else:  # an empty response has no token but EOS
             ends = character_ends(ids, pieces) or [0]
             error_index.append(error_token(ends, error.last - span[0]))
     index = torch.tensor(error_index, device=response.device)

@@ -1,4 +1,4 @@
-"""Figures of generated programs: how many pass, at which temperature, their errors, and how training changed them."""
+"""Figures on generated programs: pass rates, temperatures, errors, and training curves."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from nanorlhf.report.page import LINES, draw, draw_lines, panel, series
 from nanorlhf.rlcf.error_profile import CATEGORIES
 from nanorlhf.training.run_directory import Rows
 
-CURVES = {  # metric of train_ppo and of what RLCF is compared with: title, unit
+CURVES = {  # metric of train_ppo and of RLCF's baselines: title, unit
     "compile_rate": ("Responses that pass the static checks", "share"),
     "discriminator/accuracy": ("Discriminator accuracy", "share"),
     **{f"errors/{name}": (f"Errors: {name.replace('_', ' ')}", "per response") for name in CATEGORIES},
@@ -23,7 +23,7 @@ def color_of(number: int) -> str:
 
 
 def at_k_figures(policies: dict[str, list[dict]]) -> list[Figure]:
-    """One panel of pass@k, one of exec@k and comp@k at the smallest k; one colour per policy, 95% intervals.
+    """Draw one panel of pass@k, one of exec@k and comp@k at the smallest k; one colour per policy, 95% intervals.
 
     policies: name -> `at_k` of eval.json.
     """
@@ -53,7 +53,7 @@ def at_k_figures(policies: dict[str, list[dict]]) -> list[Figure]:
 
 
 def error_figure(policies: dict[str, dict[str, float]]) -> Figure:
-    """[RLCF figure 4] Errors per response by category, one bar per policy; categories without errors are left out."""
+    """[RLCF figure 4] Draw errors per response by category, one bar per policy; omit categories without errors."""
     shown = [name for name in CATEGORIES if any(errors[name] for errors in policies.values())]
     figure, axes = panel("Errors by category", "errors per response", "")
     figure.set_size_inches(5.2, 1.4 + 0.3 * len(shown) * max(1, len(policies) / 2))
@@ -69,10 +69,10 @@ def error_figure(policies: dict[str, dict[str, float]]) -> Figure:
 
 
 def temperature_figures(policies: dict[str, list[dict]], ks: Iterable[int]) -> list[Figure]:
-    """One panel per k: pass@k over the temperature, one curve per policy; none for a single temperature.
+    """Draw one panel per k, pass@k over temperature with one curve per policy; nothing for a single temperature.
 
-    policies: name -> `temperatures` of eval.json. A policy that is surer of itself has its best pass@k, for a k above
-    1, at a higher temperature.
+    policies: name -> `temperatures` of eval.json. The more confident a policy, the higher the temperature of its best
+    pass@k for k above 1.
     """
     if len(next(iter(policies.values()))) < 2:
         return []
@@ -89,9 +89,9 @@ def temperature_figures(policies: dict[str, list[dict]], ks: Iterable[int]) -> l
 
 
 def training_figures(runs: dict[str, Rows], policies: Iterable[str] = ()) -> list[Figure]:
-    """[RLCF figure 11] Compile rate, errors by category, discriminator accuracy, entropy and KL over updates.
+    """[RLCF figure 11] Draw compile rate, errors by category, discriminator accuracy, entropy and KL over updates.
 
-    One line per run. runs: name -> rows of metrics.jsonl; one that has the name of a policy has its colour. A run
+    One line per run. runs: name -> rows of metrics.jsonl; a run with the name of a policy gets its colour. A run
     without a metric has no line; a metric that no run has, or an error category that never occurs, has no panel.
     """
     figures = []

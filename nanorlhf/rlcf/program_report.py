@@ -13,7 +13,7 @@ from nanorlhf.training.run_directory import Rows, read_metrics
 
 
 def at_k(result: dict) -> Lines:
-    """pass@k, and exec@k and comp@k at the smallest k, each at the best temperature for its k."""
+    """Return the table of pass@k, and of exec@k and comp@k at the smallest k, at the best temperature for each k."""
     ks = result["args"]["ks"]
     lines = [["%", *(f"pass@{k}" for k in ks), f"exec@{ks[0]}", f"comp@{ks[0]}", "temperature"]]
     for name, row in result["policies"].items():
@@ -27,7 +27,7 @@ def at_k(result: dict) -> Lines:
 
 
 def best_rows(result: dict) -> dict[str, dict]:
-    """Per policy, the results at the best temperature of the smallest k."""
+    """Return each policy's results at the best temperature for the smallest k."""
     return {
         name: next(r for r in row["temperatures"] if r["temperature"] == row["at_k"][0]["temperature"])
         for name, row in result["policies"].items()
@@ -35,7 +35,7 @@ def best_rows(result: dict) -> dict[str, dict]:
 
 
 def differences(result: dict) -> Lines:
-    """What each policy has more than the first, problem by problem, at the smallest k."""
+    """Return the table of each policy's gain over the first, paired by problem, at the smallest k."""
     first, k = next(iter(result["policies"])), result["args"]["ks"][0]
     rows = result["differences"]
     lines = [[name, *(percent(x["mean"], x["ci"], "+") for x in row.values())] for name, row in rows.items()]
@@ -43,7 +43,7 @@ def differences(result: dict) -> Lines:
 
 
 def outcome(result: dict, name: str) -> Outcome:
-    """What happened to a policy: how much it solves, and what passes and what compiles against the first policy."""
+    """Return the verdict on a policy: the share it solves, and its gains over the first policy in pass and comp."""
     k, gains = result["args"]["ks"][0], result["differences"].get(name, {})
     first = next(iter(result["policies"]))
     solved = {policy: row["at_k"][0]["pass"] for policy, row in result["policies"].items()}
@@ -56,14 +56,14 @@ def outcome(result: dict, name: str) -> Outcome:
         Gain(f"its {key}@{k}", gains[key]["ci"], f"{percent(gains[key]['mean'], gains[key]['ci'], '+')} points")
         for key in ("pass", "comp")
     )
-    if compiles.sign == 1 and passes.sign == 0:  # it has learned what the compiler teaches, which is no fault
+    if compiles.sign == 1 and passes.sign == 0:  # it learned what the compiler rewards, which isn't a fault
         change = f"More of its programs compile ({compiles.text}), but {passes.measure} did not change ({passes.text})."
         return Outcome(level, "warn", change, eos_rate)
     return Outcome(level, *change_of(passes, compiles), eos_rate)
 
 
 def errors(result: dict) -> Lines:
-    """[RLCF figure 4] as a table; categories without errors are left out."""
+    """Return [RLCF figure 4] as a table, without categories that have no errors."""
     best = best_rows(result)
     lines = [["errors per response", *best]]
     for category in CATEGORIES:
@@ -77,7 +77,7 @@ def errors(result: dict) -> Lines:
 
 
 def reasons(result: dict) -> Lines:
-    """How the program runs ended: counts by reason."""
+    """Return the table of run outcomes: counts by reason."""
     best = best_rows(result)
     total = sum((Counter(row["reasons"]) for row in best.values()), Counter())
     lines = [["outcome of runs", *best]]
@@ -87,7 +87,7 @@ def reasons(result: dict) -> Lines:
 
 
 def temperatures(result: dict) -> Lines:
-    """All temperatures of all policies; a star marks the best for a k, which the first table shows."""
+    """Return the table of all policies at all temperatures. A star marks the best for a k, as in the first table."""
     ks = result["args"]["ks"]
     heading = ["policy", "temperature", *(f"pass@{k}" for k in ks), f"exec@{ks[0]}", f"comp@{ks[0]}"]
     lines = [[*heading, "EOS rate", "length, tokens"]]
@@ -103,46 +103,46 @@ def temperatures(result: dict) -> Lines:
 
 # ------------------------------------------------------------------------------------------------------------ the page
 def program(name: str, row: dict) -> Markup:
-    """One response with its outcome, and the messages of the compiler and the run."""
+    """Render one response with its outcome and the messages of the compiler and the run."""
     error, reason, response = row["error"], row["reason"], row["response"]
     said, blamed = [], None
     if error:
         said.append(" ".join(error["message"].split()))
         start, end = error["start"], error["end"]
         blamed = response[:start], response[start:end], response[end:]
-    if reason != "passed" and not (error and reason == "compile_error"):  # would repeat the message
+    if reason != "passed" and not (error and reason == "compile_error"):  # otherwise the message would repeat
         said.append(row["output"])
     return markup.program(name, reason, row["discriminator"], response, blamed, " · ".join(filter(None, said)))
 
 
 def sample_card(sample: dict) -> Markup:
-    """A problem, and the first response of each policy."""
+    """Render a problem and the first response of each policy."""
     programs = [program(name, row) for name, row in sample["policies"].items()]
     return markup.card(f"{sample['task']}\n\n{sample['query']}", programs, "programs")
 
 
 def page(result: dict, runs: dict[str, str], samples: list[dict]) -> Page:
-    """The page: tables, figures, the curves of `runs`, and `samples` side by side.
+    """Return the page: tables, figures, the curves of `runs`, and `samples` side by side.
 
-    runs: run directory -> its name.
+    runs: run directory -> name.
     """
     logged = {run: rows for run in runs if (rows := read_metrics(run))}
-    in_training: dict[str, Rows] = {}  # runs that share a name go by their directories
+    in_training: dict[str, Rows] = {}  # runs that share a name are listed by directory
     for run, rows in logged.items():
         if any(key in row for row in rows for key in CURVES):
             in_training[run if runs[run] in in_training else runs[run]] = rows
     policies, best, settings = result["policies"], best_rows(result), result["args"]
     about_errors = (
-        f"Errors and outcomes are at the best temperature for k = {settings['ks'][0]}. Errors come from the "
-        "compiler in the program without its tests, and local variables of the response that are never read."
+        f"Errors and outcomes are at the best temperature for k = {settings['ks'][0]}. Errors are the compiler's, for "
+        "the program without its tests, plus local variables of the response that are never read."
     )
     if settings["discriminator"] is not None:
         about_errors += (
             f"\nThe discriminator ({settings['discriminator']}) compares a sample y' with the written program y: "
-            "D(x, y', y) is near 1 where the sample looks more human-written, and near -1 where the written one does."
+            "D(x, y', y) is near 1 if the sample looks more human-written, and near -1 if the written program does."
         )
     return [
-        markup.title("What each stage gained"),
+        markup.title("Results by training stage"),
         verdict_section(outcomes_of(result, outcome)),
         Section(
             about=f"{result['num_problems']} problems in {result['language'].capitalize()}, {settings['num_samples']} "
@@ -150,19 +150,19 @@ def page(result: dict, runs: dict[str, str], samples: list[dict]) -> Page:
             f"tokens, timeout {settings['timeout']:g} s, seed {settings['seed']}.",
             tables=[at_k(result), differences(result)],
             notes="comp: the program compiles with its tests. exec: it compiles, and all tests run without a crash or "
-            "a timeout. pass: also, all results are right. For each k, the temperature is the one with the best "
-            "pass@k; exec and comp use the same one. Intervals are 95%, over problems; a difference is paired by "
-            "problem, each policy at its best temperature.",
+            "a timeout. pass: all results are also right. For each k, the temperature is the one with the best "
+            "pass@k; exec and comp use the same one. Intervals are 95%, over problems. Differences are paired by "
+            "problem, with each policy at its best temperature.",
             figures=at_k_figures({name: row["at_k"] for name, row in policies.items()}),
-            caption="pass@k is the probability that at least one of k samples passes, mean over problems. A program "
-            "that compiles may crash, and one that runs may be wrong.",
+            caption="pass@k is the probability that at least one of k samples passes, averaged over problems. A "
+            "program that compiles may crash, and one that runs may be wrong.",
         ),
         Section(
             "Errors",
             tables=[errors(result)],
             notes=about_errors,
             figures=[error_figure({name: row["errors"] for name, row in best.items()})],
-            caption="One mistake may count several times: an undeclared variable is an error wherever it is used.",
+            caption="One mistake may count several times: an undeclared variable is an error at each use.",
         ),
         Section(
             "Outcomes",
@@ -174,15 +174,15 @@ def page(result: dict, runs: dict[str, str], samples: list[dict]) -> Page:
             tables=[temperatures(result)],
             notes="In %. A star marks the best pass@k of each policy.",
             figures=temperature_figures({name: row["temperatures"] for name, row in policies.items()}, settings["ks"]),
-            caption="A policy that is surer of itself gives k answers that are more alike: it gains less from a second "
-            "one. A higher temperature gives variety back, for the price of more slips.",
+            caption="A more confident policy gives k answers that are more alike, so it gains less from more samples. "
+            "A higher temperature restores diversity, at the cost of more mistakes.",
         ),
         Section(
             "In training",
             figures=training_figures(in_training, policies),
-            caption="Measured on the rollouts, so on the training queries and at the training temperature; running "
-            "means, with the single updates faint. At 0.5, the discriminator can't tell the policy's code from "
-            "people's.",
+            caption="Measured on the rollouts, i.e. on the training queries at the training temperature. Lines are "
+            "running means; faint lines are single updates. At an accuracy of 0.5, the discriminator can't distinguish "
+            "the policy's code from human code.",
         ),
         *run_sections(logged),
         Section("Samples side by side", samples=list(map(sample_card, samples))),

@@ -1,6 +1,6 @@
-"""The process behind PythonCompiler: programs from stdin, diagnostics to stdout. No program is run.
+"""The process behind PythonCompiler: reads programs from stdin, writes diagnostics to stdout, and runs no program.
 
-Started as a script by nanorlhf/rlcf/compilers.py, so it imports nothing of this package.
+nanorlhf/rlcf/compilers.py starts it as a script, so it imports nothing from this package.
 """
 
 import ast
@@ -20,29 +20,29 @@ DEEP = 100_000  # Python frames; pyflakes is pure Python, so the C stack doesn't
 
 
 def check(program: str) -> list[list]:
-    """[kind, code, start, end, message] of each diagnostic."""
+    """Return [kind, code, start, end, message] for each diagnostic."""
     lines = [match.end() for match in re.finditer(r"\r\n|\r|\n", program)]
     line_starts = [0, *lines]
     line_ends = [*lines, len(program)]
 
     def offset(line: int, column: int) -> int:
-        """Offset in the program of a line (from 1) and column (from 0); Python's columns may lie outside the line."""
+        """Return the program offset of a line (from 1) and column (from 0). Python's columns may exceed the line."""
         line = min(max(line, 1), len(line_starts))
         return min(line_starts[line - 1] + max(column, 0), line_ends[line - 1])
 
     def offset_of_bytes(line: int, column: int) -> int:
-        """The same for a column in bytes of UTF-8, as in syntax trees."""
+        """Return the program offset of a line and a column in UTF-8 bytes, as in syntax trees."""
         text = program[offset(line, 0) : offset(line, len(program))]
         return offset(line, len(text.encode()[: max(column, 0)].decode(errors="ignore")))
 
     def syntax_error(error: SyntaxError, offset) -> list:
-        """`offset` is the one of the two functions that fits the unit of error.offset."""
+        """Return the error as a diagnostic. `offset` is one of the two functions above, to fit error.offset's unit."""
         code, message = type(error).__name__, str(error.msg)
         if error.lineno is None or error.offset is None:
             return ["error", code, len(program), len(program), message]
         start = offset(error.lineno, error.offset - 1)
         line = program[offset(error.lineno, 0) : offset(error.lineno, len(program))]
-        if error.text is not None and error.text.strip() not in line:  # columns relative to a part of an f-string
+        if error.text is not None and error.text.strip() not in line:  # columns are relative to a part of an f-string
             return ["error", code, offset(error.lineno, 0), offset(error.lineno, len(line.rstrip())), message]
         if "was never closed" in message or "unterminated triple-quoted" in message:
             end = len(program)  # only visible at the end
@@ -66,7 +66,7 @@ def check(program: str) -> list[list]:
     except (RecursionError, MemoryError) as error:
         return [["error", type(error).__name__, len(program), len(program), "nested too deeply"]]
 
-    # names that the syntax requires aren't unused: of `with ... as` here, of `except ... as` by its position below
+    # names that the syntax requires aren't unused: `with ... as` is exempt here, `except ... as` by its position below
     exempt = {
         (name.lineno, name.col_offset)
         for node in ast.walk(tree)
@@ -95,7 +95,9 @@ def check(program: str) -> list[list]:
 
 
 def serve(stdin: BinaryIO, stdout: BinaryIO) -> None:
-    """Requests and replies: int id, int size, then that many bytes; the first reply has the id -1: ready."""
+    """Answer requests until stdin ends. Both ways: int id, int size, then `size` bytes. The first reply, id -1, means
+    ready.
+    """
 
     def reply(index: int, diagnostics: list[list]) -> None:
         content = json.dumps(diagnostics).encode()

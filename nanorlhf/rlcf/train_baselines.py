@@ -1,9 +1,9 @@
-"""What RLCF is compared with: two other ways to learn from a compiler. [RLCF section 6.3]
+"""RLCF's baselines: two other ways to learn from a compiler. [RLCF section 6.3]
 
 In: code.train.jsonl and the policy of stage 1. Out: the policy, in the same format; CodeRL's critic in critic/.
-A program fails by an error alone: that unused variables fail too is RLCF's own. [RLCF section 8.6]
-Both take one gradient step per rollout, where PPO's ratio is 1 and the gradient of -A * ratio is that of -A * log p: so
-each is a choice of A in PPO's loss, beside a second loss of its own. Neither has a reward model or a KL penalty.
+Only an error fails a program here; only RLCF also fails unused variables. [RLCF section 8.6]
+Both take one gradient step per rollout. PPO's ratio is then 1, and -A * ratio has the same gradient as -A * log p. So
+each is a choice of A in PPO's loss plus a second loss. Neither has a reward model or a KL penalty.
 
     python -m nanorlhf.rlcf.train_baselines bipolar_ramp --sft runs/rlcf/sft
     python -m nanorlhf.rlcf.train_baselines coderl --sft runs/rlcf/sft
@@ -45,7 +45,7 @@ from nanorlhf.training.update_metrics import UpdateStatistics, log_update, rollo
 @dataclass(frozen=True, kw_only=True)
 class Args(RolloutArgs):
     objective: Literal["bipolar_ramp", "coderl"] = "bipolar_ramp"
-    """bipolar_ramp: the blamed token down, the written program up; coderl: tokens weighed by a critic"""
+    """bipolar_ramp: blamed token down, written program up; coderl: tokens weighted by a critic"""
     data: Path = Path("runs/rlcf/data")
     out: Path = Path("runs/rlcf/bipolar_ramp")
     sft: str = "runs/rlcf/sft"
@@ -65,7 +65,7 @@ RECIPES = recipes("baselines", Args)
 
 
 def written_loss(policy: GPT, rows: list[Demonstration], pad_id: int, temperature: float) -> Tensor:
-    """Negative log-likelihood of the written programs, nats, the sum over rows and tokens."""
+    """Return the negative log-likelihood of the written programs in nats, summed over rows and tokens."""
     query = left_pad([row.query for row in rows], pad_id)
     response = right_pad([row.response for row in rows], pad_id)
     ids = torch.cat((query, response), dim=1).to(policy.lm_head.weight.device)  # (b, Q + T)
@@ -74,7 +74,7 @@ def written_loss(policy: GPT, rows: list[Demonstration], pad_id: int, temperatur
 
 
 def critic_tokens(critic: ScalarModel, mb: Batch) -> Tensor:
-    """The critic's logit of each response token, (b, T)."""
+    """Return the critic's logit for each response token, (b, T)."""
     return coderl_critic(critic, mb.query_response, mb.real, mb.actions)[1]
 
 
@@ -91,9 +91,9 @@ def main(args: Args) -> dict[str, float]:
     pad_id, eos_id = tokenizer.pad_id, tokenizer.eos_id
     rows = load_programs(args.data / "code.train.jsonl", tokenizer, args.max_query_length)
     check_vocabulary(tokenizer, policy.config.vocab_size, args.sft)
-    check_positions(rows, T, policy.config, args.sft, written=not is_coderl)  # bipolar_ramp reads those too
+    check_positions(rows, T, policy.config, args.sft, written=not is_coderl)  # bipolar_ramp also reads written programs
     critic = new_value_model(None, policy, loading) if is_coderl else None
-    ref_policy = prepare_policy(args, device, policy, critic)  # measures the drift only
+    ref_policy = prepare_policy(args, device, policy, critic)  # only measures the drift
     trained = [policy] if critic is None else [policy, critic]
 
     parameters = [parameter for model in trained for parameter in model.parameters()]
@@ -108,16 +108,16 @@ def main(args: Args) -> dict[str, float]:
             write_checkpoint(critic, args.out / "critic", tokenizer)
 
     run = Run(args, args.objective, write, [rows.path])
-    weakref.finalize(run, compiler.close)  # its process ends with the run
+    weakref.finalize(run, compiler.close)  # stops its process with the run
     run.track(policy=policy, steps=steps, generator=generator)
     if critic is not None:
         run.track(critic=critic)
     run.print(f"{args.objective}: {num_updates} updates of {B} responses; {len(rows):,} queries")
 
     # ----------------------------------------------------------------------------------------------------- 2. the loop
-    own = distributed.rank_slice(B)  # rows that this rank compiles
+    own = distributed.rank_slice(B)  # rows this rank compiles
     for update in run.steps(num_updates):
-        # 2.1 a program for each prompt; 1 if it compiles, else -1, and cut after the token to blame
+        # 2.1 sample a program for each prompt; score 1 if it compiles, else -1; cut it after the token to blame
         written = [rows[i] for i in batch_indices(len(rows), B, update, args.seed)]
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
         full_policy = distributed.unshard(policy)
@@ -138,11 +138,11 @@ def main(args: Args) -> dict[str, float]:
                 policy, ref_policy, batch, args.temperature, size
             )
 
-        # 2.2 what each token is to blame or to praise for
-        if critic is None:  # [RLCF eq 3] the token that the compiler blames
+        # 2.2 advantages: credit or blame per token
+        if critic is None:  # [RLCF eq 3] blame the compiler's token
             error_index = distributed.all_gather_rows(checked.error_index)
             batch.advantages = bipolar_ramp_advantages(batch.logprobs, error_index)  # (B, T)
-        else:  # [RLCF eq 4] against the greedy response, token by token as the critic weighs them
+        else:  # [RLCF eq 4] compare with the greedy response, tokens weighted by the critic
             with autocast:
                 query = batch.query[own]
                 greedy, _ = generate(
@@ -154,7 +154,7 @@ def main(args: Args) -> dict[str, float]:
             baseline_passes = distributed.all_gather_rows(baseline.passes)
             batch.advantages = coderl_advantages(token_logits, passes, baseline_passes, batch.actions)  # (B, T)
 
-        # 2.3 one step; both losses are sums over tokens and means over responses
+        # 2.3 one step; both losses are summed over tokens and averaged over responses
         lr = args.lr * lr_factor(args.schedule, update, num_updates)
         steps.set_lr(lr)
         steps.zero_grad()
@@ -172,7 +172,7 @@ def main(args: Args) -> dict[str, float]:
                 if critic is None:
                     some = [written[i] for i in mb.index.tolist()]
                     second_loss = written_loss(policy, some, pad_id, args.temperature) / B
-                else:  # does the program pass?
+                else:  # predict whether the program passes
                     logits = coderl_critic(critic, mb.query_response, mb.real, mb.actions)[0]
                     second_loss = coderl_critic_loss(logits, passes[mb.index]) / B
             (pg_loss + args.second_coef * second_loss).backward()

@@ -1,9 +1,9 @@
-"""The discriminator of RLCF: it learns to tell programs of people from programs of the policy.
+"""Train RLCF's discriminator, which learns to distinguish human-written programs from the policy's.
 
-Paper: Coarse-Tuning Models of Code with Reinforcement Learning Feedback, section 4 and the appendix. First triplets:
-programs for one problem lie together, those for others apart. Then pairs: the policy answers the prompts of the
-training rows, and its program is compared with the written one where both pass the static checks. Sampling may take
-longer than training, so --resume goes on with it as well.
+Paper: Coarse-Tuning Models of Code with Reinforcement Learning Feedback, section 4 and the appendix. First, triplets
+pull programs for the same problem together and push others away. Then pairs: the policy answers the training prompts,
+and its program is compared with the written one if both pass the static checks. Sampling may take longer than
+training, so --resume continues it too.
 In: code.{train,validation}.jsonl, the policy of stage 1, and an encoder such as CodeBERT (or none: random weights).
 Out: the discriminator, which scores the programs that pass the compiler in stage 3.
 
@@ -64,9 +64,9 @@ from nanorlhf.training.supervised import Sums, autocast, backward, evaluate, new
 @dataclass(frozen=True, kw_only=True)
 class Args(RunArgs):
     sft: str = "runs/rlcf/sft"
-    """the policy that writes the other programs: checkpoint directory or Hub id"""
+    """the policy whose programs are compared with written ones: checkpoint directory or Hub id"""
     encoder: str | None = None
-    """directory or Hub id of a pretrained encoder (microsoft/codebert-base); None: random weights of the shape below"""
+    """directory or Hub id of a pretrained encoder (microsoft/codebert-base); None: random weights, shape below"""
     n_layer: PositiveInt = 6
     """layers of an encoder with random weights"""
     n_head: PositiveInt = 8
@@ -75,30 +75,29 @@ class Args(RunArgs):
     """width of an encoder with random weights"""
 
     num_triplet_epochs: NonNegativeFloat
-    """passes over the programs, each the anchor of one triplet: programs for its problem are drawn near, those for
-    others pushed away; 0: none"""
+    """passes over the programs, each the anchor of one triplet; 0: no triplets"""
     triplet_batch_size: Count = 32
     """anchors per optimizer step on triplets, over all ranks"""
     triplet_lr: NonNegativeFloat
-    """peak learning rate of the triplets"""
+    """peak learning rate on triplets"""
     triplet_margin: NonNegativeFloat = 0.5
-    """how much farther away, in squared distance, a program for another problem has to be"""
+    """margin of the triplet loss, a squared distance"""
     warmup_steps: NonNegativeInt
-    """optimizer steps of linear warm-up of the triplets"""
+    """optimizer steps of linear warm-up on triplets"""
     num_pair_epochs: NonNegativeFloat
-    """passes over the pairs of a written and a sampled program; 0: nothing is sampled (the paper's Table 4)"""
+    """passes over the pairs of a written and a sampled program; 0: no sampling (the paper's Table 4)"""
     num_rows: PositiveInt | None = None
     """training rows that the policy answers, from the top of the file; None: all"""
     batch_size: Count = 32
     """pairs per optimizer step, over all ranks"""
     micro_batch_size: PositiveInt = 16
-    """rows per forward pass and rank; changes memory, and of the triplets also which program is the hardest"""
+    """rows per forward pass and rank; changes memory and, for triplets, which program is the hardest negative"""
     adam: AdamSettings = AdamSettings(eps=1e-8)
 
     error_prone_jar: str | None = None
-    """ErrorProne's jars as a class path: its errors count as javac's do"""
+    """ErrorProne's jars as a class path: its errors count like javac's"""
     temperature: TemperatureOrGreedy = 0.6
-    """of the policy's programs"""
+    """sampling temperature of the policy's programs"""
     top_p: Fraction = 0.95
     """nucleus sampling: the likeliest tokens that together reach this probability; 1: all"""
     response_length: PositiveInt
@@ -113,13 +112,13 @@ RECIPES = recipes("discriminator", Args)
 
 
 # ------------------------------------------------------------------------------------------------ the policy's programs
-Sample = dict[str, Any]  # "response" of the policy, and whether its program "passes" the static checks
+Sample = dict[str, Any]  # "response": the policy's; "passes": whether its program passes the static checks
 
 
 def sample_programs(args: Args, rows: list[Demonstration], device: torch.device) -> list[Sample]:
-    """One response of the policy to each row.
+    """Sample one response of the policy for each row.
 
-    Each batch is appended to a file in --out, from which --resume goes on.
+    Appends each batch to a file in --out, so that --resume can continue.
     """
     path, size = args.out / SAMPLING, args.rollout_batch_size * distributed.world_size()
     samples = distributed.from_first(lambda: begin_sampling(args, path, len(rows), size))
@@ -127,7 +126,7 @@ def sample_programs(args: Args, rows: list[Demonstration], device: torch.device)
     policy = load_gpt(args.sft, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
     T, pieces = args.response_length, token_bytes(tokenizer)
     generator = torch.Generator().manual_seed(args.seed)
-    uniforms = torch.rand((len(rows), T), generator=generator, dtype=torch.float64)  # a row's own, on whichever rank
+    uniforms = torch.rand((len(rows), T), generator=generator, dtype=torch.float64)  # the same on every rank
     is_first = distributed.rank() == 0
     progress = Progress(total=len(rows), initial=len(samples), desc="samples", disable=not is_first)
     with training_compiler(rows, args.error_prone_jar) as compiler:
@@ -135,7 +134,7 @@ def sample_programs(args: Args, rows: list[Demonstration], device: torch.device)
             first = start + distributed.rank() * args.rollout_batch_size
             mine = slice(first, min(first + args.rollout_batch_size, start + size))
             of_mine: list[Sample] = []
-            if batch := rows[mine]:  # of the last ones a rank may have none
+            if batch := rows[mine]:  # in the last batch, a rank may have no rows
                 query = left_pad([row.query for row in batch], tokenizer.pad_id).to(device)  # (b, Q)
                 with torch.no_grad(), autocast(args.dtype, device):
                     response, _ = generate(
@@ -161,9 +160,10 @@ def data_files(args: Args) -> list[Path]:
 
 
 def begin_sampling(args: Args, path: Path, num_rows: int, size: int) -> list[Sample]:
-    """Open the file of the samples; what it holds already, in whole batches of `size`, if the run is resumed.
+    """Open the file of samples. When resuming, return the samples it already contains, in whole batches of `size`.
 
-    Its first line holds the settings and digests of the files that the samples depend on; InputError where they differ.
+    Its first line records the settings and the digests of the files that the samples depend on. Raises InputError if
+    they differ.
     """
     names = ("data", "num_rows", "sft", "seed", "dtype", "temperature", "top_p", "response_length")
     settings = {name: str(getattr(args, name)) for name in (*names, "max_query_length", "error_prone_jar")}
@@ -180,7 +180,7 @@ def begin_sampling(args: Args, path: Path, num_rows: int, size: int) -> list[Sam
                 f"--resume: {change} since the sampling in {path} was started: restore it, or start again with "
                 "--overwrite."
             )
-    if len(done) < num_rows:  # in the same batches as without the break, so that rounding is the same
+    if len(done) < num_rows:  # keep whole batches, so that rounding is the same as in an uninterrupted run
         done = done[: len(done) // size * size]
     args.out.mkdir(parents=True, exist_ok=True)
     write_jsonl(path, [settings | {"inputs": inputs}, *done])
@@ -188,26 +188,26 @@ def begin_sampling(args: Args, path: Path, num_rows: int, size: int) -> list[Sam
 
 
 def as_samples(rows: Iterable[tuple[str, dict]]) -> list[Sample]:
-    """Samples from their file; each comes with its `file:line`."""
+    """Convert rows, each with its `file:line`, to samples. Raises InputError for a missing or malformed field."""
     kinds: dict[str, type] = {"response": str, "passes": bool}
     return [{name: field(row, name, kind, where) for name, kind in kinds.items()} for where, row in rows]
 
 
 def read_programs(args: Args, num_rows: int) -> list[Sample]:
-    """What `sample_programs` gave when the run that is resumed was started."""
+    """Read what `sample_programs` returned before the run was interrupted."""
     path = args.out / "generated.jsonl"
     samples = as_samples(iter_jsonl(path))
     if len(samples) != num_rows:
         raise InputError(
-            f"--resume: {path} holds {len(samples)} programs, not {num_rows}: pass the --data and --num-rows that the "
-            "run was started with, or start again with --overwrite."
+            f"--resume: {path} has {len(samples)} programs, expected {num_rows}: pass the original --data and "
+            "--num-rows, or start again with --overwrite."
         )
     return samples
 
 
 # ------------------------------------------------------------------------------------------------------------ triplets
 class Programs:
-    """The programs of some rows, each once, by problem; rows that name no problem are problems of their own."""
+    """The distinct programs of some rows, grouped by problem; a row without a problem is a problem by itself."""
 
     def __init__(self, rows: list[Demonstration]):
         problems: dict[str, dict[str, None]] = {}  # problem -> its programs, in order
@@ -220,10 +220,10 @@ class Programs:
         self.anchors = [(index, program) for index, programs in enumerate(self.problems) for program in programs]
 
     def triplet(self, number: int, draw: random.Random) -> tuple[int, str, str]:
-        """[RLCF pretraining] The problem of a program, the program as the anchor, and another one for that problem.
+        """[RLCF pretraining] Return a program's problem, the program (anchor) and another program for it (positive).
 
-        A program alone with its problem is its own positive, its variables renamed. The negative is the hardest of the
-        batch.
+        If a problem has only one program, the positive is that program with its variables renamed. The loss picks the
+        hardest negative in the batch.
         """
         problem, anchor = self.anchors[number]
         others = [program for program in self.problems[problem] if program != anchor]
@@ -235,23 +235,24 @@ Pair = tuple[Demonstration, str]  # a row with the written program, and the poli
 
 
 def pairs_that_pass(rows: list[Demonstration], samples: list[Sample]) -> list[Pair]:
-    """Where the policy's program passes the static checks and is not the written one. [RLCF discriminator]
+    """Return the pairs whose sampled program passes the static checks and differs from the written one.
+    [RLCF discriminator]
 
-    The compiler has decided the others already, and what the policy knows by heart teaches nothing.
+    The compiler already decides the others, and nothing can be learned from a copy of the written program.
     """
     both = ((row, sample["response"]) for row, sample in zip(rows, samples, strict=True) if sample["passes"])
     return [(row, text) for row, text in both if text != row.record["response"]]
 
 
 def pair_loss(model: Discriminator, rows: list[Pair]) -> tuple[Tensor, Tensor]:
-    """Sums over the pairs: D(x, y', y), and how many y' it finds out."""
+    """Return sums over the pairs: D(x, y', y), and the number of y' it recognises."""
     comparison = model.compare_pairs([(row.record, text) for row, text in rows])
     return comparison.sum(), (comparison < 0).sum()  # [RLCF section 4] the generated one comes first
 
 
 # ------------------------------------------------------------------------------------------------------------- the run
 def new_discriminator(args: Args, tokenizer: Tokenizer) -> Discriminator:
-    """From a pretrained encoder, or from random weights."""
+    """Create a discriminator on a pretrained encoder, or with random weights."""
     if args.encoder is not None:
         return discriminator_from_encoder(args.encoder)
     n_ctx = args.max_query_length + max(args.max_response_length, args.response_length) + 2
@@ -278,7 +279,7 @@ def main(args: Args) -> dict[str, float]:
     num_triplet_steps = int(exact(args.num_triplet_epochs) * len(programs.anchors)) // args.triplet_batch_size
     if args.num_triplet_epochs and num_triplet_steps == 0:
         raise InputError(
-            f"--triplet-batch-size {args.triplet_batch_size} is more than the {len(programs.anchors)} programs in "
+            f"--triplet-batch-size {args.triplet_batch_size} exceeds the {len(programs.anchors)} programs in "
             f"{args.data}, times --num-triplet-epochs {args.num_triplet_epochs}: lower it."
         )
     check_warmup(args.warmup_steps, num_triplet_steps)
@@ -286,38 +287,38 @@ def main(args: Args) -> dict[str, float]:
     asked = answered + (validation if args.num_pair_epochs else [])
     if args.num_pair_epochs and int(exact(args.num_pair_epochs) * len(answered)) < args.batch_size:
         raise InputError(
-            f"--batch-size {args.batch_size} is more than the {len(answered)} rows that the policy answers, times "
+            f"--batch-size {args.batch_size} exceeds the {len(answered)} rows that the policy answers, times "
             f"--num-pair-epochs {args.num_pair_epochs}: lower it."
         )
     samples: list[Sample] = []
     if asked:
         is_sampled = args.resume and not distributed.from_first((args.out / SAMPLING).exists)
         samples = read_programs(args, len(asked)) if is_sampled else sample_programs(args, asked, device)
-        args = replace(args, resume=is_sampled)  # else no step has been taken
+        args = replace(args, resume=is_sampled)  # otherwise no step has been taken yet
     pairs = pairs_that_pass(answered, samples[: len(answered)])
     held_out = pairs_that_pass(validation, samples[len(answered) :]) if asked else []
     num_pair_steps = int(exact(args.num_pair_epochs) * len(pairs)) // args.batch_size
     if args.num_pair_epochs and num_pair_steps == 0:
         raise InputError(
-            f"--batch-size {args.batch_size} is more than the {len(pairs)} of {len(answered)} sampled programs that "
+            f"--batch-size {args.batch_size} exceeds the {len(pairs)} of {len(answered)} sampled programs that "
             f"pass the static checks, times --num-pair-epochs {args.num_pair_epochs}: lower it and pass --resume, "
             "which keeps the samples, or train the policy longer."
         )
     num_steps = num_triplet_steps + num_pair_steps
 
     def margin_loss(model: Discriminator, rows: list[tuple[int, str, str]]) -> tuple[Tensor, Tensor]:
-        """Sums over the triplets: the loss, and how many of them are right."""
+        """Return sums over the triplets: the loss, and the number ordered correctly."""
         both = model.embed([""] * 2 * len(rows), [row[1] for row in rows] + [row[2] for row in rows])
         indices = torch.tensor([row[0] for row in rows], device=device)
         anchors, positives = both.float().chunk(2)  # (b, C)
-        with torch.autocast(device.type, enabled=False):  # squared distances in float32
+        with torch.autocast(device.type, enabled=False):  # squared distances need float32
             return triplet_loss(anchors, positives, indices, args.triplet_margin)
 
     def write() -> None:
         if distributed.rank() == 0:
             save_discriminator(model, args.out)
 
-    # micro-batches decide which programs of a triplet can be the negative
+    # the negative of a triplet comes from the same micro-batch
     run = Run(args, "discriminator", write, files, must_stay=("micro_batch_size",))
     run.track(model=model, steps=steps)
     if not args.resume:
@@ -325,7 +326,7 @@ def main(args: Args) -> dict[str, float]:
             run.opened()
         if run.main and samples:
             write_jsonl(args.out / "generated.jsonl", samples)
-        run.save(0)  # the samples are safe; and without any steps, this is the discriminator
+        run.save(0)  # now the samples are safe; with 0 steps, this is the final discriminator
         if run.main:
             (args.out / SAMPLING).unlink(missing_ok=True)
     passing = [row["passes"] for row in samples]
@@ -340,12 +341,12 @@ def main(args: Args) -> dict[str, float]:
     for step in run.steps(num_steps):
         batch: list[Any]
         batch_loss: Sums
-        if step < num_triplet_steps:  # 2.1 [RLCF pretraining] programs for one problem lie together
+        if step < num_triplet_steps:  # 2.1 [RLCF pretraining] triplets: pull programs for one problem together
             indices = batch_indices(len(programs.anchors), args.triplet_batch_size, step, args.seed)
             batch = [programs.triplet(i, random.Random(f"{args.seed} {step} {i}")) for i in indices]
             stage, batch_loss = "triplet", margin_loss
             lr = args.triplet_lr * lr_factor("linear", step, num_triplet_steps, args.warmup_steps)
-        else:  # 2.2 programs of people against the policy's
+        else:  # 2.2 pairs: compare human-written programs with the policy's
             pair_step = step - num_triplet_steps
             indices = batch_indices(len(pairs), args.batch_size, pair_step, args.seed)
             stage, batch, batch_loss = "discriminator", [pairs[i] for i in indices], pair_loss
@@ -361,18 +362,18 @@ def main(args: Args) -> dict[str, float]:
     if num_triplet_steps:
         draw = random.Random(args.seed)
         triplets = [others.triplet(i, draw) for i in range(len(others.anchors))]
-        draw.shuffle(triplets)  # in the order of the file, those for one problem come together: no negatives
+        draw.shuffle(triplets)  # in file order, triplets for one problem are adjacent and would have no negatives
         measured = evaluate(model, triplets, margin_loss, 2, args.micro_batch_size, args.dtype) / len(triplets)
         summary["validation_triplet_loss"], summary["validation_triplet_accuracy"] = measured.tolist()
-        run.print(f"Discriminator: orders {summary['validation_triplet_accuracy']:.1%} of validation triplets")
+        run.print(f"Discriminator: orders {summary['validation_triplet_accuracy']:.1%} of validation triplets right")
     if samples:
         measured = evaluate(model, held_out, pair_loss, 2, args.micro_batch_size, args.dtype) / max(len(held_out), 1)
         summary["validation_loss"], summary["validation_accuracy"] = measured.tolist()
         summary["num_validation_pairs"] = len(held_out)
         summary["compile_rate"] = fmean(passing)
         run.print(
-            f"Discriminator: tells the policy's program from the written one in {summary['validation_accuracy']:.1%} "
-            f"of {len(held_out)} validation pairs that both pass"
+            f"Discriminator: recognises the policy's program in {summary['validation_accuracy']:.1%} of "
+            f"{len(held_out)} validation pairs where both programs pass"
         )
     run.log(num_steps, summary)
     run.finish(summary)

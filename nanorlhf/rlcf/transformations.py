@@ -1,4 +1,4 @@
-"""The same program with other variable names: the positive of a triplet if a problem has only one solution."""
+"""Rename a program's variables, to get the positive of a triplet if a problem has only one solution."""
 
 import ast
 import re
@@ -16,14 +16,14 @@ MEMBERS = ("method_declaration", "constructor_declaration", "compact_constructor
 
 
 def rename_variables(program: str, language: str, rng: Random) -> str:
-    """[RLCF discriminator] Rename every local variable consistently; the program's behaviour stays the same.
+    """[RLCF discriminator] Rename every local variable consistently, without changing what the program does.
 
     Java: local variables, parameters, variables of for-each, catch and resources. Python: names that a function assigns
-    to. A name that is also used for something else (a field, method, global, builtin or argument) is kept, and a
-    program that doesn't parse is returned unchanged.
+    to. A name that is also used for something else (a field, method, global, builtin or argument) is kept. A program
+    that doesn't parse is returned unchanged.
     """
     places = java_variables(program) if language == "java" else python_variables(program)
-    taken = set(re.findall(r"\w+", program))  # comments included: it only costs a few free names
+    taken = set(re.findall(r"\w+", program))  # comments included, which only costs a few free names
     names = {}
     for name in sorted(places):
         free = [other for other in NAMES if other not in taken]
@@ -38,7 +38,7 @@ def rename_variables(program: str, language: str, rng: Random) -> str:
 
 
 def java_variables(program: str) -> dict[str, list[tuple[int, int]]]:
-    """Name -> its occurrences, [start, end) in bytes of UTF-8."""
+    """Return name -> occurrences, [start, end) in bytes of UTF-8."""
     source = program.encode("utf-8", "surrogatepass")
     root = Parser(JAVA).parse(source).root_node
     if root.has_error:
@@ -60,20 +60,20 @@ def java_variables(program: str) -> dict[str, list[tuple[int, int]]]:
             declared.add(text)
             declaring.add(member)
         elif (
-            field in ("name", "key")  # of a field, method, class or call; of an annotation's value
+            field in ("name", "key")  # of a field, method, class or call; of an annotation
             or (field == "field" and parent.type == "field_access")
             or parent.type in ("labeled_statement", "break_statement", "continue_statement")
             or parent.type in ("method_reference", "scoped_identifier")
         ):
             others.add(text)
         places.setdefault(text, []).append((name.start_byte, name.end_byte))
-    # a member that uses a name without declaring it gets it from elsewhere: a superclass, an import
+    # a member that uses a name without declaring it gets it from a superclass or an import
     others |= {text for text, (seen, declaring) in members.items() if seen - declaring}
     return {text: spans for text, spans in places.items() if text in declared - others}
 
 
 def python_variables(program: str) -> dict[str, list[tuple[int, int]]]:
-    """Name -> its occurrences, [start, end) in bytes of UTF-8."""
+    """Return name -> occurrences, [start, end) in bytes of UTF-8."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escape sequences
@@ -99,13 +99,13 @@ def python_variables(program: str) -> dict[str, list[tuple[int, int]]]:
             start, end = line_starts[node.lineno - 1] + node.col_offset, line_starts[node.end_lineno - 1]
             places.setdefault(node.id, []).append((start, end + node.end_col_offset))
         elif isinstance(node, ast.JoinedStr):
-            # before Python 3.12, offsets inside an f-string don't count from the file's start
+            # before Python 3.12, offsets inside an f-string aren't relative to the file's start
             others.update(part.id for part in ast.walk(node) if isinstance(part, ast.Name))
         elif not isinstance(node, ast.Attribute | ast.Constant):
-            # names stored as strings: of arguments, functions, exceptions, patterns, `global`
+            # names that the tree stores as strings: arguments, functions, exceptions, patterns, `global`
             for _, value in ast.iter_fields(node):
                 others.update(text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str))
-    if {"locals", "eval", "exec", "vars", "dir"} & places.keys():  # they can see variable names
+    if {"locals", "eval", "exec", "vars", "dir"} & places.keys():  # these can see variable names
         return {}
-    # keep `_`: it may be unused, under another name it would be an error
+    # keep `_`: it may be unused, which would be an error under another name
     return {text: spans for text, spans in places.items() if text in assigned - others - {"_"}}

@@ -357,7 +357,7 @@ def test_a_damaged_or_missing_file_is_reported_in_one_sentence(kind, damage, tmp
 
 def test_another_directory_is_reported_by_name(roberta, tmp_path):
     for where in (roberta, tmp_path, tmp_path / "nowhere", "/nowhere/at/all"):
-        with pytest.raises(InputError, match="holds no discriminator.json"):
+        with pytest.raises(InputError, match="has no discriminator.json"):
             load_discriminator(where)
 
 
