@@ -127,7 +127,7 @@ def check(args: Args) -> None:
 
 def check_ascending(flag: str, values: tuple[float, ...]) -> None:
     if not values or list(values) != sorted(set(values)):
-        raise InputError(f"--{flag} {' '.join(map(str, values))}: expected distinct values in ascending order.")
+        raise InputError(f"--{flag} {' '.join(map(str, values))}: expected at least one value, distinct and ascending.")
 
 
 def load_problems(args: Args, tokenizer: Tokenizer) -> list[Demonstration]:

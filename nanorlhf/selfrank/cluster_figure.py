@@ -1,4 +1,4 @@
-"""STR Figure 2: the answers to one question as points in the plane, with their ranks and clusters."""
+"""STR Figure 2: the answers to one question as points in the plane, with ranks and clusters."""
 
 import numpy as np
 import torch
@@ -13,16 +13,16 @@ INK = "#1c2024"
 
 
 def pca(vectors: ArrayLike, num_components: int = 2) -> tuple[Tensor, Tensor]:
-    """[STR figure 2] Principal components of m vectors (m, d), by SVD, in float64.
+    """[STR figure 2] Compute principal components of m vectors (m, d) by SVD in float64.
 
     Returns the points (m, num_components) and the share of variance that each component explains (num_components,).
     The sign of a direction is arbitrary: we make its largest entry in magnitude (the first in a tie) positive. Missing
-    components, as for a single vector or equal ones, are 0 and explain 0. Raises ValueError for vectors that are not
-    (m, d) or not finite.
+    components, as for a single vector or equal vectors, are 0 and explain 0. Raises ValueError for vectors that are
+    not (m, d) or not finite.
     """
     points = torch.as_tensor(vectors, dtype=torch.float64)
     if points.ndim != 2 or points.numel() == 0 or not points.isfinite().all():
-        raise ValueError(f"the vectors {tuple(points.shape)} must be (m, d), at least one of each, and finite")
+        raise ValueError(f"vectors must be finite and (m, d) with m, d >= 1, got shape {tuple(points.shape)}")
     centred = points - points.mean(0)
     _, lengths, directions = torch.linalg.svd(centred, full_matrices=False)  # (r,), (r, d), r = min(m, d)
     # centred equal vectors are rounding noise, not a direction
@@ -43,11 +43,11 @@ def pca(vectors: ArrayLike, num_components: int = 2) -> tuple[Tensor, Tensor]:
 def cluster_figure(
     title: str, vectors: ArrayLike, weights: ArrayLike, clusters: ArrayLike, representatives: list[int]
 ) -> Figure:
-    """[STR figure 2] Sampled answers to a question: their positions, ranks, clusters and representatives.
+    """[STR figure 2] Draw the sampled answers to a question: positions, ranks, clusters and representatives.
 
-    vectors (m, d) are embeddings, in the paper from an encoder that took no part in the ranking; weights (m,) are
-    TextRank's, and set the colour; clusters (m,) are ISODATA's, each a star around its representative, which is ringed
-    and labelled with its rank. Equal answers coincide, the best on top, with their count beside them.
+    vectors (m, d) are embeddings, in the paper from an encoder not used for ranking; weights (m,) are TextRank's and
+    set the colour; clusters (m,) are ISODATA's, each drawn as a star around its representative, which is ringed and
+    labelled with its rank. Equal answers coincide, best on top, with their count next to them.
     """
     points, explained = (tensor.numpy() for tensor in pca(vectors))  # (m, 2), (2,)
     order, clusters = rank_order(weights), np.asarray(clusters)  # (m,)
@@ -76,7 +76,7 @@ def cluster_figure(
     )  # fmt: skip
     for index in representatives:
         rank = ranks[index]
-        color = "white" if rank <= 0.6 * m else INK  # readable on dark and on light colours
+        color = "white" if rank <= 0.6 * m else INK  # readable on dark and light colours
         x, y = points[index]
         axes.text(x, y, str(rank), ha="center", va="center_baseline", fontsize=8, color=color)
     places, counts = np.unique(points.round(6), axis=0, return_counts=True)

@@ -1,7 +1,7 @@
-"""One reply per question, and who agrees with the ranking that trained the policy: STR.
+"""STR's evaluation: one reply per question, and agreement with the self-ranking that trained the policy.
 
-In: sft.{split}.jsonl; comparisons.validation.jsonl, self_rank.jsonl and people's rankings if there are any. Out:
-overlap with references, reward model and gold scores with intervals, and what is known of the ranking.
+In: sft.{split}.jsonl and, if present, comparisons.validation.jsonl, self_rank.jsonl and people's rankings. Out: overlap
+with references, reward model and gold scores with intervals, and measurements of the ranking.
 """
 
 from dataclasses import dataclass
@@ -61,43 +61,43 @@ from nanorlhf.training.supervised import autocast
 
 @dataclass(frozen=True, kw_only=True)
 class Args(PolicyArgs):
-    """The last policy is compared with each of those before it."""
+    """Evaluate replies. The last policy is compared with each earlier one."""
 
     split: Literal["validation", "test"] = "validation"
-    """whose questions are answered"""
+    """split with the questions"""
     reward_model: str | None
-    """checkpoint directory or Hub id; None leaves its scores out"""
+    """checkpoint directory or Hub id; None: no reward model scores"""
     rankings: tuple[Path, ...] = ()
-    """answers ranked by people, files of `python -m data.rank`; none leaves the human study out"""
+    """files of `python -m data.rank`, answers ranked by people; none: no human study"""
     self_rank: Path | None = None
-    """answers ranked by `python -m data.self_rank`, such as runs/str/data/self_rank.validation.jsonl; Figure 2 shows
-    those to one of its questions"""
+    """file of `python -m data.self_rank`, such as runs/str/data/self_rank.validation.jsonl; Figure 2 shows the answers
+    to one of its questions"""
     encoder: str | None = None
-    """of Figure 2, directory or Hub id; in the paper one that had no part in the ranking; None leaves it out"""
+    """encoder for Figure 2, directory or Hub id; in the paper one that wasn't used for ranking; None: no figure"""
     max_response_length: PositiveInt
-    """longest response of the data in tokens, EOS included"""
+    """longest response in the data in tokens, EOS included"""
     temperature: TemperatureOrGreedy = 0.8
-    """of the replies; 0 is greedy"""
+    """sampling temperature of the replies; 0 is greedy"""
     top_p: Fraction = 0.95
-    """sample from the likeliest tokens that together reach this probability; 1: all"""
+    """nucleus sampling: the likeliest tokens that together reach this probability; 1: all"""
     num_resamples: Count = 2000
     """bootstrap resamples of the questions, for the 95% intervals"""
     gold: str | None = None
-    """FILE.py:FUNCTION, function(query, reply) -> 0 to 1, 1 where the reply is right, or a larger reward model"""
+    """FILE.py:FUNCTION, function(query, reply) -> 0 to 1, 1 if the reply is right; or a larger reward model"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The data, and the models that measure replies."""
+    """The data, and the models that score replies."""
 
     args: Args
     device: torch.device
-    policies: dict[str, str]  # name -> place
+    policies: dict[str, str]  # name -> path
     tokenizer: Tokenizer
     rows: list[Demonstration]
-    references: list[list[str]]  # of each row
+    references: list[list[str]]  # one list per row
     is_squad: bool
-    pairs: list[Comparison]  # of self-ranking
+    pairs: list[Comparison]  # from self-ranking
     self_ranked: list[Ranked]
     by_people: list[RankedQuestion]
     rows_by_people: list[Demonstration]  # their answers
@@ -111,7 +111,7 @@ class Inputs:
 
 def main(args: Args) -> dict:
     inputs = load(args)
-    from nanorlhf.selfrank.overlap import meteor_matching  # brings NLTK and SciPy, a second, for this evaluation alone
+    from nanorlhf.selfrank.overlap import meteor_matching  # imports NLTK and SciPy, a second, only needed here
 
     figure = drawn = None
     if args.encoder:
@@ -140,9 +140,9 @@ def main(args: Args) -> dict:
 def load(args: Args) -> Inputs:
     device = begin(args)
     if args.rankings and not args.reward_model:
-        raise InputError("--rankings needs --reward-model: people's rankings are compared with the reward model's.")
+        raise InputError("--rankings needs --reward-model, to compare people's rankings with the reward model's.")
     if args.encoder and not args.self_rank:
-        raise InputError(f"--encoder {args.encoder}: it draws answers of --self-rank: name that file too.")
+        raise InputError(f"--encoder {args.encoder} needs --self-rank, the file with the answers to draw.")
     policies = named_policies(args.policies)
     check_reward_model(args.reward_model)
     tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
@@ -154,7 +154,7 @@ def load(args: Args) -> Inputs:
     pairs = list(load_comparisons(pairs_path, tokenizer, Q, T)) if has_pairs else []
     self_ranked = load_self_rank(args.self_rank) if args.self_rank else []
     by_people = load_rankings(args.rankings)
-    chat = is_chat(rows[0].record, f"{path}:1")  # then the ranked questions, drawn from these files, are chats too
+    chat = is_chat(rows[0].record, f"{path}:1")  # the ranked questions come from these files
     rows_by_people = answers_of(by_people, tokenizer, chat)
     longest = {
         str(path): longest_text(rows, args.response_length),
@@ -177,7 +177,7 @@ def pairs_of(args: Args) -> Path:
 
 
 def answers_of(questions: list[RankedQuestion], tokenizer: Tokenizer, chat: bool) -> list[Demonstration]:
-    """All answers of all questions, as ids."""
+    """Return all answers to all questions as ids."""
     return [
         Demonstration(tokenizer.encode(q.query, chat), response_ids(q.query, answer, tokenizer, chat), {})
         for q in questions
@@ -186,9 +186,10 @@ def answers_of(questions: list[RankedQuestion], tokenizer: Tokenizer, chat: bool
 
 
 def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]], bool]:
-    """What each reply is compared with, and whether that is SQuAD's answers.
+    """Return the references of each row, and whether they are SQuAD's answers.
 
-    All answers that `meta` lists; else the response, which for a question without an answer says so.
+    The references are all answers that `meta` lists; otherwise the response, which for a question without an answer
+    states that.
     """
     answers = []
     for number, row in enumerate(rows, start=1):
@@ -196,16 +197,16 @@ def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]
         meta = meta_of(row, where)
         answers.append(field(meta, "answers", list[str], where) if "answers" in meta else None)
         if not all(answer.strip() for answer in answers[-1] or []):
-            raise InputError(f"{where}: 'answers' in the field 'meta' must hold texts only, none of them empty.")
+            raise InputError(f"{where}: 'answers' in the field 'meta' must be a list of non-empty texts.")
         if (answers[-1] is None) != (answers[0] is None):
-            raise InputError(f"{where}: 'answers' in the field 'meta' are in some rows only: part SQuAD and dialogues.")
+            raise InputError(f"{where}: only some rows have 'answers' in 'meta': evaluate SQuAD and dialogues apart.")
     references = [found or [row.record["response"]] for found, row in zip(answers, rows, strict=True)]
     return references, answers[0] is not None
 
 
 # ------------------------------------------------------------------------------------------- 2. replies and scores
 def replies(place: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Query and response; a function, so that a policy is gone before the next one is loaded."""
+    """Return query and response. A separate function so that a policy is freed before the next one is loaded."""
     args = inputs.args
     policy = load_policy(place, inputs.rows, inputs.tokenizer, args, inputs.device)
     return sample(
@@ -214,7 +215,7 @@ def replies(place: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def measure(query: Tensor, response: Tensor, inputs: Inputs) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Texts and every metric, (questions, 1), of the replies."""
+    """Return the replies' texts and every metric, (questions, 1)."""
     from nanorlhf.selfrank.overlap import bleu4, google_bleu, meteor, squad_scores
 
     args, tokenizer, references = inputs.args, inputs.tokenizer, inputs.references
@@ -245,7 +246,7 @@ def measure_references(inputs: Inputs) -> dict[str, float]:
 
 # ---------------------------------------------------------------------------------------------------------- 3. compare
 def statistics(columns: dict[str, np.ndarray], args: Args) -> dict:
-    """[STR tables] The mean of each metric, with its interval."""
+    """[STR tables] Return the mean of each metric, with its interval."""
     return {
         "metrics": {
             metric: {
@@ -259,7 +260,7 @@ def statistics(columns: dict[str, np.ndarray], args: Args) -> dict:
 
 @torch.no_grad()
 def agreement(inputs: Inputs) -> dict[str, dict | list[dict] | None]:
-    """Who agrees with what ranked the answers: on its pairs, by what is first, and with people."""
+    """Measure agreement with self-ranking on its pairs and its first answers, and the reward model's with people."""
     args, gold, reward_model, pad_id = inputs.args, inputs.gold, inputs.reward_model, inputs.tokenizer.pad_id
     ranking = first_answers = people = None
     with autocast(args.dtype, inputs.device):
@@ -268,7 +269,7 @@ def agreement(inputs: Inputs) -> dict[str, dict | list[dict] | None]:
                 inputs.pairs, reward_model, gold, pad_id, args.batch_size, pairs_of(args), args.seed,
                 args.num_resamples,
             )  # fmt: skip
-        if inputs.self_ranked and gold and gold.model is None:  # of a reward model's score nothing is known to be right
+        if inputs.self_ranked and gold and gold.model is None:  # a model's score never means "right"
             first_answers = evaluate_first_answers(inputs.self_ranked, gold, args.seed, args.num_resamples)
         if inputs.by_people and reward_model:
             people = evaluate_order(

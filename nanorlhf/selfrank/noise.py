@@ -1,11 +1,11 @@
-"""Noise on the worse answer of a pair, so that the reward model sees more ways in which texts can be wrong.
+"""Noise on the worse answer of a pair, so that the reward model sees more kinds of wrong text.
 
     ngram      delete one to three words, replace them by as many words of another answer, or insert such words
-    negation   remove one ("is not" -> "is", "can't" -> "can"); where there is none, add one after an auxiliary verb
+    negation   remove one ("is not" -> "is", "can't" -> "can"), or add one after an auxiliary verb if there is none
     shuffle    reorder the sentences
 
-The paper puts "not" before a verb; finding verbs takes a tagger, so we use a list of auxiliaries. The lists are
-English. Each function returns None where it doesn't apply; a result is never empty and never equals the text.
+The paper puts "not" before a verb. Finding verbs takes a tagger, so we use a list of auxiliaries. The lists are
+English. Each function returns None if it doesn't apply; a result is never empty and never equals the text.
 """
 
 import re
@@ -22,7 +22,7 @@ AUXILIARY = re.compile(rf"(?:\b(?:{'|'.join(AUXILIARIES)})|\b ?['’] ?(?:m|re|v
 
 
 def add_noise(text: str, others: list[str], rng: np.random.Generator) -> tuple[str, str] | None:
-    """[STR noise] The text with noise of one type, and the type's name, drawn among those that apply; else None.
+    """[STR noise] Add noise of one type, drawn from those that apply. Returns the text and the type, or None.
 
     `others` are the texts that new words are taken from. The result is stripped.
     """
@@ -37,7 +37,7 @@ def add_noise(text: str, others: list[str], rng: np.random.Generator) -> tuple[s
 
 
 def ngram_noise(text: str, others: list[str], rng: np.random.Generator) -> str | None:
-    """Delete, replace or insert one to three words, as separated by whitespace."""
+    """Delete, replace or insert one to three whitespace-separated words."""
     words = re.findall(r"\s+\S+", " " + text.strip())  # each with the whitespace before it
     operations = [(name, n) for name in ("delete", "replace", "insert") for n in range(1, MAX_NGRAM + 1)]
     for name, n in rng.permutation(np.array(operations, dtype=object)):
@@ -70,7 +70,7 @@ def negation_noise(text: str, rng: np.random.Generator) -> str | None:
 
 
 def without_negation(negation: str) -> str:
-    """What is left of a match of NEGATION.
+    """Return a match of NEGATION without its negation.
 
     >>> [without_negation(words) for words in ("isn't", "Won ’ t", "cannot", " never")]
     ['is', 'Will', 'can', '']
@@ -83,7 +83,8 @@ def without_negation(negation: str) -> str:
 
 
 def with_negation(auxiliary: str) -> str:
-    """
+    """Negate an auxiliary.
+
     >>> [with_negation(verb) for verb in ("is", "can", "'ll")]
     ['is not', 'cannot', "'ll not"]
     """
@@ -91,7 +92,7 @@ def with_negation(auxiliary: str) -> str:
 
 
 def shuffle_noise(text: str, rng: np.random.Generator) -> str | None:
-    """Reorder the sentences; the whitespace between them stays in place. A sentence ends in .!? before whitespace."""
+    """Reorder the sentences but not the whitespace between them. A sentence ends in .!? before whitespace."""
     pieces = re.split(r"(?<=[.!?])(\s+)", text.strip())
     sentences = pieces[::2]
     if len(set(sentences)) < 2:

@@ -1,4 +1,4 @@
-"""A question whose answers are ranked without people."""
+"""A question with answers that self-ranking has ranked."""
 
 from dataclasses import dataclass
 
@@ -12,4 +12,4 @@ class Ranked:
     weights: list[float]  # TextRank's, per answer
     clusters: list[int]  # ISODATA's, per answer
     representatives: list[int]  # one answer index per cluster, highest weight first
-    chat: bool = False  # whether a chat template has written the query
+    chat: bool = False  # True if the query was formatted by a chat template

@@ -1,4 +1,4 @@
-"""Tables and report.html of an evaluation of replies: overlap with references, self-ranking and the human study."""
+"""Tables and report.html for an evaluation of replies: overlap with references, self-ranking and the human study."""
 
 import numpy as np
 from markupsafe import Markup
@@ -25,7 +25,7 @@ SQUAD, OVERLAP, SCORES = tuple(METRICS)[:4], tuple(METRICS)[4:7], tuple(METRICS)
 
 # ----------------------------------------------------------------------------------------------------------- 1. tables
 def measured(result: dict, metrics: tuple[str, ...]) -> list[str]:
-    """Which of `metrics` the evaluation has."""
+    """Return those of `metrics` that the evaluation has."""
     known = next(iter(result["policies"].values()))["metrics"]
     return [metric for metric in metrics if metric in known]
 
@@ -36,7 +36,7 @@ def with_unit(metric: str) -> str:
 
 
 def cell(metric: str, value: float, ends: list[float] | None = None, sign: str = "") -> str:
-    """A value times the metric's factor, and its interval in brackets."""
+    """Format a value times the metric's factor, with its interval in brackets."""
     return (percent if METRICS[metric][1] == 100 else number)(value, ends, sign=sign)
 
 
@@ -46,7 +46,7 @@ def mean_cells(row: dict, metrics: list[str]) -> list[str]:
 
 
 def means(result: dict, metrics: tuple[str, ...]) -> Lines:
-    """[STR tables] One row per policy, with 95% intervals over questions; empty if none of `metrics` was measured."""
+    """[STR tables] Return one row per policy, with 95% intervals over questions; empty without any of `metrics`."""
     found = measured(result, metrics)
     headings = [METRICS[metric][0] for metric in found]
     if "meteor" in found:  # scores with and without synonyms are not comparable
@@ -56,7 +56,7 @@ def means(result: dict, metrics: tuple[str, ...]) -> Lines:
 
 
 def scores(result: dict) -> Lines:
-    """Gold and RM score, EOS rate and length, of the references and of each policy."""
+    """Return gold and RM score, EOS rate and length of the references and each policy."""
     found, reference = measured(result, SCORES), result["reference"]
     known = [cell(metric, reference[metric]) for metric in found]
     lines = [
@@ -69,7 +69,7 @@ def scores(result: dict) -> Lines:
 
 
 def differences(result: dict, metrics: tuple[str, ...]) -> Lines:
-    """Each policy minus the one before it, the last minus all others; empty where none of `metrics` was measured."""
+    """Return each policy minus the one before it, and the last minus all others; empty without any of `metrics`."""
     names = list(result["policies"])
     neighbours = list(zip(names[1:], names, strict=False))
     found = measured(result, metrics)
@@ -85,9 +85,9 @@ def gain_cell(row: dict) -> str:
 
 
 def outcome(result: dict, name: str) -> Outcome:
-    """What happened to a policy, against the one before it: the gold score or F1, and the reward model's score.
+    """Return the verdict on a policy against the one before it, by the gold score or F1 and the reward model's score.
 
-    BLEU-4 stands for both where there is neither.
+    Without any of these, BLEU-4 decides.
     """
     names = list(result["policies"])
     before = names[names.index(name) - 1] if name != names[0] else None
@@ -106,7 +106,7 @@ def outcome(result: dict, name: str) -> Outcome:
 
 
 def self_ranking(result: dict) -> Lines:
-    """How often the reward model and the truth agree with self-ranking, in groups of pairs; empty without either."""
+    """Return how often the reward model and gold agree with self-ranking, by group of pairs; empty without either."""
     columns = {
         "rm_accuracy": "RM agrees",
         "chosen_better": "chosen is better",
@@ -123,14 +123,14 @@ def self_ranking(result: dict) -> Lines:
             name = "without noise" if group["noise"] == "none" else f"noise: {group['noise']}"
         elif "distance" in group:
             name = f"{group['distance']} rank{'s' * (group['distance'] != 1)} apart"
-        bare = ("chosen_better", "chosen_as_good")  # no chance level to compare them with
+        bare = ("chosen_better", "chosen_as_good")  # these have no chance level
         cells = [percent(group[c], None if c in bare else group[f"{c}_ci"]) for c in found]
         lines.append([name, f"{group.get('num_pairs', 0):,}", *cells])
     return lines if found else []
 
 
 def first_answers(result: dict) -> Lines:
-    """How often self-ranking puts a right answer first, where the truth is known; else empty."""
+    """Return how often self-ranking puts a right answer first; empty without gold."""
     rows = result["first_answers"]
     names = {
         "first": "TextRank's first",
@@ -148,7 +148,7 @@ def first_answers(result: dict) -> Lines:
 
 
 def human_study(result: dict) -> Lines:
-    """[STR human study] Agreement of the reward model with people, and of people with each other, times 100."""
+    """[STR human study] Return the reward model's agreement with people, and people's with each other, times 100."""
     study = result["human_study"]
     if study is None:
         return []
@@ -171,7 +171,7 @@ def human_study(result: dict) -> Lines:
 
 
 def notes(result: dict) -> str:
-    """What the tables rest on, and what was left out."""
+    """Return the settings behind the tables, and what was omitted."""
     settings = result["args"]
     sentences = [
         f"{result['num_questions']} {settings['split']} questions, one reply each; temperature "
@@ -179,21 +179,19 @@ def notes(result: dict) -> str:
         f"{settings['seed']}. Intervals are 95%, over questions."
     ]
     if result["self_ranking"] is None:
-        sentences.append(
-            "Pairs of self-ranking are left out: --data holds none, or there is nothing to compare them with."
-        )
+        sentences.append("Self-ranking's pairs are omitted: --data has none, or there is nothing to compare them with.")
     if result["human_study"] is None:
-        sentences.append("The human study is left out: it needs --rankings, which `python -m data.rank` makes.")
+        sentences.append("The human study is omitted: it needs --rankings, written by `python -m data.rank`.")
     elif result["human_study"]["annotators"] is None:
-        sentences.append("Kappa is left out: no question is ranked by two people.")
+        sentences.append("Kappa is omitted: no question was ranked by two people.")
     if result["figure"] is None:
-        sentences.append("Figure 2 is left out: it needs --self-rank and an --encoder.")
+        sentences.append("Figure 2 is omitted: it needs --self-rank and --encoder.")
     return " ".join(sentences)
 
 
 # ------------------------------------------------------------------------------------------------------------- 2. page
 def interval_figures(result: dict) -> list[Figure]:
-    """One panel per metric, one bar per policy, with its interval."""
+    """Draw one panel per metric, one bar per policy, with intervals."""
     drawn = []
     for metric in measured(result, tuple(METRICS)):
         name, factor = METRICS[metric]
@@ -216,34 +214,34 @@ def interval_figures(result: dict) -> list[Figure]:
 
 
 def figure_2(figure: Figure, drawn: dict) -> Page:
-    """STR Figure 2, and below it its answers, best first."""
+    """Return STR Figure 2 and, below it, the answers, best first."""
     caption = (
         f"Embeddings of the sampled answers by {drawn['encoder']}, in two dimensions. The colour is the rank by "
-        "TextRank. Each cluster's representative is ringed and labelled with its rank, and lines join it to the other "
-        "members; the reward model's pairs are made of representatives only. In the paper, the encoder of this figure "
-        "took no part in the ranking."
+        "TextRank. Each cluster's representative is ringed and labelled with its rank, and lines connect it to the "
+        "other members. The reward model's pairs consist of representatives only. In the paper, the encoder for this "
+        "figure wasn't used for ranking."
     )
     section = Section("Answers to one question, ranked and clustered", figures=[figure], caption=caption)
     return [section, markup.ranked(drawn["query"], drawn["answers"])]
 
 
 def sample_card(sample: dict) -> Markup:
-    """A question, its references, and each policy's reply."""
+    """Render a question, its references and each policy's reply."""
     answers = [answer("reference", " / ".join(text.strip() for text in sample["references"]), {})]
     for name, row in sample["policies"].items():
         shown = [metric for metric in ("exact_match", "f1", "bleu4", "meteor", *SCORES) if metric in row]
-        shown = [metric for metric in shown if not ("f1" in row and metric in OVERLAP)]  # SQuAD has its own
+        shown = [metric for metric in shown if not ("f1" in row and metric in OVERLAP)]  # SQuAD has its own metrics
         answers.append(answer(name, row["response"], {METRICS[m][0]: METRICS[m][1] * row[m] for m in shown}))
     return markup.card(sample["query"], answers)
 
 
 def page(result: dict, figure: Figure | None, runs: list[str], samples: list[dict]) -> Page:
-    """The page: tables, figures, the curves of `runs`, and `samples` side by side.
+    """Return the page: tables, figures, the curves of `runs`, and `samples` side by side.
 
-    figure: STR Figure 2, of the answers in result["figure"].
+    figure: STR Figure 2, drawn from the answers in result["figure"].
     """
     return [
-        markup.title("What each stage gained"),
+        markup.title("Results by training stage"),
         verdict_section(outcomes_of(result, outcome)),
         Section(
             about=notes(result),
@@ -253,28 +251,29 @@ def page(result: dict, figure: Figure | None, runs: list[str], samples: list[dic
             "so the numbers are low.",
         ),
         Section(
-            "Do they differ?",
+            "Differences between policies",
             tables=[differences(result, metrics) for metrics in (SQUAD, OVERLAP, SCORES)],
-            notes="Two policies differ where the interval excludes 0. It resamples questions, each with both replies, "
-            "so how hard a question is cancels out.",
+            notes="Two policies differ if the interval excludes 0. It resamples questions, each with both replies, so "
+            "the difficulty of a question cancels out.",
         ),
         Section(
-            "Does the reward model rank as self-ranking did?",
+            "Reward model vs. self-ranking",
             tables=[self_ranking(result)],
-            notes="Validation pairs; chance is 50. Accuracy should rise with the distance in rank; noise of a type "
-            "with accuracy near 50 goes unnoticed by the reward model. Where the truth is known: how often the chosen "
-            "answer is better than the rejected one, and how often at least as good; and, of pairs whose answers "
-            "differ in gold score, how often the better one is chosen, and how often the reward model prefers it.",
+            notes="Validation pairs; chance is 50. Accuracy should rise with the distance in rank. If it is near 50 "
+            "for a type of noise, the reward model doesn't notice that noise. With gold scores, the table also shows "
+            "how often the chosen answer is better than, or at least as good as, the rejected one. For pairs with "
+            "different gold scores, it shows how often the better answer is chosen, and how often the reward model "
+            "prefers it.",
         ),
         Section(
-            "Does self-ranking put right answers first?",
+            "Self-ranking's first answers",
             tables=[first_answers(result)],
-            notes="The answer most like the others is not always right: where most answers are wrong, so is it.",
+            notes="The answer most similar to the others isn't always right: if most answers are wrong, so is it.",
         ),
         Section(
-            "Do people agree with it?",
+            "Human study",
             tables=[human_study(result)],
-            notes="People's ranking is by their mean ranks. Kappa treats the rank of each answer as a label.",
+            notes="People's ranking is by mean rank. Kappa treats the rank of each answer as a label.",
         ),
         *(figure_2(figure, result["figure"]) if figure else ()),
         *run_sections(run for run in dict.fromkeys(runs) if read_metrics(run)),

@@ -1,4 +1,4 @@
-"""Was self-ranking right? Its pairs and first answers against the truth, its order against people's, and Figure 2."""
+"""Evaluate self-ranking: its pairs and first answers against gold, its order against people's, and Figure 2."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -39,7 +39,7 @@ def meta_of(row: Demonstration | Comparison, where: str) -> dict:
 
 
 def load_self_rank(path: Path) -> list[Ranked]:
-    """The questions of a file of `python -m data.self_rank`."""
+    """Load the questions from a file written by `python -m data.self_rank`."""
     questions = []
     for where, row in iter_jsonl(path):
         query = field(row, "query", str, where)
@@ -52,8 +52,8 @@ def load_self_rank(path: Path) -> list[Ranked]:
             and sorted(clusters[index] for index in indices) == sorted(set(clusters))
         ):
             raise InputError(
-                f"{where}: needs a text, a weight and a cluster of each answer, and of each cluster the index of one "
-                "representative: make the file with data.self_rank."
+                f"{where}: expected a text, a weight and a cluster for each answer, and one representative's index for "
+                "each cluster: make the file with data.self_rank."
             )
         questions.append(Ranked(query, answers, weights, clusters, representatives))
     return questions
@@ -71,9 +71,9 @@ def evaluate_pairs(
     seed: int,
     num_resamples: int,
 ) -> list[dict]:
-    """Does the reward model rank pairs as self-ranking did, and, where the truth is known, was that right?
+    """Measure how often the reward model ranks pairs as self-ranking did and, with gold, how often that was right.
 
-    A row for all pairs, one per kind of noise, and one per distance in ranks.
+    Returns a row for all pairs, one per kind of noise, and one per distance in ranks.
     """
     columns: dict[str, Hits] = {}
     margins: list[float] = []
@@ -81,12 +81,12 @@ def evaluate_pairs(
         with distributed.on_device(reward_model):
             for batch in Progress(micro_batches(rows, batch_size), desc="reward model", leave=False):
                 margins += torch.sub(*pair_scores(reward_model, batch, pad_id)).tolist()
-        columns["rm_accuracy"] = [margin > 0 for margin in margins]  # a tie is wrong
+        columns["rm_accuracy"] = [margin > 0 for margin in margins]  # a tie counts as wrong
     if gold:
         gains = gold_margins(gold, rows)
         columns["chosen_better"] = [gain > 0 for gain in gains]
         columns["chosen_as_good"] = [gain >= 0 for gain in gains]  # or better
-        columns["gold_agreement"] = [gain > 0 if gain else None for gain in gains]  # an equal pair has no right order
+        columns["gold_agreement"] = [gain > 0 if gain else None for gain in gains]  # no order of an equal pair is right
         if reward_model:
             columns["rm_gold_agreement"] = [
                 (margin > 0) == (gain > 0) if gain else None for margin, gain in zip(margins, gains, strict=True)
@@ -102,7 +102,7 @@ def evaluate_pairs(
 
 
 def pair_groups(rows: list[Comparison], path: Path) -> list[tuple[dict, list[int]]]:
-    """All pairs, those of each kind of noise, those of each distance in ranks; each group with its row numbers."""
+    """Group all pairs, pairs by kind of noise, and pairs by distance in ranks; each group with its row numbers."""
     by_noise, by_distance = defaultdict(list), defaultdict(list)
     for number, row in enumerate(rows):
         where = f"{path}:{number + 1}"
@@ -118,9 +118,9 @@ def pair_groups(rows: list[Comparison], path: Path) -> list[tuple[dict, list[int
 
 
 def share(hits: Hits, queries: list[str], seed: int, num_resamples: int) -> tuple[float, tuple[float, float]] | None:
-    """The share of True among True and False, and its 95% interval.
+    """Return the share of True among True and False, and its 95% interval.
 
-    A resample draws whole questions: pairs of one question share their answers, so they are not independent.
+    A resample draws whole questions: pairs from one question share answers, so they aren't independent.
     """
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # query -> True, all
     for hit, query in zip(hits, queries, strict=True):
@@ -138,10 +138,10 @@ def share(hits: Hits, queries: list[str], seed: int, num_resamples: int) -> tupl
     return float(ratio(of_questions)), percentile_interval(of_questions, ratio, seed, num_resamples)
 
 
-# -------------------------------------------------------------------------------- 2. the first answers, and the people
+# --------------------------------------------------------------------------------- 2. first answers and the human study
 def evaluate_first_answers(questions: list[Ranked], gold: Gold, seed: int, num_resamples: int) -> dict:
-    """Is the answer that TextRank puts first right, more often than one drawn at random? A gold score of 1 is right."""
-    values = defaultdict(list)  # which answer -> of each question [gold score, is it right]
+    """Measure how often TextRank's first answer is right, against one drawn at random. A gold score of 1 is right."""
+    values = defaultdict(list)  # which answer -> [gold score, is right] for each question
     for question in questions:
         golds = gold.of_texts([question.query] * len(question.answers), question.answers)
         scores = np.array([[gold, gold >= 1] for gold in golds], dtype=float)[rank_order(question.weights)]  # (m, 2)
@@ -168,7 +168,10 @@ def evaluate_order(
     seed: int,
     num_resamples: int,
 ) -> dict:
-    """Does the reward model order answers as people do, and do people agree? `rows` are all answers, as ids."""
+    """Measure how well the reward model's order agrees with people's, and people's with each other.
+
+    rows: all answers as ids.
+    """
     scores = row_scores(reward_model, rows, pad_id, batch_size, "right").float()  # (questions * answers,)
     ours = [rank_order(row).tolist() for row in scores.view(len(questions), -1).tolist()]
     theirs = [consensus(question.rankings.values()) for question in questions]
@@ -184,8 +187,8 @@ def evaluate_order(
 
 # -------------------------------------------------------------------------------------------------------- 3. Figure 2
 def draw_answers(questions: list[Ranked], encoder: Any, where: str) -> tuple[Figure, dict]:
-    """[STR figure 2] The question with the most clusters, and what was drawn of it."""
-    one = max(questions, key=lambda question: len(question.representatives))  # the first of those with the most
+    """[STR figure 2] Draw the question with the most clusters; return the figure and its data."""
+    one = max(questions, key=lambda question: len(question.representatives))  # the first in a tie
     vectors = embed(set(one.answers), encoder)
     title = f"{len(one.answers)} answers to one question"
     in_rows = np.stack([vectors[answer] for answer in one.answers])  # (m, d)

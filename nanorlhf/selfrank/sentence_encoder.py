@@ -1,4 +1,4 @@
-"""Sentence embeddings by sentence-transformers: any of its models, from a directory or the Hub."""
+"""Sentence embeddings with sentence-transformers: any of its models, from a directory or the Hub."""
 
 import logging
 from pathlib import Path
@@ -17,9 +17,9 @@ TEXTS_AT_ONCE = 256  # encoder batch; fixed, because rounding depends on it
 
 
 def load_sentence_encoder(where: str | Path, device: str | torch.device = "cpu") -> Any:
-    """A SentenceTransformer with its own pooling and maximum length; a plain encoder is pooled by the mean.
+    """Load a SentenceTransformer with its own pooling and maximum length; a plain encoder gets mean pooling.
 
-    Only local files are read (a Hub id is downloaded first), and no code of theirs is run. Raises InputError where the
+    Only local files are read (a Hub id is downloaded first), and no code in them is run. Raises InputError if the
     encoder is missing or damaged.
     """
     try:
@@ -34,7 +34,7 @@ def load_sentence_encoder(where: str | Path, device: str | torch.device = "cpu")
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    logging.getLogger("sentence_transformers").setLevel(logging.ERROR)  # it warns that a plain encoder is one
+    logging.getLogger("sentence_transformers").setLevel(logging.ERROR)  # it warns about plain encoders
     settings = {"local_files_only": True, "trust_remote_code": False}
     dtype = {"dtype": torch.float32}
     missing: list[str] = []
@@ -43,7 +43,7 @@ def load_sentence_encoder(where: str | Path, device: str | torch.device = "cpu")
             str(directory), device=str(device), model_kwargs=dtype, **settings
         )
         if inner := encoder.transformers_model:
-            # missing tensors silently keep random values: read the weights again, which lists what is missing
+            # missing tensors silently keep random values: load the weights again to list what is missing
             modules: Any = read_json(directory / "modules.json") if (directory / "modules.json").exists() else None
             folder = directory / modules[0]["path"] if modules else directory
             _, loading = type(inner).from_pretrained(
@@ -54,20 +54,20 @@ def load_sentence_encoder(where: str | Path, device: str | torch.device = "cpu")
         embed({"a word"}, encoder)
     except InputError:
         raise
-    except Exception as error:  # neither library checks its files: a wrong type there may raise anything
+    except Exception as error:  # neither library checks its files: a wrong type may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-        raise InputError(f"{where} can't be read as a sentence encoder ({reason:.300}).") from error
+        raise InputError(f"{where}: can't load the sentence encoder ({reason:.300}).") from error
     if missing:
-        raise InputError(f"{where} lacks {len(missing)} tensors, {missing[0]} among them: download it again.")
+        raise InputError(f"{where} lacks {len(missing)} tensors, e.g. {missing[0]}: download it again.")
     return encoder
 
 
 def embed(texts: set[str], encoder: Any) -> dict[str, np.ndarray]:
-    """[STR textrank] The unit vector (d,) of each text, in batches of similar length. Raises InputError for NaN."""
+    """[STR textrank] Embed each text as a unit vector (d,), in batches of similar length. Raises InputError for NaN."""
     in_order = sorted(texts, key=lambda text: (len(text), text))
     settings = {"batch_size": TEXTS_AT_ONCE, "normalize_embeddings": True, "show_progress_bar": False}
     batches = Progress(micro_batches(in_order, TEXTS_AT_ONCE), desc="encoder", unit=" batches", leave=False)
     vectors = [row for batch in batches for row in encoder.encode(batch, **settings).astype(np.float64)]
     if not np.isfinite(vectors).all():
-        raise InputError("--encoder: its vectors are not finite: its weights are damaged.")
+        raise InputError("--encoder: its embeddings are not finite, so its weights must be damaged.")
     return dict(zip(in_order, vectors, strict=True))

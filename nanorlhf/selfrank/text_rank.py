@@ -1,7 +1,7 @@
-"""TextRank (Mihalcea and Tarau 2004): ranks the answers to a question by how similar they are to all others.
+"""TextRank (Mihalcea and Tarau 2004), which ranks the answers to a question by their similarity to all others.
 
-The answers are the nodes of a complete graph whose edge weights are their similarities; TextRank's weights are PageRank
-on it, times the number of nodes.
+The answers are the nodes of a complete graph, and their similarities are its edge weights. TextRank's weights are
+PageRank on this graph times the number of nodes.
 """
 
 import numpy as np
@@ -13,25 +13,25 @@ DECIMALS = 6  # of weights in `rank_order`: rounding errors must not decide betw
 def text_rank(
     similarity: ArrayLike, damping: float = 0.85, max_iterations: int = 1000, tolerance: float = 1e-9
 ) -> np.ndarray:
-    """[STR eq 4] How strongly the others vote for each answer: similarity (m, m), e.g. cosines -> weights (m,).
+    """[STR eq 4] Compute how strongly the others vote for each answer. Similarity (m, m), e.g. cosines -> weights (m,).
 
         W_i = (1 - d) + d * sum over j != i of S_ji / (sum over k != j of S_jk) * W_j        d = damping, W = 1 at first
 
-    The paper's outer sum runs over the neighbours of j; it must run over i's, which vote for i. Its algorithm shows
-    one pass; here all weights are updated at once (Jacobi) until none changes by `tolerance`. Each pass shrinks the
-    error by the damping factor, so far more than DECIMALS of the digits are right.
+    The paper's outer sum runs over the neighbours of j, but it must run over i's, which vote for i. The paper's
+    algorithm shows one pass. Here all weights are updated at once (Jacobi) until none changes by `tolerance`. Each pass
+    shrinks the error by the damping factor, so far more digits than DECIMALS are right.
 
-    The diagonal is ignored, negative similarities count as 0. Weights sum to m, except that an answer without votes
-    keeps 1 - d. Raises ValueError where the matrix is not square, is empty, or holds NaN or infinity.
+    The diagonal is ignored; negative similarities count as 0. Weights sum to m, except that an answer without votes
+    keeps 1 - d. Raises ValueError if the matrix isn't square, is empty, or contains NaN or infinity.
 
     >>> text_rank([[1, 0.5, 0], [0.5, 1, 0.5], [0, 0.5, 1]]).round(4)  # the middle one is similar to both others
     array([0.7703, 1.4595, 0.7703])
     """
     edges = np.asarray(similarity, dtype=np.float64)  # (m, m)
     if edges.ndim != 2 or edges.shape[0] != edges.shape[1] or edges.size == 0:
-        raise ValueError(f"the similarity is {edges.shape}: it must be (m, m), m at least 1")
+        raise ValueError(f"similarity must be (m, m) with m >= 1, got shape {edges.shape}")
     if not np.isfinite(edges).all():
-        raise ValueError("the similarity holds NaN or infinity: every pair of answers needs a number")
+        raise ValueError("similarity contains NaN or infinity")
     edges = edges.clip(min=0)
     np.fill_diagonal(edges, 0)
 
@@ -46,5 +46,5 @@ def text_rank(
 
 
 def rank_order(weights: ArrayLike) -> np.ndarray:
-    """(m,) -> (m,) indices, highest weight first; ties in sampling order."""
+    """Return the indices sorted by weight, highest first; ties in sampling order. (m,) -> (m,)"""
     return np.argsort(-np.round(np.asarray(weights), DECIMALS), kind="stable")

@@ -439,9 +439,9 @@ def test_a_java_that_cannot_compile_says_why(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"workers": 0}, "0 workers"),
-        ({"timeout": 0.0}, "0.0 seconds"),
-        ({"error_prone_jar": "none.jar"}, "no file none.jar"),
+        ({"workers": 0}, "at least 1 worker, got 0"),
+        ({"timeout": 0.0}, "above 0 seconds, got 0.0"),
+        ({"error_prone_jar": "none.jar"}, "none.jar is not a file"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, words):

@@ -426,10 +426,10 @@ def test_samples_depend_on_the_seed(unscripted, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"ks": (1, 5)}, "^--ks 5: more than the 4 samples"),
-        ({"ks": (2, 1)}, "^--ks 2 1: name at least one, each once, in ascending order"),
+        ({"ks": (1, 5)}, "^--ks 5 exceeds --num-samples 4"),
+        ({"ks": (2, 1)}, "^--ks 2 1: expected at least one value, distinct and ascending"),
         ({"ks": (1, 1)}, "^--ks 1 1: "),
-        ({"ks": ()}, "^--ks : name at least one"),
+        ({"ks": ()}, "^--ks : expected at least one value"),
         ({"ks": (0, 1)}, "^--ks 0: it must be at least 1"),
         ({"temperatures": (0.8, 0.2)}, "^--temperatures 0.8 0.2: "),
         ({"temperatures": (-0.1,)}, "^--temperatures -0.1: it must be 0 or from 10"),

@@ -205,18 +205,20 @@ def test_each_language_has_its_compiler(language, kind):
 def test_error_prone_is_refused_on_rows_that_were_not_checked_by_it(meta):
     """Written programs count as passing: one that ErrorProne fails would turn the comparison round."""
     rows = [Demonstration([], [], {"language": "java", "meta": each}) for each in ({"error_prone": True}, meta)]
-    with pytest.raises(InputError, match="--error-prone-jar some.jar: row 2 of --data was converted without it: pass"):
+    with pytest.raises(
+        InputError, match="--error-prone-jar some.jar: row 2 of --data was converted without ErrorProne: pass"
+    ):
         training_compiler(rows, "some.jar")
     if shutil.which("javac") is not None:
-        with pytest.raises(InputError, match="there is no file some.jar"):
+        with pytest.raises(InputError, match="some.jar is not a file"):
             training_compiler(rows[:1], "some.jar")
         training_compiler(rows, None).close()
 
 
 def test_error_prone_is_for_java():
-    sentence = "--error-prone-jar some.jar: ErrorProne checks Java, and these programs are in python"
+    sentence = "--error-prone-jar some.jar: ErrorProne only checks Java; these programs are in python"
     with pytest.raises(InputError, match=sentence):
         compiler_for("python", "some.jar")
     if shutil.which("javac") is not None:
-        with pytest.raises(InputError, match="there is no file some.jar"):
+        with pytest.raises(InputError, match="some.jar is not a file"):
             compiler_for("java", "some.jar")

@@ -321,7 +321,7 @@ def test_people_agree_with_the_reward_model_as_far_as_they_were_made_to(world, s
     assert re.search(r"^Cohen's kappa +66\.67 +0\.00 +people, 1 pair of them$", table, re.M)
     alone, _ = evaluate(world, tmp_path / "alone", data=ranked, rankings=files[:1])
     assert alone["human_study"]["annotators"] is None and alone["human_study"]["order_probability"] == 1 / 3
-    assert "Kappa is left out: no question is ranked by two people." in text(reply_report.page(alone, None, [], []))
+    assert "Kappa is omitted: no question was ranked by two people." in text(reply_report.page(alone, None, [], []))
 
 
 def test_answers_to_chats_are_scored_after_their_marks(world, scripted, tmp_path, monkeypatch):
@@ -394,9 +394,9 @@ def test_the_page_is_one_file_with_figure_2_of_the_question_with_the_most_kinds(
     assert page.count("<img ") == 5 + 1 + 1  # a panel a metric, Figure 2, the loss
     assert re.findall(r"<li>(.*?) <small>", page) == ["<b>puppy</b>", "<b>no</b>", "cat", "<b>dog</b>"]
     assert "now &lt;b&gt;" in page and page.count('class="answers"') == 1
-    for heading in ("Do they differ?", "as self-ranking did?", "right answers first?", "Do people agree", "METEOR ("):
+    for heading in ("Differences", "vs. self-ranking", "first answers", "Human study", "METEOR ("):
         assert heading in page
-    assert "left out" not in page and "left out" not in text(reply_report.page(result, None, [], []))
+    assert "omitted" not in page and "omitted" not in text(reply_report.page(result, None, [], []))
 
 
 def test_all_can_read_the_report(world, scripted, tmp_path, unreadable):
@@ -419,9 +419,9 @@ def test_without_a_reward_model_gold_and_rankings_their_parts_are_gone_and_a_not
     assert set(mean_of(result, "str")) == {"bleu4", "google_bleu", "meteor"} and result["differences"] == []
     table = text(reply_report.page(result, None, [], []))
     assert not re.search(r"RM|gold|difference", table)
-    assert table.count("left out") == 3
+    assert table.count("omitted") == 3
     page = (tmp_path / "report.html").read_text()
-    assert "Do they differ?" not in page and "Do people agree" not in page
+    assert "Differences" not in page and "Human study" not in page
 
 
 def test_the_bars_are_the_means_with_their_intervals():
@@ -454,7 +454,7 @@ def test_the_test_split_has_its_own_file(world, scripted, tmp_path):
         ({"rankings": (Path("/nowhere/ana.jsonl"),)}, "^/nowhere/ana.jsonl does not exist"),
         ({"rankings": (Path("ana.jsonl"),), "reward_model": None}, "^--rankings needs --reward-model"),
         ({"self_rank": Path("/nowhere/ranked.jsonl")}, "^/nowhere/ranked.jsonl does not exist"),
-        ({"encoder": "/nowhere/bert"}, "^--encoder /nowhere/bert: .* --self-rank"),
+        ({"encoder": "/nowhere/bert"}, "^--encoder /nowhere/bert needs --self-rank"),
         ({"encoder": "/nowhere/bert", "self_rank": "ranked"}, "^/nowhere/bert"),
         ({"temperature": -0.1}, "^--temperature -0.1"),
         ({"response_length": 5000}, "the longest query and response have 50.. tokens.*, or lower --response-length"),
@@ -474,9 +474,9 @@ def test_bad_settings_are_one_sentence_and_nothing_is_written(world, tmp_path, c
 @pytest.mark.parametrize(
     ("meta", "sentence"),
     [
-        ({}, "sft.validation.jsonl:2: 'answers' in the field 'meta' are in some rows only"),
+        ({}, "sft.validation.jsonl:2: only some rows have 'answers' in 'meta'"),
         ({"answers": "Norman"}, "sft.validation.jsonl:2: the field 'answers' must be list, not str"),
-        ({"answers": [" "]}, "sft.validation.jsonl:2: 'answers' in the field 'meta' must hold texts only"),
+        ({"answers": [" "]}, "sft.validation.jsonl:2: 'answers' in the field 'meta' must be a list of non-empty texts"),
         ({"answers": [3]}, r"sft.validation.jsonl:2: the field 'answers\[0\]' must be str, not int"),
         ([], "sft.validation.jsonl:2: the field 'meta' must be dict, not list"),
     ],
@@ -506,7 +506,7 @@ def test_answers_that_can_not_be_meant_name_their_line(world, tmp_path, meta, se
 )
 def test_a_row_that_self_ranking_can_not_have_written_names_its_line(world, tmp_path, change):
     write_jsonl(tmp_path / "ranked.jsonl", [SELF_RANKED[1], SELF_RANKED[0] | change])
-    sentence = "needs a text, a weight and a cluster .* data.self_rank|the field '(weights|answers).*' must be"
+    sentence = "expected a text, a weight and a cluster .* data.self_rank|the field '(weights|answers).*' must be"
     with pytest.raises(InputError, match=f"ranked.jsonl:2: ({sentence})"):
         evaluation.main(replace(world.args, self_rank=tmp_path / "ranked.jsonl", out=tmp_path / "out"))
 

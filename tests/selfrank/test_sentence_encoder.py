@@ -104,7 +104,7 @@ def test_code_in_the_directory_is_not_run(directory) -> None:
     (directory / "evil.py").write_text("raise SystemExit('run')\n")
     modules = json.loads((directory / "modules.json").read_text())
     (directory / "modules.json").write_text(json.dumps([{**modules[0], "type": "evil.Evil"}, *modules[1:]]))
-    with pytest.raises(InputError, match="can't be read as a sentence encoder .*evil.Evil"):
+    with pytest.raises(InputError, match="can't load the sentence encoder .*evil.Evil"):
         load_sentence_encoder(directory)
 
 
@@ -120,7 +120,7 @@ def test_a_directory_without_an_encoder_is_one_sentence(directory, tmp_path) -> 
         str(directory / "config.json"): "is a file",
         str(tmp_path): "has no config.json",
         str(broken): "more than its files",
-        str(listless): "can't be read as a sentence encoder",
+        str(listless): "can't load the sentence encoder",
         str(directory): "1_Pooling/config.json:1: malformed JSON",
     }
     for where, sentence in cases.items():
@@ -134,11 +134,11 @@ def test_missing_tensors_and_weights_that_are_nan_are_refused(directory) -> None
 
     tensors = load_file(directory / "model.safetensors")
     save_file({k: v for k, v in tensors.items() if "layer.3" not in k}, directory / "model.safetensors")
-    with pytest.raises(InputError, match="lacks 16 tensors, encoder.layer.3"):
+    with pytest.raises(InputError, match="lacks 16 tensors, e.g. encoder.layer.3"):
         load_sentence_encoder(directory)
     tensors["embeddings.LayerNorm.weight"][0] = torch.nan
     save_file(tensors, directory / "model.safetensors")
-    with pytest.raises(InputError, match="its vectors are not finite"):
+    with pytest.raises(InputError, match="its embeddings are not finite"):
         load_sentence_encoder(directory)
 
 
