@@ -1,6 +1,6 @@
-"""Studies of many runs in the embedded worlds. What has finished is not repeated, so a table can grow.
+"""Studies of many runs in the embedded worlds. Finished runs are not repeated, so a table can grow.
 
-    python -m experiments lab                              # faults of labellers, dial by dial
+    python -m experiments lab                              # labeller faults, one dial at a time
     python -m experiments compare --seeds 7 --grid-seed 8 --out runs/compare7
     python -m experiments mismatch --runs exact/none stale/tis
     python -m experiments sums --seeds 1 2 3 --jobs 2
@@ -8,7 +8,7 @@
     python -m experiments scaling --seeds 1 2 3 4
     python -m experiments lab --dry-run                    # print the commands
 
-Each study has a folder: its page (README.md), its runs (runs.py), its tables and pictures (report.py), its results.
+Each study has a folder with its page (README.md), runs (runs.py), tables and pictures (report.py), and results.
 """
 
 import shlex
@@ -26,12 +26,12 @@ from experiments.worlds.runs import Worlds, hours_left, worlds
 from nanorlhf.cli import command_line
 
 RECIPES: dict[str, tuple[str, Args]] = {
-    "lab": ("faults of labellers, dial by dial", Lab()),
-    "compare": ("algorithms at the same cost", Compare()),
-    "mismatch": ("samplers that are not quite the policy", Mismatch()),
-    "sums": ("a reward that is checked, not learned", Sums()),
-    "worlds": ("the algorithms tuned alike, in twenty worlds", Worlds()),
-    "scaling": ("how far a reward model carries, by its size, its data and the policy's size", Scaling()),
+    "lab": ("labeller faults, one dial at a time", Lab()),
+    "compare": ("algorithms at equal cost", Compare()),
+    "mismatch": ("samplers that differ from the policy", Mismatch()),
+    "sums": ("a verifiable reward", Sums()),
+    "worlds": ("equally tuned algorithms in twenty worlds", Worlds()),
+    "scaling": ("over-optimisation by the size of the reward model, its data and the policy", Scaling()),
 }
 PHASES: dict[type[Args], Callable[[Any], Iterator[list[Run]]]] = {
     Lab: lab, Compare: compare, Mismatch: mismatch, Sums: sums, Worlds: worlds, Scaling: scaling,
@@ -39,7 +39,7 @@ PHASES: dict[type[Args], Callable[[Any], Iterator[list[Run]]]] = {
 
 
 def commands(args: Args) -> Iterator[Words]:
-    """The commands of all runs, without `python`."""
+    """Yield the commands of all runs, without `python`."""
     for runs in PHASES[type(args)](replace(args, dry_run=True)):
         for run in dict.fromkeys(runs):
             yield (*run.words, *(["--overwrite"] if run.state is not None else []))
@@ -49,7 +49,7 @@ def main(args: Args) -> None:
     if args.dry_run:
         print("\n".join(shlex.join(("python", *words)) for words in commands(args)))
         if isinstance(args, Worlds):
-            print(f"# about {hours_left(args):.1f} core hours for what has no row in {args.csv}")
+            print(f"# about {hours_left(args):.1f} core hours for the runs that have no row in {args.csv}")
         return
     for runs in PHASES[type(args)](args):
         execute(runs, args.jobs)

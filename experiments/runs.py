@@ -1,7 +1,7 @@
-"""What all studies share: commands, each with the file that it leaves behind, run in their order.
+"""Runs of a study: commands, the files they write, and the order in which they run.
 
-A study is a function that turns its settings into runs. It yields them in phases, and the next phase may read what the
-last one has found. What has finished is not repeated, so a table can grow.
+A study is a function that turns its settings into runs. It yields them in phases, and a phase may read the results of
+the previous one. Finished runs are not repeated, so a table can grow.
 """
 
 import io
@@ -26,21 +26,21 @@ class Args:
     out: Path
     """directory of the runs"""
     jobs: Count = 2
-    """runs at a time, of one thread each"""
+    """runs in parallel, one thread each"""
     dry_run: bool = False
-    """print the commands of all runs, finished ones too, and run none"""
+    """print the commands of all runs, including finished ones, and run none"""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A command of Python, the file that exists once it has finished, and the files that it waits for."""
+    """A Python command, the file that exists once it has finished, and the files it waits for."""
 
     words: Words
     done: Path | None = None  # None: always run
     needs: tuple[Path, ...] = ()
     state: Path | None = None  # directory of the states that an interrupted run leaves behind
-    then: Callable[[], None] | None = field(default=None, compare=False)  # called when it has ended well
-    diverged: Callable[[], None] | None = field(default=None, compare=False)  # called when its loss is not finite
+    then: Callable[[], None] | None = field(default=None, compare=False)  # called after success
+    diverged: Callable[[], None] | None = field(default=None, compare=False)  # called if its loss is not finite
 
     def command(self) -> list[str]:
         if self.state is None:
@@ -49,7 +49,7 @@ class Run:
 
 
 def stage(out: Path, seed: int, *words: object, needs: tuple[Path, ...] = ()) -> Run:
-    """A training script, which continues from its last state."""
+    """Return a run of a training script, which continues from its last state."""
     command = (*map(str, words), "--out", str(out), "--seed", str(seed))
     return Run(command, out / "summary.json", needs, out / "state")
 
@@ -59,7 +59,7 @@ def evaluation(out: Path, *words: object, needs: tuple[Path, ...] = ()) -> Run:
     return Run(command, out / "eval.json", needs)
 
 
-# the experiments were run with a larger model and more demonstrations than `make demo` has
+# the experiments use a larger model and more demonstrations than `make demo`
 START = ("train_sft.py", "--n-layer", 3)
 
 
@@ -70,18 +70,18 @@ def world(out: Path, seed: int, *words: object, num_demonstrations: int = 8000) 
 
 
 def flag(entry: str) -> Words:
-    """FLAG/VALUE,VALUE -> --FLAG VALUE VALUE; a name without a value has no flags."""
+    """Turn FLAG/VALUE,VALUE into --FLAG VALUE VALUE; a name without a value has no flags."""
     name, _, values = entry.partition("/")
     return (f"--{name}", *values.split(",")) if values else ()
 
 
 def execute(runs: list[Run], jobs: int) -> None:
-    """Run what has not finished, each after what it needs. Raises InputError when a command fails."""
+    """Run what hasn't finished, each run after those it needs. Raises InputError if a command fails."""
     waiting = [run for run in dict.fromkeys(runs) if run.done is None or not run.done.exists()]
     running: dict[Future[tuple[int, bytes]], Run] = {}
     with ThreadPoolExecutor(jobs) as pool, Progress(total=len(waiting), unit="run") as bar:
         while waiting or running:
-            unfinished = {run.done for run in running.values()}  # a file may be there before its run ends
+            unfinished = {run.done for run in running.values()}  # a file may exist before its run ends
             ready = [run for run in waiting if all(file.exists() and file not in unfinished for file in run.needs)]
             for run in ready[: jobs - len(running)]:
                 waiting.remove(run)
@@ -103,7 +103,7 @@ def execute(runs: list[Run], jobs: int) -> None:
 
 
 def call(command: list[str]) -> tuple[int, bytes]:
-    """Run a command on one thread; returns its exit status, and the end of what it says on stderr, which is shown."""
+    """Run a command on one thread, showing its stderr. Returns its exit status and the end of its stderr."""
     end = b""
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
         assert isinstance(process.stderr, io.BufferedReader)

@@ -1,12 +1,12 @@
-"""Tables and pictures of `experiments compare`: every algorithm in the same worlds, from one start, at one cost.
+"""Tables and pictures of `experiments compare`: every algorithm in the same worlds, at the same cost.
 
     python -m experiments.compare.report --runs runs/compare --out runs/compare/report
 
-Below --runs each seed has a directory, named by its number. Parts of it may be missing:
+--runs has a directory per seed, named by its number. Files may be missing:
 
-    SEED/eval/eval.json            eval.py tiny: first the policy that all start from, then the algorithms and best-of-n
-    SEED/ALGORITHM/                the run of an algorithm, where it has one
-    grid/ALGORITHM/eval/eval.json  eval.py tiny at another seed: the same start, then points named FLAG/VALUE/FLAG/VALUE
+    SEED/eval/eval.json            eval.py tiny: first the initial policy, then the algorithms and best-of-n
+    SEED/ALGORITHM/                the run of an algorithm, if it has one
+    grid/ALGORITHM/eval/eval.json  eval.py tiny at another seed: initial policy, then points FLAG/VALUE/FLAG/VALUE
 
 Out: compare.html with the tables and pictures, over_optimisation.png and sampled_tokens.png.
 """
@@ -45,7 +45,7 @@ from nanorlhf.report.page import (
 from nanorlhf.report.verdict import Gain, comparison
 from nanorlhf.training.run_directory import Rows
 
-EVALUATED = (  # number of eval.json, heading of the table, digits, with an interval?
+EVALUATED = (  # number in eval.json, heading of the table, digits, with an interval?
     ("gold_win_rate", "gold win rate", 3, True),
     ("gold_score", "gold score", 2, True),
     ("rm_score", "proxy score", 2, True),
@@ -61,31 +61,31 @@ COSTS = (
     ("megabytes", "peak memory, MB", 0, False),
     ("models", "models held", 0, False),
 )
-LAST = 3  # updates whose rollouts are averaged, where a run is cut off
+LAST = 3  # updates averaged at the point where a run is cut off
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     runs: Path = Path("runs/compare")
-    """directory of a directory per seed, and of the grid"""
+    """directory with one directory per seed, and the grid"""
     out: Path = Path("runs/compare/report")
-    """directory of the pictures and of compare.html"""
+    """directory for the pictures and compare.html"""
     against: str = "ppo"
-    """algorithm that the others are compared with, seed by seed"""
+    """algorithm that the others are compared with, paired by seed"""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What one algorithm became at one seed."""
+    """The result of one algorithm at one seed."""
 
     seed: str
-    numbers: Numbers  # what is known of EVALUATED and COSTS
-    is_best_of: bool  # several responses are sampled for each answer
-    run: ComparedRun | None  # None for the start and best-of-n, which no training made
+    numbers: Numbers  # those of EVALUATED and COSTS that are known
+    is_best_of: bool  # True if several responses are sampled for each answer
+    run: ComparedRun | None  # None for the initial policy and best-of-n, which aren't trained
 
     @property
     def updates(self) -> Rows:
-        """Of train_ppo.py and train_grpo.py, with what they had cost so far; empty for other runs."""
+        """Rows of train_ppo.py or train_grpo.py, with the cost up to each; empty for other runs."""
         return self.run.rows if self.run is not None and self.run.is_ppo else []
 
 
@@ -94,7 +94,7 @@ Policies = dict[str, list[Policy]]  # name -> one per seed
 
 # ----------------------------------------------------------------------------------------------------------- 1. reading
 def read_policies(runs: Path) -> Policies:
-    """All seeds' policies in the order of their evaluations. Raises InputError where there is none or one is broken."""
+    """Read all seeds' policies in evaluation order. Raises InputError if there are none or one is malformed."""
     found: Policies = {}
     for path in sorted(runs.glob("*/eval/eval.json"), key=lambda path: path.parts[-3].zfill(20)):
         if not path.parts[-3].isdigit():
@@ -102,7 +102,7 @@ def read_policies(runs: Path) -> Policies:
         where, place = str(path), path.parent.parent
         for position, (name, row) in enumerate(evaluated(path).items()):
             run = None
-            if position > 0 and (place / name / "metrics.jsonl").exists():  # the first is where all start
+            if position > 0 and (place / name / "metrics.jsonl").exists():  # position 0 is the initial policy
                 run = read_run(name, place / name, {})
                 run = replace(run, rows=with_costs(run.rows))
             is_best_of = float_at(row, where, "kl_estimate") is not None
@@ -110,16 +110,14 @@ def read_policies(runs: Path) -> Policies:
             numbers |= costs(run) if run else {"models": 2.0 if is_best_of else None}
             found.setdefault(name, []).append(Policy(place.name, numbers, is_best_of, run))
     if not found:
-        raise InputError(
-            f"--runs {runs}: no SEED below it holds an evaluation: `python -m experiments compare` makes them."
-        )
+        raise InputError(f"--runs {runs}: no SEED there has an evaluation: run `python -m experiments compare` first.")
     return found
 
 
 def with_costs(rows: Rows) -> Rows:
-    """Rows of a rollout script with the tokens sampled and the seconds taken up to each update; others as they are.
+    """Add the tokens sampled and seconds taken up to each update to a rollout script's rows; leave others unchanged.
 
-    The tokens include those that DAPO sampled again.
+    The tokens include those that DAPO resampled.
     """
     tokens = seconds = episodes = 0.0
     done = []
@@ -134,7 +132,7 @@ def with_costs(rows: Rows) -> Rows:
 
 
 def costs(run: ComparedRun) -> Numbers:
-    """Of a run and, where it learned from winners of `data.best_of`, of their sampling."""
+    """Return the costs of a run, including sampling by `data.best_of` if it was trained on those winners."""
     summary = {} if not (run.place / "summary.json").exists() else read_object(run.place / "summary.json")
     stages = [(summary, str(run.place / "summary.json"))]
     sampling = Path(str(run.settings.get("data"))) / "best_of.json"
@@ -157,8 +155,11 @@ def costs(run: ComparedRun) -> Numbers:
 
 
 def models_held(settings: dict) -> float:
-    """At once: the policy, its reference, reward models, a value model; DPO's policy and reference, of ORPO and SimPO
-    the policy alone; while the best of n are sampled the policy and the reward model."""
+    """Return how many models a run keeps in memory.
+
+    On-policy algorithms need the policy, the reference, reward models and perhaps a value model; DPO the policy and the
+    reference; ORPO and SimPO only the policy; sampling the best of n the policy and the reward model.
+    """
     if settings.get("loss") in ("orpo", "simpo"):
         return 1.0
     if "total_episodes" not in settings:
@@ -169,7 +170,7 @@ def models_held(settings: dict) -> float:
 
 
 def best_point(path: Path) -> str:
-    """The point of a grid whose gold score is highest, as its evaluation names it."""
+    """Return the name of the grid point with the highest gold score."""
     _, *points = evaluated(path).items()
     scores = {name: float_at(row, str(path), "gold_score") for name, row in points}
     known = {name: score for name, score in scores.items() if score is not None}
@@ -179,7 +180,7 @@ def best_point(path: Path) -> str:
 
 
 def flags_of(point: str) -> str:
-    """How a script is told a point.
+    """Turn a grid point into flags of a script.
 
     >>> flags_of("lr/3e-4/kl-coef/0.02")
     '--lr 3e-4 --kl-coef 0.02'
@@ -190,12 +191,12 @@ def flags_of(point: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ 2. tables
 def numbers_of(column: Iterable[Policy], key: str) -> np.ndarray:
-    """A number at each seed (seeds,), NaN where it is unknown."""
+    """Return a number at each seed (seeds,), NaN if unknown."""
     return np.array([policy.numbers.get(key) for policy in column], dtype=float)
 
 
 def gaps(column: list[Policy], theirs: dict[str, Numbers], key: str) -> np.ndarray:
-    """Our number minus theirs at each seed (seeds,), NaN where one of them is unknown."""
+    """Return our number minus theirs at each seed (seeds,), NaN if one is unknown."""
     others = [theirs.get(policy.seed, {}).get(key) for policy in column]
     return numbers_of(column, key) - np.array(others, dtype=float)
 
@@ -205,7 +206,7 @@ def known(values: np.ndarray) -> list[float]:
 
 
 def cell(values: Sequence[float], digits: int, with_interval: bool = False) -> str:
-    """The mean and, of two or more seeds, half of its 95% interval.
+    """Format the mean and, for two or more seeds, half of its 95% interval.
 
     >>> cell([1.0, 2.0], 1), cell([], 1)
     ('1.5', '-')
@@ -219,7 +220,7 @@ def mean_of(values: Sequence[float]) -> float | None:
 
 
 def policy_table(policies: Policies) -> Lines:
-    """One row per algorithm: means over seeds. No column for a number that none has."""
+    """Return one row per algorithm, means over seeds, without columns that no algorithm has."""
     everyone = [policy for column in policies.values() for policy in column]
     columns = [column for column in EVALUATED + COSTS if len(known(numbers_of(everyone, column[0])))]
     lines = [["policy", "seeds", *(heading for _, heading, _, _ in columns)]]
@@ -230,7 +231,10 @@ def policy_table(policies: Policies) -> Lines:
 
 
 def difference_table(policies: Policies, against: str) -> Lines:
-    """Each algorithm minus one of them, seed by seed, with the mean's 95% interval; headings alone without that one."""
+    """Return each algorithm minus `against`, paired by seed, with the mean's 95% interval.
+
+    Only the headings if `against` is missing.
+    """
     columns = [(key, heading, digits) for key, heading, digits, paired in EVALUATED if paired]
     lines = [[f"minus {against}", "seeds", *(heading for _, heading, _ in columns)]]
     theirs = {policy.seed: policy.numbers for policy in policies.get(against, [])}
@@ -245,7 +249,7 @@ def difference_table(policies: Policies, against: str) -> Lines:
 
 
 def happened(policies: Policies, against: str) -> Section:
-    """Who is better and who worse than `against` by the gold score; empty without that one or another."""
+    """Report which algorithms are better and worse than `against` by gold score; empty without two to compare."""
     theirs = {policy.seed: policy.numbers for policy in policies.get(against, [])}
     gains: dict[str, Gain | None] = {}
     for name, column in policies.items():
@@ -258,13 +262,14 @@ def happened(policies: Policies, against: str) -> Section:
 
 
 def equal_cost_table(policies: Policies) -> Lines:
-    """Gold score of the rollouts where all algorithms of a seed have cost the same: as much as its cheapest in all.
+    """Return gold scores of the rollouts at equal cost: each seed's runs cut off at the total cost of its cheapest.
 
-    Of the LAST updates that fit, so that nothing is trained again. Only scripts that sample log both costs.
+    The score is the mean of the LAST updates that fit, so nothing is retrained. Only scripts that sample log both
+    costs.
     """
     trained = {name: [p for p in column if p.updates] for name, column in policies.items()}
     trained = {name: column for name, column in trained.items() if column}
-    limits: dict[str, dict[str, float]] = {"tokens": {}, "seconds": {}}  # -> seed -> what its cheapest run cost in all
+    limits: dict[str, dict[str, float]] = {"tokens": {}, "seconds": {}}  # -> seed -> total cost of its cheapest run
     for policy in (policy for column in trained.values() for policy in column):
         for key, of_seed in limits.items():
             of_seed[policy.seed] = min(of_seed.get(policy.seed, np.inf), policy.updates[-1].get(key, np.inf))
@@ -282,7 +287,7 @@ def equal_cost_table(policies: Policies) -> Lines:
 
 
 def grid_table(runs: Path) -> Lines:
-    """Every point that was tried; the headings alone without a grid."""
+    """Return all grid points; only the headings without a grid."""
     lines = [["algorithm", "point", "gold score", "gold win rate", "KL, nats", "chosen"]]
     digits = {"gold_score": 2, "gold_win_rate": 3, "kl": 2}
     for path in sorted(runs.glob("grid/*/eval/eval.json")):
@@ -295,16 +300,16 @@ def grid_table(runs: Path) -> Lines:
 
 # ----------------------------------------------------------------------------------------------------------- 3. figures
 def runs_of(column: list[Policy]) -> list[ComparedRun]:
-    """Those that logged a gold score."""
+    """Return the runs that logged a gold score."""
     needed = {"gold_score", "objective/score", "objective/kl_exact", "tokens"}
     return [p.run for p in column if p.run is not None and any(needed <= row.keys() for row in p.updates)]
 
 
 def over_optimisation_figure(policies: Policies) -> Figure | None:
-    """What gold and proxy score gain over the start, against sqrt(KL): a panel per algorithm, best-of-n in all of them.
+    """Draw the gains in gold and proxy score over sqrt(KL): a panel per algorithm, with best-of-n in each.
 
-    Curves are means over seeds, update by update; of algorithms that log no updates each seed is a dot. None without
-    anything to draw.
+    Curves are means over seeds at each update; algorithms that log no updates get a dot per seed. Returns None if
+    there is nothing to draw.
     """
     start, *_ = policies.values()
     of_start = {policy.seed: policy.numbers for policy in start}
@@ -314,7 +319,7 @@ def over_optimisation_figure(policies: Policies) -> Figure | None:
         if name not in curves and not any(p.is_best_of for p in column)
     }  # fmt: skip
     best_of = [gains(column, of_start) for column in policies.values() if any(p.is_best_of for p in column)]
-    # best-of-n by its analytic KL, from the start, which is the best of one: means over seeds
+    # best-of-n at its analytic KL, starting at best of one, the initial policy: means over seeds
     best_points = np.array([(0.0, 0.0, 0.0), *(some.mean(0) for some in best_of if len(some))])  # (n, 3) as `gains`
     panels = [*curves, *(["end of training"] if any(len(gains(some, of_start)) for some in others.values()) else [])]
     if not panels:
@@ -347,16 +352,16 @@ def over_optimisation_figure(policies: Policies) -> Figure | None:
 
 
 def gains(column: list[Policy], of_start: dict[str, Numbers]) -> np.ndarray:
-    """sqrt(KL), and what gold and proxy score gain over the start: (seeds, 3), of the seeds that know all of them."""
+    """Return sqrt(KL) and the gains in gold and proxy score, (seeds, 3), for seeds where all three are known."""
     distance = np.sqrt(numbers_of(column, "kl").clip(min=0))
     points = np.stack([distance, gaps(column, of_start, "gold_score"), gaps(column, of_start, "rm_score")], axis=1)
     return points[~np.isnan(points).any(1)]
 
 
 def token_figure(policies: Policies) -> Figure | None:
-    """Gold score against the tokens sampled so far: means over seeds with a band of one standard deviation.
+    """Draw gold score over tokens sampled so far: means over seeds with a band of one standard deviation.
 
-    Algorithms that log no updates are a dot at their end. None without anything to draw.
+    Algorithms that log no updates get a dot for their final policy. Returns None if there is nothing to draw.
     """
     figure, axes = panel("What a sampled token buys", "tokens sampled", "gold score")
     figure.set_size_inches(7.2, 4.4)
@@ -378,7 +383,7 @@ def token_figure(policies: Policies) -> Figure | None:
 
 # -------------------------------------------------------------------------------------------------------------- 4. page
 def main(args: Args) -> list[str]:
-    """Write compare.html and the pictures; returns the pictures' names."""
+    """Write compare.html and the pictures; return the pictures' names."""
     check_out(args.out)
     policies = read_policies(args.runs)
     pictures = {
@@ -396,25 +401,25 @@ def main(args: Args) -> list[str]:
                 "After the same number of responses",
                 tables=[policy_table(policies)],
                 notes="Means over seeds, ± half of their 95% interval (Student's t). Best of n samples n responses for "
-                "each answer and trains nothing; its KL is log n - (n - 1) / n.",
+                "each answer, without training; its KL is log n - (n - 1) / n.",
             ),
             Section(
                 f"Minus {args.against}, seed by seed",
                 tables=[difference_table(policies, args.against)],
-                notes="Mean difference and its 95% interval over seeds: what all algorithms of a seed share, its "
-                "posts, its start and its reward model, cancels.",
+                notes="Mean difference and its 95% interval over seeds. Algorithms at a seed share posts, initial "
+                "policy and reward model, so their effects cancel.",
             ),
             Section(
                 "At the same cost",
                 tables=[equal_cost_table(policies)],
-                notes=f"Gold score of the rollouts, mean of the last {LAST} updates that fit into what the cheapest "
-                "of them cost in all. A run that is cut off here was to go on: its learning rate had not come down "
-                "yet.",
+                notes=f"Gold score of the rollouts, mean of the last {LAST} updates within the total cost of the "
+                "cheapest algorithm. Runs that are cut off here were planned to be longer: their learning rate had "
+                "not decayed yet.",
             ),
             Section(
                 "The grid",
                 tables=[grid_table(args.runs)],
-                notes="One seed that is none of those above. The highest gold score is chosen.",
+                notes="At a separate seed. The point with the highest gold score is chosen.",
             ),
             Section("Pictures", figures=list(drawn.values())),
         ],

@@ -1,4 +1,4 @@
-"""Every algorithm from the same start at the same cost, each tuned on a grid in a world of its own."""
+"""Every algorithm from the same initial policy at the same cost, each tuned on a grid in a separate world."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ class Compare(Args):
     )
     seeds: tuple[int, ...] = (1, 2, 3, 4)
     grid_seed: int = 5
-    """seed of the world in which the learning rate and the KL coefficient are chosen"""
+    """seed of the world for choosing the learning rate and the KL coefficient"""
     lrs: Words = ("3e-4", "1e-3")
     kl_coefs: Words = ("0.02", "0.1")
     best_of: tuple[int, ...] = (4, 16, 64)
-    """numbers of samples per answer of best of n"""
+    """n in best of n"""
 
 
 GROUPED = ("train_grpo.py", "--num-epochs", 2, "--samples-per-query")
 WITHOUT_KL = ("train_grpo.py", "--kl-coef", 0, "--samples-per-query", 4)
-# 1,024 responses each, and what DAPO samples again
+# 1,024 responses each, plus those that DAPO resamples
 ON_POLICY = {
     "ppo": ("train_ppo.py", "--num-ppo-epochs", 2),
     "rloo": (*GROUPED, 4, "--algorithm", "rloo"),
@@ -39,14 +39,14 @@ ON_POLICY = {
     "cispo": (*WITHOUT_KL, "--algorithm", "cispo"),
     "online-dpo": ("train_grpo.py", "--num-epochs", 1, "--samples-per-query", 4, "--algorithm", "online_dpo"),
 }
-# no responses, but as many steps as the comparisons give
+# no sampled responses; one epoch over the comparisons
 OFFLINE = {
     "dpo": (),
     "kto": ("--loss", "kto"),
     "orpo": ("--loss", "orpo"),
     "simpo": ("--loss", "simpo", "--labels.target-margin", 1),
 }
-# what keeps the policy near its start, where that is not the KL coefficient; of ORPO and SimPO their beta, which
+# the setting that keeps the policy near its initial weights, if it isn't the KL coefficient; ORPO's and SimPO's beta
 # scales something else
 CONSTRAINTS = {
     "dpo": ("beta", ("0.02", "0.1")),
@@ -60,7 +60,7 @@ CONSTRAINTS = {
 
 
 def algorithm(name: str, place: Path, num_responses: int = 1024, winners: str = "winners") -> tuple[object, ...]:
-    """The command of an algorithm in the world at `place`."""
+    """Return the command of an algorithm in the world at `place`."""
     data, sft = place / "data", place / "sft"
     if name in OFFLINE:
         return "train_dpo.py", "--data", data, "--sft", sft, *OFFLINE[name]
@@ -72,7 +72,7 @@ def algorithm(name: str, place: Path, num_responses: int = 1024, winners: str = 
 
 
 def compared_world(place: Path, seed: int, num_demonstrations: int = 8000, num_comparisons: int = 1600) -> list[Run]:
-    """The data, the start and the reward model."""
+    """Return the runs that make a world's data, initial policy and reward model."""
     data, sft, rm = (place / name for name in ("data", "sft", "rm"))
     return [
         world(
@@ -88,7 +88,10 @@ def compared_world(place: Path, seed: int, num_demonstrations: int = 8000, num_c
 
 
 def sampled_winners(place: Path, seed: int, name: str = "winners", num_responses: int = 1024) -> Run:
-    """The best of 16 responses to each query, of which rejection sampling learns; four queries are for validation."""
+    """Return the run that samples the best of 16 responses to each query, rejection sampling's data.
+
+    Four queries are for validation.
+    """
     rm, winners = place / "rm", place / name
     sampled = (
         "-m", "data.best_of", "--policy", place / "sft", "--reward-model", rm, "--data", place / "data",
@@ -102,7 +105,7 @@ def sampled_winners(place: Path, seed: int, name: str = "winners", num_responses
 
 
 def judged(out: Path, place: Path, seed: int, policies: list[object], num_queries: int = 128) -> Run:
-    """Policies at the temperature that they were trained at: how they answer, and how they differ."""
+    """Return the evaluation of some policies at their training temperature."""
     return evaluation(
         out / "eval", "tiny", "--data", place / "data", "--reward-model", place / "rm", "--num-queries", num_queries,
         "--temperature", 0.7, "--num-distinct-samples", 4, "--seed", seed,
@@ -111,7 +114,7 @@ def judged(out: Path, place: Path, seed: int, policies: list[object], num_querie
 
 
 def points(args: Compare, name: str) -> list[str]:
-    """The points of an algorithm's grid, FLAG/VALUE/FLAG/VALUE, which is the directory of its run as well."""
+    """Return the points of an algorithm's grid, FLAG/VALUE/FLAG/VALUE, which also name their runs' directories."""
     constraint, values = CONSTRAINTS.get(name, ("kl-coef", args.kl_coefs))
     return [f"lr/{lr}/{constraint}/{value}" for lr in args.lrs for value in values]
 

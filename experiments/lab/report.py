@@ -1,14 +1,14 @@
-"""Pictures of `experiments lab`: for each dial of the labellers, what became of reward model and policy.
+"""Pictures of `experiments lab`: reward model and policy by setting of each labeller dial.
 
     python -m experiments.lab.report --runs runs/lab --out runs/lab/report
 
-Below --runs each dial has a directory, and in it each setting one, named by its value. Parts of it may be missing:
+--runs has a directory per dial, which has one per setting, named by its value. Files may be missing:
 
-    DIAL/VALUE/eval_rm/eval.json    eval.py tiny-rm: one reward model, the labels and the truth
+    DIAL/VALUE/eval_rm/eval.json    eval.py tiny-rm: one reward model, the labels and gold
     DIAL/VALUE/ppo/metrics.jsonl    train_ppo.py against that reward model
-    DIAL/VALUE/eval/eval.json       eval.py tiny: the policy, last of those evaluated
+    DIAL/VALUE/eval/eval.json       eval.py tiny: the policy comes last
 
-A panel is drawn where two settings have something to show. Out: DIAL.png, lab.html with all of them, and one table.
+A panel is drawn if at least two settings have data for it. Out: DIAL.png, lab.html with all pictures, and one table.
 """
 
 from collections.abc import Iterable
@@ -73,23 +73,23 @@ BY_UPDATE = {  # metric of train_ppo.py: title, unit
 @dataclass(frozen=True, kw_only=True)
 class Args:
     runs: Path = Path("runs/lab")
-    """directory of a directory per dial, which holds one per setting"""
+    """directory with one directory per dial, which has one per setting"""
     out: Path = Path("runs/lab/report")
-    """directory of the pictures and of lab.html"""
+    """directory for the pictures and lab.html"""
 
 
 @dataclass(frozen=True)
 class Setting:
     dial: str
-    value: str  # as its directory is called
-    numbers: Numbers  # what is known of COLUMNS and BY_VALUE
-    bins: list[dict]  # of `calibration`, empty where there is no reward model
+    value: str  # name of its directory
+    numbers: Numbers  # those of COLUMNS and BY_VALUE that are known
+    bins: list[dict]  # of `calibration`, empty without a reward model
     updates: Rows  # of metrics.jsonl
 
 
 # ----------------------------------------------------------------------------------------------------------- 1. reading
 def read_settings(runs: Path) -> dict[str, list[Setting]]:
-    """The settings of each dial, smallest value first. Raises InputError where there is none, or one can't be read."""
+    """Read the settings of each dial, smallest value first. Raises InputError if there are none or one is malformed."""
     dials: dict[str, list[Setting]] = {}
     for place in sorted(runs.glob("*/*"), key=lambda path: (path.parent.name, in_order(path.name))):
         numbers, bins = reward_numbers(place / "eval_rm" / "eval.json")
@@ -101,13 +101,13 @@ def read_settings(runs: Path) -> dict[str, list[Setting]]:
             dials.setdefault(dial, []).append(Setting(dial, place.name, numbers, bins, updates))
     if not dials:
         raise InputError(
-            f"--runs {runs}: no DIAL/VALUE below it holds an evaluation: `python -m experiments lab` makes them."
+            f"--runs {runs}: no DIAL/VALUE there has an evaluation: run `python -m experiments lab` first."
         )
     return dials
 
 
 def in_order(value: str) -> tuple[float, str]:
-    """Numbers by size, then words.
+    """Sort key: numbers by size, then words.
 
     >>> sorted(["all", "16", "0.5", "4"], key=in_order)
     ['0.5', '4', '16', 'all']
@@ -119,14 +119,14 @@ def in_order(value: str) -> tuple[float, str]:
 
 
 def reward_numbers(path: Path) -> tuple[Numbers, list[dict]]:
-    """What `eval.py tiny-rm` found about the labels and its only reward model, and the bins of its calibration."""
+    """Read an evaluation of `eval.py tiny-rm`: numbers on the labels and the one reward model, and calibration bins."""
     if not path.exists():
         return {}, []
     result, where = read_object(path), str(path)
     measured = part(result, where, "sets", "validation")
     models = part(measured, where, "calibration")
     if len(models) != 1:
-        raise InputError(f"{where}: it has {len(models)} reward models: evaluate each setting's alone.")
+        raise InputError(f"{where}: expected one reward model, got {len(models)}: evaluate each setting separately.")
     [name] = models
     accuracy = field(measured, "accuracy", list[dict], where)[0]  # of all pairs
     labels, truth = (part(measured, where, "deciders", key) for key in ("labels", "truth"))
@@ -148,7 +148,7 @@ def reward_numbers(path: Path) -> tuple[Numbers, list[dict]]:
 
 
 def policy_numbers(path: Path) -> Numbers:
-    """What `eval.py tiny` found about its last policy."""
+    """Read the last policy's numbers from an evaluation of `eval.py tiny`."""
     result, where = read_object(path), str(path)
     *_, last = part(result, where, "policies") or {"": {}}
     policy, reward_model = part(result, where, "policies", last), part(result, where, "reward_model")
@@ -162,7 +162,7 @@ def policy_numbers(path: Path) -> Numbers:
 
 # ----------------------------------------------------------------------------------------------------------- 2. figures
 def dial_figure(settings: list[Setting]) -> Figure | None:
-    """All panels of one dial, two side by side; None where no two settings have something in common."""
+    """Draw all panels of one dial, two side by side. Returns None if no panel has two settings."""
     by_value = {
         title: lines
         for title, keys in BY_VALUE.items()
@@ -179,7 +179,7 @@ def dial_figure(settings: list[Setting]) -> Figure | None:
     figure = Figure(figsize=(10.4, 3.2 * num_rows), layout="constrained")
     panels: list[Axes] = figure.subplots(num_rows, 2, squeeze=False).ravel().tolist()
     dial = settings[0].dial
-    style = "-" if all(in_order(setting.value)[0] < np.inf for setting in settings) else ""  # words have no order
+    style = "-" if all(in_order(setting.value)[0] < np.inf for setting in settings) else ""  # words aren't ordered
     for (title, unit), lines in by_value.items():
         axes = panels.pop(0)
         label_axes(axes, title, dial, unit)
@@ -198,20 +198,20 @@ def dial_figure(settings: list[Setting]) -> Figure | None:
             steps, values = series(setting.updates, key)
             axes.plot(steps, smooth(values, 3), color=color, linewidth=1.8, label=f"{dial} {setting.value}")
         axes.legend(frameon=False, fontsize=8)
-    for axes in panels:  # an odd number leaves one over
+    for axes in panels:  # one is left over if the number is odd
         axes.remove()
     return figure
 
 
 def known_values(settings: list[Setting], key: str) -> dict[int, float]:
-    """Place on the axis -> number, of the settings that have it."""
+    """Return position on the axis -> number, for the settings that have it."""
     found = {place: setting.numbers.get(key) for place, setting in enumerate(settings)}
     return {place: value for place, value in found.items() if value is not None}
 
 
 def draw_calibration(axes: Axes, settings: Iterable[Setting]) -> None:
-    """Do the labels agree as often as the margins claim? One line per setting, of bins with at least FEW pairs."""
-    label_axes(axes, "What a margin is worth", "|margin|", "share ranked as labelled")
+    """Draw how often labels agree with margins of each size: one line per setting, bins with at least FEW pairs."""
+    label_axes(axes, "Calibration of margins", "|margin|", "share ranked as labelled")
     longest = 1.0
     for setting, (color, marker) in zip(settings, cycle(LINES), strict=False):
         bins = [row for row in setting.bins if row["mean"] is not None and row["num_pairs"] >= FEW]
@@ -226,7 +226,7 @@ def draw_calibration(axes: Axes, settings: Iterable[Setting]) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- 3. page
 def table_of(dials: dict[str, list[Setting]]) -> Lines:
-    """One row per setting; no column for a number that none has."""
+    """Return one row per setting, without columns that no setting has."""
     settings = [setting for column in dials.values() for setting in column]
     columns = [column for column in COLUMNS if any(s.numbers.get(column[0]) is not None for s in settings)]
     lines = [["dial", "value", *(heading for _, heading, _ in columns)]]
@@ -240,13 +240,13 @@ def table_of(dials: dict[str, list[Setting]]) -> Lines:
 
 
 def win_cell(numbers: Numbers) -> str:
-    """The gold win rate, with its interval where the evaluation has it."""
+    """Format the gold win rate, with its interval if the evaluation has one."""
     low, high = numbers.get("win_low"), numbers.get("win_high")
     return number(numbers.get("gold_win_rate"), None if low is None or high is None else (low, high), 3)
 
 
 def happened(settings: list[Setting]) -> tuple[str, str] | None:
-    """At which settings of a dial the policy wins most and least; None of fewer than two policies with an interval."""
+    """Report where on a dial the policy wins most and least; None without two policies that have an interval."""
     found = [setting for setting in settings if {"gold_win_rate", "win_low", "win_high"} <= setting.numbers.keys()]
     if len(found) < 2:
         return None
@@ -256,11 +256,11 @@ def happened(settings: list[Setting]) -> tuple[str, str] | None:
     text += f", and least at {worst.value}, {win_cell(worst.numbers)}"
     if (worst.numbers["win_high"] or 0.0) < (best.numbers["win_low"] or 0.0):
         return "good", f"{text}."
-    return "warn", f"{text}; the intervals overlap, so no difference is shown."
+    return "warn", f"{text}; the intervals overlap, so no difference is significant."
 
 
 def main(args: Args) -> list[str]:
-    """Write DIAL.png of each dial, and lab.html; returns the names of the pictures."""
+    """Write DIAL.png for each dial, and lab.html; return the names of the pictures."""
     check_out(args.out)
     dials = read_settings(args.runs)
     drawn = {dial: figure for dial, settings in dials.items() if (figure := dial_figure(settings))}

@@ -1,4 +1,4 @@
-"""Faults of labellers, dial by dial: worlds, reward models and policies."""
+"""Labeller faults, one dial at a time: worlds, reward models and policies."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,10 @@ from experiments.runs import START, Args, Run, Words, evaluation, flag, stage, w
 
 @dataclass(frozen=True, kw_only=True)
 class Lab(Args):
-    """An entry FLAG/VALUE is a flag of data.tiny and the directory of its runs; a comma separates several values."""
+    """Study labeller faults. An entry FLAG/VALUE is a flag of data.tiny and names the directory of its runs.
+
+    A comma separates several values.
+    """
 
     out: Path = Path("runs/lab")
     seed: int = 1
@@ -17,18 +20,18 @@ class Lab(Args):
         *("temperature/0.1", "temperature/1.6", "temperature/6.4", "flip-rate/0.2", "flip-rate/0.4"),
         *("num-comparisons/200", "num-comparisons/6400", "random-workers/3", "random-workers/6"),
     )
-    """of whose comparisons a reward model learns"""
+    """labellers for whom only a reward model is trained"""
     policies: Words = (
         *("base", "length-bonus/0.3", "length-bonus/0.6"),
         *("summarisers/reference,good", "summarisers/terse,lead,rambler,repeater"),
     )
-    """of whose comparisons a reward model learns, and from it a policy"""
+    """labellers for whom a reward model and a policy are trained"""
     remedies: Words = ("kl-coef/0.2", "reward-weights/uncertainty")
-    """flags of train_ppo.py, each against the reward model of BIASED"""
+    """flags of train_ppo.py, each run against the reward model of BIASED"""
 
 
 BIASED = "length-bonus/0.6"
-# what the base is called where its dial is turned, and the biased one where a remedy is
+# names of the base among the values of each dial, and of the biased labeller among the remedies
 BASE = (
     "temperature/0.4",
     "flip-rate/0",
@@ -41,7 +44,7 @@ UNTREATED = "remedy/none"
 
 
 def labels(args: Lab, entry: str) -> list[Run]:
-    """The world of a labeller, the policy that all start from, a reward model and its evaluation."""
+    """Return the runs for a labeller: its world, the common initial policy, a reward model and its evaluation."""
     place, sft = args.out / entry, args.out / "sft"
     base = world(args.out / "base/data", args.seed, "--num-comparisons", 1600, "--num-triads", 100)
     data = world(place / "data", args.seed, "--num-comparisons", 1600, "--num-triads", 100, *flag(entry))
@@ -67,7 +70,7 @@ def reward_model(args: Lab, entry: str, name: str, seed: int) -> Run:
 
 
 def trained_policy(args: Lab, name: str, entry: str, members: Words = ("rm",), flags: Words = ()) -> list[Run]:
-    """PPO in the directory `name` against the reward models of a labeller, and its evaluation."""
+    """Return the runs of PPO in directory `name` against a labeller's reward models, and its evaluation."""
     place, sft, out = args.out / entry, args.out / "sft", args.out / name
     models = [place / member for member in members]
     return [
@@ -88,7 +91,7 @@ def lab(args: Lab) -> Iterator[list[Run]]:
     runs = []
     for entry in args.remedies:
         members: Words = ("rm",)
-        if entry.startswith("reward-weights/"):  # with two more reward models of the same labels
+        if entry.startswith("reward-weights/"):  # two more reward models on the same labels
             members = ("rm", "rm_2", "rm_3")
         runs += labels(args, BIASED)
         runs += [reward_model(args, BIASED, name, int(f"{args.seed}{name[3:]}")) for name in members[1:]]

@@ -1,11 +1,11 @@
-"""What a set of comparisons can teach: how accuracy on unseen pairs grows with the number of pairs.
+"""Learning curve of a set of comparisons: accuracy on unseen pairs by the number of training pairs.
 
     python -m experiments.learning_curve.report --data runs/real/all --model HuggingFaceTB/SmolLM2-135M-Instruct
 
-A curve of reward models takes a day, and a tenth of the pairs, kept for validation, leaves an interval as wide as the
-question. Here nothing is trained but a linear layer: ridge regression on what a pretrained model's middle
-layer says of two responses. That takes minutes, so every pair can be an unseen one, in ten-fold cross-validation; all
-pairs of a query are in one fold. The rule to beat is length: which of the two is longer, in characters.
+A curve of reward models takes a day, and a validation set with a tenth of the pairs leaves intervals too wide to answer
+the question. Here we only train a linear layer, by ridge regression on a pretrained model's middle-layer features of
+two responses. This takes minutes, so ten-fold cross-validation can test every pair; all pairs of a query are in one
+fold. The baseline is length: which response has more characters.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,36 +29,36 @@ from nanorlhf.training.train_linear import load_lower_blocks, pair_features, que
 
 FOLDS = 10
 NUM_RESAMPLES = 2000  # of the pairs, for the line's intervals
-PENALTIES = np.logspace(1, 6, 11)  # of which the training pairs choose one, each left out once
-LATER = (2, 10)  # times as many pairs as there are: where the curve is extrapolated to
+PENALTIES = np.logspace(1, 6, 11)  # one is chosen by leave-one-out on the training pairs
+LATER = (2, 10)  # extrapolate the curve to this many times the pairs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     data: Path
-    """directory with comparisons.train.jsonl; comparisons.validation.jsonl is added where it exists"""
+    """directory with comparisons.train.jsonl; comparisons.validation.jsonl is added if it exists"""
     model: str
     """pretrained policy: checkpoint directory or Hub id"""
     out: Path | None = None
-    """directory of learning_curve.png; None: the table alone"""
+    """directory for learning_curve.png; None: only print the table"""
     depth: Fraction = 0.6
-    """share of the model's blocks below the layer that is read"""
+    """share of the model's blocks below the layer with the features"""
     num_sizes: Count = 4
     """points of the curve: all pairs of the training folds, half of them, a quarter, ..."""
     num_repeats: Count = 3
-    """how often the folds are drawn"""
+    """number of times the folds are drawn"""
     max_query_length: PositiveInt = 512
     """longest query in tokens"""
     max_response_length: PositiveInt = 256
     """longest response in tokens, EOS included"""
     batch_size: PositiveInt = 8
-    """pairs read at a time"""
+    """pairs per forward pass"""
     seed: Seed = 1
-    """fixes the folds, the samples of them and the intervals"""
+    """seed of the folds, their subsamples and the intervals"""
 
 
 def length_difference(rows: list[Comparison]) -> np.ndarray:
-    """(pairs,): log of the chosen response's characters over the rejected one's."""
+    """Return the log ratio of the chosen and the rejected response's lengths in characters, (pairs,)."""
     texts = [(str(row.record["chosen"]), str(row.record["rejected"])) for row in rows]
     return np.array([np.log((1 + len(a)) / (1 + len(b))) for a, b in texts])
 
@@ -66,10 +66,10 @@ def length_difference(rows: list[Comparison]) -> np.ndarray:
 def unseen(
     inputs: np.ndarray, queries: np.ndarray, share: float, num_repeats: int, seed: int
 ) -> tuple[np.ndarray, float]:
-    """Whether each pair was ranked right while its fold was left out, (pairs, repeats); the mean pairs learnt from.
+    """Cross-validate. Returns whether each held-out pair is ranked right, (pairs, repeats), and mean training pairs.
 
-    inputs (pairs, k): features of chosen minus rejected. queries (pairs,): an id of each pair's query. share: of the
-    training folds' queries. A tie counts half.
+    inputs (pairs, k): features of chosen minus rejected. queries (pairs,): id of each pair's query. share: share of the
+    training folds' queries to use. A tie counts half.
     """
     try:
         from sklearn.linear_model import RidgeClassifierCV
@@ -87,7 +87,7 @@ def unseen(
             left_out = np.isin(queries, order[fold::FOLDS])
             others = np.delete(order, np.s_[fold::FOLDS])
             train = np.flatnonzero(np.isin(queries, others[: max(FOLDS, round(share * len(others)))]))
-            # a pair the other way round is the same statement: no constant, and half of them are turned
+            # swapping a pair's responses doesn't change its meaning: no intercept, and every other pair is swapped
             sign = np.where(np.arange(len(train)) % 2, 1, -1)
             model = RidgeClassifierCV(PENALTIES, fit_intercept=False).fit(inputs[train] * sign[:, None], sign)
             margin = model.decision_function(inputs[left_out])
@@ -97,12 +97,12 @@ def unseen(
 
 
 def mean_cell(ours: np.ndarray, seed: int, sign: str = "") -> str:
-    """The mean over pairs (pairs,) and its 95% interval as a cell of a table."""
+    """Format the mean over pairs (pairs,) and its 95% interval as a table cell."""
     return number(ours.mean(), bootstrap_interval(ours[:, None], seed), 3, sign) if len(ours) else "-"
 
 
 def on_the_line(right: np.ndarray, num_pairs: Sequence[float], at: float) -> np.ndarray:
-    """The accuracy at `at` pairs of the line through accuracy against log(pairs), by least squares.
+    """Return the accuracy at `at` pairs on the least-squares line through accuracy over log(pairs).
 
     right (resamples, pairs, sizes), num_pairs (sizes,) -> (resamples,).
     """
@@ -113,14 +113,14 @@ def on_the_line(right: np.ndarray, num_pairs: Sequence[float], at: float) -> np.
 
 
 def picture(right: np.ndarray, num_pairs: Sequence[float], by_length: float, seed: int) -> Figure:
-    figure, axes = panel("Accuracy on unseen pairs", "pairs learnt from", "share ranked right")
+    figure, axes = panel("Accuracy on unseen pairs", "training pairs", "share ranked right")
     accuracy = right.mean(0)  # (sizes,)
     ends = [bootstrap_interval(ours[:, None], seed) for ours in right.T]
     axes.errorbar(num_pairs, accuracy, np.abs(np.array(ends).T - accuracy), color=BLUE, marker="o", capsize=3)
     further = [num_pairs[0], num_pairs[0] * LATER[-1]]
     line = [on_the_line(right[None], num_pairs, at)[0] for at in further]
-    axes.plot(further, line, color=BLUE, linestyle=":", label="linear layer, and its line")
-    axes.axhline(by_length, color=ORANGE, linestyle="--", label="length alone")
+    axes.plot(further, line, color=BLUE, linestyle=":", label="linear layer, with fitted line")
+    axes.axhline(by_length, color=ORANGE, linestyle="--", label="only length")
     axes.set_xscale("log")
     shown = [*num_pairs, further[-1]]
     axes.set_xticks(shown, [f"{size:,.0f}" for size in shown])
@@ -130,10 +130,10 @@ def picture(right: np.ndarray, num_pairs: Sequence[float], by_length: float, see
 
 
 def main(args: Args) -> None:
-    """Print the table; with --out write the picture."""
+    """Print the table; with --out, write the picture."""
     check_ranges(args)
     if args.num_sizes < 2:
-        raise InputError("--num-sizes 1: a curve needs at least 2.")
+        raise InputError("--num-sizes must be at least 2, got 1.")
     if args.out is not None:
         check_out(args.out)
     tokenizer = load_tokenizer(args.model)
@@ -157,8 +157,8 @@ def main(args: Args) -> None:
     at_near = number(by_length[near].mean() if near.any() else None, digits=3)
     print(
         f"{len(rows):,} pairs of {queries.max() + 1:,} queries. The longer response is preferred in "
-        f"{(lengths > 0).mean():.3f}; length alone ranks {by_length.mean():.3f} right, and "
-        f"{at_near} of the {near.sum():,} pairs whose lengths differ by {NEAR:.0%} or less.\n"
+        f"{(lengths > 0).mean():.3f}; length by itself ranks {by_length.mean():.3f} right, and "
+        f"{at_near} of the {near.sum():,} pairs with lengths that differ by {NEAR:.0%} or less.\n"
     )
     table = [["pairs", "accuracy", "minus length's", "nearly equal lengths"]]
     for size, ours in zip(num_pairs, right.T, strict=True):
@@ -173,7 +173,7 @@ def main(args: Args) -> None:
     doubling = line_cell(lambda drawn: on_the_line(drawn, num_pairs, 2) - on_the_line(drawn, num_pairs, 1), "+")
     later = [times * num_pairs[0] for times in LATER]
     said = [f"{at:,.0f} pairs give {line_cell(partial(on_the_line, num_pairs=num_pairs, at=at))}" for at in later]
-    print(f"\nA doubling adds {doubling}. If that goes on, {' and '.join(said)}.")
+    print(f"\nDoubling the pairs adds {doubling}. If this continues, {' and '.join(said)}.")
     if args.out is not None:
         write_pictures(args.out, {"learning_curve.png": picture(right, num_pairs, by_length.mean(), args.seed)})
 

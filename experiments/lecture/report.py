@@ -3,14 +3,14 @@
     python -m experiments.lecture.report --runs runs/tiny --out runs/tiny/lecture
     python -m experiments.lecture.report --pictures masks tokens
 
-    masks               what the first policy wrote to three queries, and which positions count
+    masks               the initial policy's responses to three queries, and their masks
     tokens              one response token by token: KL, rewards and values, advantages
-    training            the scores of PPO and the KL it paid for them, update by update
-    overoptimisation    both scores against sqrt(KL): PPO, and PPO in a hurry without a KL penalty
-    calibration         how often a margin is right: the reward model's and DPO's
+    training            PPO's scores and KL by update
+    overoptimisation    both scores over sqrt(KL): PPO, and PPO with a high learning rate and no KL penalty
+    calibration         how often a margin is right, for the reward model and DPO
 
-`make demo` makes the runs of all but `overoptimisation`, which needs the runs of `make overoptimise`. Out: NAME.svg of
-each picture, and on the terminal the numbers of `tokens`.
+`make demo` makes the runs for all but `overoptimisation`, which needs those of `make overoptimise`. Out: NAME.svg for
+each picture; the numbers of `tokens` are printed.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
 from nanorlhf.training.run_directory import Rows, read_metrics, read_settings
 
 Picture = Literal["masks", "tokens", "training", "overoptimisation", "calibration"]
-NUM_SAMPLES, RESPONSE_LENGTH = 64, 8  # of the masks: 8 tokens cut some of the imitator's summaries off
+NUM_SAMPLES, RESPONSE_LENGTH = 64, 8  # for masks: 8 tokens cut off some of the initial policy's summaries
 FIRST, LAST = 3, 2  # query tokens shown at either end
 MASKED, REAL, BLANK = "#c9ced6", "#e4eefa", "#ffffff"
 SCORES = [("objective/score", "reward model", BLUE), ("gold_score", "gold score, hidden from PPO", ORANGE)]
@@ -54,38 +54,38 @@ class Args:
     runs: Path = Path("runs/tiny")
     """directory of the runs of `make demo` and `make overoptimise`"""
     pictures: tuple[Picture, ...] = get_args(Picture)
-    """which to draw"""
+    """pictures to draw"""
     out: Path = Path("runs/tiny/lecture")
-    """directory of the pictures"""
+    """directory for the pictures"""
 
 
-# ----------------------------------------------------------------------------------------------------- 1. what is read
+# ---------------------------------------------------------------------------------------------------------- 1. reading
 def finished(runs: Path, name: str) -> Path:
-    """A run's directory; InputError where it has not finished."""
+    """Return a run's directory. Raises InputError if it hasn't finished."""
     if not (runs / name / "summary.json").is_file():
         maker = "make overoptimise" if "fast" in name else "make demo"
-        raise InputError(f"--runs {runs}: it holds no finished run {name}: `{maker}` makes it.")
+        raise InputError(f"--runs {runs} has no finished run {name}: run `{maker}` first.")
     return runs / name
 
 
 def scored_metrics(runs: Path, name: str) -> Rows:
-    """The metrics of a PPO run that logged gold scores."""
+    """Read the metrics of a PPO run that logged gold scores."""
     rows = read_metrics(finished(runs, name))
     if not rows or not {"objective/kl", "gold_score", *(key for key, _, _ in SCORES)} <= rows[-1].keys():
-        raise InputError(f"{runs / name}: its metrics lack a score or the KL: name a run of `train_ppo.py --gold`.")
+        raise InputError(f"{runs / name}: a score or the KL is missing: expected a run of `train_ppo.py --gold`.")
     return rows
 
 
 def load_policy(place: Path, tokenizer: Tokenizer) -> GPT:
-    """A checkpoint that can't sample [PAD]."""
+    """Load a checkpoint that can't sample [PAD]."""
     return load_gpt(place).forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
 
 # -------------------------------------------------------------------------------------------------------- 2. the masks
 def three_responses(runs: Path, rows: list[Demonstration], tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
-    """Of the first policy's responses to `rows` the shortest, the middle one and the longest.
+    """Return the shortest, the median and the longest of the initial policy's responses to `rows`.
 
-    Sampled as PPO samples: query (3, Q) left-padded, response (3, RESPONSE_LENGTH), [PAD] after EOS.
+    Sampled as in PPO: query (3, Q) left-padded, response (3, RESPONSE_LENGTH), [PAD] after EOS.
     """
     settings, where = read_settings(finished(runs, "ppo")), f"{runs / 'ppo'}/args.json"
     seed, temperature = field(settings, "seed", int, where), field(settings, "temperature", float, where)
@@ -97,10 +97,10 @@ def three_responses(runs: Path, rows: list[Demonstration], tokenizer: Tokenizer)
 
 
 def masks_figure(query: Tensor, response: Tensor, tokenizer: Tokenizer) -> Figure:
-    """The ids of a batch as tokens, grey where `mask` is False, and below each response its two masks.
+    """Draw the tokens of a batch, masked ones in grey, and each response's two masks below it.
 
-    query (B, Q) left-padded, response (B, T). Of a query only the ends are shown. In the row of `states` stands which
-    position gets the score.
+    query (B, Q) left-padded, response (B, T). Only the ends of a query are shown. The row of `states` marks the
+    position that gets the score.
     """
     eos_index, actions, states = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)  # (B, T)
     (B, Q), T = query.shape, response.size(1)
@@ -130,7 +130,7 @@ def masks_figure(query: Tensor, response: Tensor, tokenizer: Tokenizer) -> Figur
 
 
 def token_names(ids: Tensor, tokenizer: Tokenizer) -> list[str]:
-    """A name for each id (n,), as it fits in a cell."""
+    """Return a name for each id (n,) that fits in a cell."""
     pieces = token_bytes(tokenizer)
     special = {tokenizer.pad_id: "[PAD]", tokenizer.eos_id: "EOS"}
     texts = [special.get(i) or repr(pieces[i].decode(errors="replace"))[1:-1] for i in ids.tolist()]
@@ -138,7 +138,7 @@ def token_names(ids: Tensor, tokenizer: Tokenizer) -> list[str]:
 
 
 def draw_cells(axes: Axes, x: float, y: float, words: list[str], colors: list[str]) -> None:
-    """A row of unit squares from (x, y) on, to the right."""
+    """Draw a row of unit squares starting at (x, y)."""
     for i, (word, color) in enumerate(zip(words, colors, strict=True)):
         axes.add_patch(Rectangle((x + i, y), 1, 1, facecolor=color, edgecolor=GREY, linewidth=0.6))
         axes.text(x + i + 0.5, y + 0.5, word, ha="center", va="center", fontsize=8)
@@ -146,7 +146,7 @@ def draw_cells(axes: Axes, x: float, y: float, words: list[str], colors: list[st
 
 # ---------------------------------------------------------------------------------------------------- 3. token by token
 def token_columns(runs: Path, row: Demonstration, tokenizer: Tokenizer) -> Tokens:
-    """`token_rewards` of the policy's likeliest response, and the advantages `gae` makes of them, before whitening."""
+    """Return `token_rewards` of the policy's greedy response, and their GAE advantages before whitening."""
     place = finished(runs, "ppo")
     settings, where = read_settings(place), f"{place}/args.json"
     gamma, lam, temperature = (field(settings, name, float, where) for name in ("gamma", "lam", "temperature"))
@@ -157,13 +157,13 @@ def token_columns(runs: Path, row: Demonstration, tokenizer: Tokenizer) -> Token
     reward_model = load_scalar(finished(runs, "rm"))
     tokens = token_rewards(str(place), policy, ref_policy, reward_model, query, response, tokenizer, temperature)
     if "value" not in tokens:
-        raise InputError(f"{place} holds no value model, so nothing says what a token was worth: name a run of PPO.")
+        raise InputError(f"{place} has no value model: expected a run of PPO.")
     rewards, values = (torch.tensor([tokens[name]]) for name in ("reward", "value"))  # (1, states)
     return tokens | {"advantage": gae(rewards, values, gamma, lam)[0][0].tolist()}
 
 
 def tokens_figure(tokens: Tokens) -> Figure:
-    """One response from left to right: what a token cost, what it earned, and by how much that beat expectation."""
+    """Draw one response token by token: KL, rewards and values, advantages."""
     figure = Figure(figsize=(0.62 * len(tokens["text"]) + 1.6, 6.2), layout="constrained")
     kl, rewards, advantages = figure.subplots(3, 1, sharex=True)
     places = range(len(tokens["text"]))
@@ -184,7 +184,7 @@ def tokens_figure(tokens: Tokens) -> Figure:
 
 # -------------------------------------------------------------------------------------------------------------- 4. runs
 def training_figure(rows: Rows) -> Figure:
-    """Both scores of the rollouts, and the KL."""
+    """Draw both scores of the rollouts, and the KL."""
     figure = Figure(figsize=(10.4, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     label_axes(left, "Score of the rollouts", "update", "score")
@@ -197,7 +197,7 @@ def training_figure(rows: Rows) -> Figure:
 
 
 def overoptimisation_figure(runs: dict[str, Rows]) -> Figure:
-    """A panel per run, on the same axes; title -> metrics."""
+    """Draw a panel per run on the same axes; runs: title -> metrics."""
     figure = Figure(figsize=(5.2 * len(runs), 3.4), layout="constrained")
     for axes, (title, rows) in zip(figure.subplots(1, len(runs), sharex=True, sharey=True), runs.items(), strict=True):
         label_axes(axes, title, "sqrt(KL)", "score, change since the first update")
@@ -206,7 +206,7 @@ def overoptimisation_figure(runs: dict[str, Rows]) -> Figure:
 
 
 def calibrations_figure(models: dict[str, dict]) -> Figure:
-    """A panel per model; name -> what `calibration` of metrics/pair_accuracy.py measured."""
+    """Draw a panel per model; models: name -> result of `calibration` in metrics/pair_accuracy.py."""
     figure = Figure(figsize=(5.2 * len(models), 3.4), layout="constrained")
     for axes, (name, measured) in zip(figure.subplots(1, len(models), squeeze=False)[0], models.items(), strict=True):
         draw_calibration(axes, name, measured)
@@ -215,7 +215,7 @@ def calibrations_figure(models: dict[str, dict]) -> Figure:
 
 # ---------------------------------------------------------------------------------------------------- 5. the pictures
 def draw_picture(name: Picture, runs: Path) -> tuple[Figure, str]:
-    """A picture, and what is to be printed with it."""
+    """Draw a picture; return it and the text to print with it."""
     if name == "training":
         return training_figure(scored_metrics(runs, "ppo")), ""
     if name == "overoptimisation":
@@ -228,7 +228,7 @@ def draw_picture(name: Picture, runs: Path) -> tuple[Figure, str]:
     if name == "calibration":
         path = runs / "eval" / "eval.json"
         if not path.is_file():
-            raise InputError(f"--runs {runs}: it holds no evaluation eval: `make demo` makes it.")
+            raise InputError(f"--runs {runs} has no evaluation eval: run `make demo` first.")
         return calibrations_figure(
             part(read_object(path), str(path), "rewards", "sets", "validation", "calibration")
         ), ""
@@ -242,7 +242,7 @@ def draw_picture(name: Picture, runs: Path) -> tuple[Figure, str]:
 
 
 def main(args: Args) -> list[str]:
-    """Draw the pictures, then write them; returns the names of the files."""
+    """Draw the pictures, then write them; return the file names."""
     check_out(args.out)
     drawn = {name: draw_picture(name, args.runs) for name in args.pictures}
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""The table and pictures of `experiments mismatch`: what a sampler that is not quite the policy does to PPO.
+"""Table and pictures of `experiments mismatch`: the effect on PPO of a sampler that differs from the policy.
 
     python -m experiments.mismatch.report --runs runs/mismatch --out runs/mismatch/report
 
-Below --runs each run of PPO has a directory SAMPLER/CORRECTION/SEED, and `exact/none` is what the others are compared
-with; eval/eval.json, where it is there, has the trained policies, all sampled alike, as SAMPLER-CORRECTION-SEED.
-Numbers are means over seeds with their standard deviation. Out: SAMPLER.png, mismatch.html with all of them, a table.
+--runs has a directory SAMPLER/CORRECTION/SEED per PPO run; `exact/none` is the baseline. eval/eval.json, if present,
+has the trained policies as SAMPLER-CORRECTION-SEED, all sampled the same way. Numbers are means over seeds with their
+standard deviation. Out: SAMPLER.png, mismatch.html with all pictures, and a table.
 """
 
 from dataclasses import dataclass
@@ -46,22 +46,22 @@ BY_UPDATE = {  # metric of train_ppo.py: title, unit
 @dataclass(frozen=True, kw_only=True)
 class Args:
     runs: Path = Path("runs/mismatch")
-    """directory of SAMPLER/CORRECTION/SEED"""
+    """directory with SAMPLER/CORRECTION/SEED"""
     out: Path = Path("runs/mismatch/report")
-    """directory of the pictures and of mismatch.html"""
+    """directory for the pictures and mismatch.html"""
 
 
 @dataclass(frozen=True)
 class Setting:
     sampler: str
     correction: str
-    updates: list[Rows]  # of each seed, metrics.jsonl
-    policies: dict[str, dict[str, float | None]]  # seed -> OF_POLICIES, of those that were evaluated
+    updates: list[Rows]  # metrics.jsonl, one per seed
+    policies: dict[str, dict[str, float | None]]  # seed -> OF_POLICIES, for evaluated seeds
 
 
 # ----------------------------------------------------------------------------------------------------------- 1. reading
 def read_runs(runs: Path) -> list[Setting]:
-    """The settings, the exact one first, then by name. Raises InputError where there is none, or one can't be read."""
+    """Read the settings, exact first, then by name. Raises InputError if there are none or one is malformed."""
     evaluation = runs / "eval" / "eval.json"
     policies = part(read_object(evaluation), str(evaluation), "policies") if evaluation.exists() else {}
     directories = {metrics.parent.parent for metrics in runs.glob("*/*/*/metrics.jsonl")}
@@ -79,30 +79,30 @@ def read_runs(runs: Path) -> list[Setting]:
             settings.append(Setting(sampler, correction, updates, judged))
     if not settings:
         raise InputError(
-            f"--runs {runs}: no SAMPLER/CORRECTION/SEED below it holds a run of PPO: "
-            "`python -m experiments mismatch` makes them."
+            f"--runs {runs}: no SAMPLER/CORRECTION/SEED there has a PPO run: "
+            "run `python -m experiments mismatch` first."
         )
     return settings
 
 
 def whole_metrics(run: Path) -> Rows:
-    """The rows of a run of PPO, each with all of OF_UPDATES."""
+    """Read the rows of a PPO run. Raises InputError if one lacks a metric of OF_UPDATES."""
     rows = read_metrics(run)
     for key, _, _ in OF_UPDATES:
         if any(key not in row for row in rows):
-            raise InputError(f"{run / 'metrics.jsonl'}: {key} is missing: is it a run of train_ppo.py? Run it again.")
+            raise InputError(f"{run / 'metrics.jsonl'}: {key} is missing: expected a run of train_ppo.py; rerun it.")
     return rows
 
 
 # ------------------------------------------------------------------------------------------------------------- 2. table
 def table_of(settings: list[Setting]) -> Lines:
-    """One row per setting, means over seeds; no column of policies where none was evaluated."""
+    """Return one row per setting, means over seeds, without columns on policies if none was evaluated."""
     of_policies = OF_POLICIES if any(setting.policies for setting in settings) else ()
     gains = gains_of(settings)
     lines = [["sampler", "correction", "seeds", *(heading for _, heading, _ in (*OF_UPDATES, *of_policies))]]
     lines[0] += ["gold score minus exact"] if gains else []
     for setting in settings:
-        columns: list[tuple[list, int]] = []  # of each seed a number or None, and digits
+        columns: list[tuple[list, int]] = []  # a number or None per seed, and digits
         for key, _, digits in OF_UPDATES:
             columns.append(([fmean(row[key] for row in rows) for rows in setting.updates], digits))
         for key, _, digits in of_policies:
@@ -115,9 +115,9 @@ def table_of(settings: list[Setting]) -> Lines:
 
 
 def gains_of(settings: list[Setting]) -> dict[str, Gain | None]:
-    """Sampler/correction -> what its gold score has more than the exact sampler's, over seeds; None of one seed.
+    """Return sampler/correction -> gain in gold score over the exact sampler, over seeds; None for a single seed.
 
-    Empty where the exact sampler was not evaluated.
+    Empty if the exact sampler wasn't evaluated.
     """
     golds = {
         f"{setting.sampler}/{setting.correction}": {
@@ -136,7 +136,7 @@ def gains_of(settings: list[Setting]) -> dict[str, Gain | None]:
 
 # ----------------------------------------------------------------------------------------------------------- 3. figures
 def sampler_figure(settings: list[Setting], exact: Setting | None) -> Figure:
-    """One sampler: a panel per metric, a line per correction, the mean over seeds within what they span."""
+    """Draw one sampler: a panel per metric, a line per correction (mean over seeds), a band for the seeds' range."""
     figure = Figure(figsize=(10.4, 6.4), layout="constrained")
     for axes, (key, (title, unit)) in zip(figure.subplots(2, 2).ravel(), BY_UPDATE.items(), strict=True):
         label_axes(axes, title, "update", unit)
@@ -157,7 +157,7 @@ def sampler_figure(settings: list[Setting], exact: Setting | None) -> Figure:
 
 
 def main(args: Args) -> list[str]:
-    """Write SAMPLER.png of each sampler but the exact one, and mismatch.html; returns the names of the pictures."""
+    """Write SAMPLER.png for each sampler but the exact one, and mismatch.html; return the names of the pictures."""
     check_out(args.out)
     settings = read_runs(args.runs)
     exact = next((setting for setting in settings if (setting.sampler, setting.correction) == EXACT), None)

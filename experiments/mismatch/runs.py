@@ -1,4 +1,4 @@
-"""PPO with samplers that are not quite the policy."""
+"""PPO with samplers that differ from the policy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ CORRECTIONS: dict[str, Words] = {
 
 
 def mismatch(args: Mismatch) -> Iterator[list[Run]]:
-    """One start and one reward model, the laboratory's base; exact samples judge the trained policies."""
+    """Yield the runs. All share the laboratory's base policy and reward model; evaluation samples exactly."""
     yield labels(Lab(out=args.out, seed=args.seed), "base")
     data, sft, rm = args.out / "base/data", args.out / "sft", args.out / "base/rm"
     runs, policies = [], []

@@ -1,15 +1,15 @@
-"""How far a reward model carries before the truth falls: the fits of Gao et al. 2022, from the study's CSV.
+"""How far a reward model can be optimised before the gold score falls: the fits of Gao et al. 2022.
 
     python -m experiments.scaling.report --runs runs/scaling   # the CSV from finished runs, then the page and pictures
     python -m experiments.scaling.report                       # the page and pictures from the CSV
 
-With d the square root of the KL to the start, in nats, and R the gold score gained since the start, section 1 of
+With d the square root of the KL to the initial policy, in nats, and R the gain in gold score over it, section 1 of
 *Scaling Laws for Reward Model Overoptimization* has
 
     R = d (alpha - beta d)          for best of n
     R = d (alpha - beta log d)      for reinforcement learning
 
-Both are fitted by least squares in each world. The gold score of the start is measured, not fitted.
+Both are fitted by least squares in each world. The initial policy's gold score is measured, not fitted.
 """
 
 import csv
@@ -35,7 +35,7 @@ from nanorlhf.training.run_directory import read_metrics
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A policy, and the reward models whose score it is trained for. Widths are of three layers."""
+    """A policy and the reward models it is trained against. Widths are of three-layer models."""
 
     policy: int = 64
     reward_model: int = 64
@@ -43,7 +43,7 @@ class Case:
     num_members: int = 1
     """reward models of an ensemble"""
     weights: str | None = None
-    """what makes one score of them; None: their mean"""
+    """how their scores are combined; None: their mean"""
     kl_coef: float = 0
 
 
@@ -67,7 +67,7 @@ PANELS = {
     "Ensembles and a penalty": (BASE, "mean of three", "uncertainty of three", "KL coefficient 0.05"),
 }
 METHODS = {"rl": "PPO", "best-of-n": "best of n"}
-TOGETHER = {"rl": 5, "best-of-n": 1}  # points in a row whose mean counts as measured
+TOGETHER = {"rl": 5, "best-of-n": 1}  # consecutive points that are averaged to one measurement
 COLUMNS = ("seed", "case", "method", "step", "kl", "gold", "proxy")
 MARKS = ("<!-- the tables of python -m experiments.scaling.report -->", "<!-- the end of the tables -->")
 
@@ -75,9 +75,9 @@ MARKS = ("<!-- the tables of python -m experiments.scaling.report -->", "<!-- th
 @dataclass(frozen=True, kw_only=True)
 class Args:
     runs: Path | None = None
-    """directory of the runs of `experiments scaling`, whose points the CSV gets; None: it is only read"""
+    """directory of the runs of `experiments scaling`, whose points are written to the CSV; None: only read the CSV"""
     csv: Path = Path("experiments/scaling/scaling.csv")
-    """a row for each update and each n; of curves that are not in --runs it keeps its own"""
+    """a row for each update and each n; curves that --runs doesn't have are kept"""
     page: Path = Path("experiments/scaling/README.md")
     """page whose tables are replaced, between its two marks"""
     out: Path = Path("experiments/scaling")
@@ -92,25 +92,25 @@ class Point:
     step: int
     """update, or n"""
     kl: float
-    """nats per response to the policy that all start from"""
+    """to the initial policy, nats per response"""
     gold: float
     proxy: float
-    """what is maximised: the score of the reward models, at the start 0 on average"""
+    """score of the reward models, the objective; 0 on average for the initial policy"""
 
 
 # ---------------------------------------------------------------------------------------------------------- 1. the CSV
 def place_of(runs: Path, seed: int, case: str) -> Path:
-    """Of a case in a world: its PPO run, and in best_of/ the evaluation of best of n."""
+    """Return the directory of a case in a world: its PPO run and, in best_of/, the evaluation of best of n."""
     return runs / str(seed) / case.replace(" ", "-").replace(",", "")
 
 
 def has_best_of(case: Case) -> bool:
-    """Best of n has no penalty, and eval.py takes one reward model."""
+    """Return True if best of n applies: it has no KL penalty, and eval.py takes one reward model."""
     return case.num_members == 1 and case.kl_coef == 0
 
 
 def finished(runs: Path) -> list[Point]:
-    """The points of all finished runs. Raises InputError where one can't be read, or there is none."""
+    """Read the points of all finished runs. Raises InputError if there are none or one is malformed."""
     found = []
     for seed in sorted(int(place.name) for place in runs.glob("[0-9]*") if place.name.isdigit()):
         for name in CASES:
@@ -128,12 +128,12 @@ def finished(runs: Path) -> list[Point]:
                     gold, proxy = (field(values, key, float, str(path)) for key in ("gold_score", "rm_score"))
                     found.append(Point(seed, name, "best-of-n", n, kl, gold, proxy))
     if not found:
-        raise InputError(f"--runs {runs}: no run of `python -m experiments scaling` has finished there.")
+        raise InputError(f"--runs {runs} has no finished run of `python -m experiments scaling`.")
     return found
 
 
 def joined(known: Iterable[Point], new: Sequence[Point]) -> list[Point]:
-    """The known curves, each replaced by the new one where there is one; ordered by world, case and method."""
+    """Replace known curves by new ones, and sort all by world, case and method."""
     curves = {(point.seed, point.case, point.method) for point in new}
     points = [point for point in known if (point.seed, point.case, point.method) not in curves] + [*new]
     rank = {name: i for i, name in enumerate((*CASES, *METHODS))}
@@ -146,7 +146,7 @@ def points_text(points: Iterable[Point]) -> str:
 
 
 def read_points(path: Path) -> list[Point]:
-    """Raises InputError, which names the line, for one that is none of `points_text`."""
+    """Read a CSV written by `points_text`. Raises InputError with the line number for a malformed line."""
     lines = list(csv.reader(read_text(path).splitlines()))
     if not lines or tuple(lines[0]) != COLUMNS:
         raise InputError(f"{path}:1: the columns must be {','.join(COLUMNS)}.")
@@ -158,7 +158,7 @@ def read_points(path: Path) -> list[Point]:
             if case not in CASES or method not in METHODS or point.kl < 0 or not math.isfinite(point.gold + point.kl):
                 raise ValueError
         except ValueError:
-            raise InputError(f"{path}:{i}: {','.join(line)[:80]!r} is no row of {','.join(COLUMNS)}.") from None
+            raise InputError(f"{path}:{i}: expected {','.join(COLUMNS)}, got {','.join(line)[:80]!r}.") from None
         points.append(point)
     return points
 
@@ -166,41 +166,38 @@ def read_points(path: Path) -> list[Point]:
 # ---------------------------------------------------------------------------------------------------------- 2. the fits
 @dataclass(frozen=True)
 class Fit:
-    """Of the points of one case in one world; and what was measured there."""
+    """Fit to the points of one case in one world, along with measurements."""
 
     method: str
     alpha: float
     beta: float
     start: float
-    """gold score at d = 0, as measured"""
+    """measured gold score at d = 0"""
     explained: float
-    """R^2: the share of the variance of the gold score; negative if worse than its mean"""
+    """R^2, the explained share of the gold score's variance; negative if worse than its mean"""
     other: float
-    """the same with the other method's formula"""
+    """R^2 with the other method's formula"""
     reach: float
-    """the largest d of the points"""
+    """largest d"""
     best: tuple[float, float]
-    """R at its highest and the KL there, means of TOGETHER points in a row"""
+    """maximum of R and the KL there, means over TOGETHER consecutive points"""
     end: tuple[float, float]
-    """the same of the last points"""
+    """R and KL at the end, means over TOGETHER points"""
 
     def gold(self, d: np.ndarray) -> np.ndarray:
         return self.start + self.alpha * d - self.beta * bend(d, self.method)
 
 
 def bend(d: np.ndarray, method: str) -> np.ndarray:
-    """d log d, 0 at 0, or d^2."""
+    """Return d log d (0 at 0) for RL, d^2 for best of n."""
     return d * np.log(np.where(d > 0, d, 1.0)) if method == "rl" else d**2
 
 
 def fitted(points: Sequence[Point], start: float) -> Fit:
-    """Least squares of the gold score above the start's.
-
-    Raises ValueError for fewer than three points, or for two methods.
-    """
+    """Fit the gain in gold score by least squares. Raises ValueError for fewer than three points, or two methods."""
     [method] = {point.method for point in points}
     if len(points) < 3:
-        raise ValueError(f"two coefficients need three points, and there are {len(points)}")
+        raise ValueError(f"fitting two coefficients takes at least three points, got {len(points)}")
     d, gold = np.sqrt([point.kl for point in points]), np.array([point.gold for point in points])
     coefficients, explained = {}, {}
     for name in METHODS:
@@ -218,7 +215,7 @@ def fitted(points: Sequence[Point], start: float) -> Fit:
 
 
 def fits(points: Sequence[Point], method: str) -> dict[str, dict[int, Fit]]:
-    """case -> seed -> fit. A start is the mean of what was measured of that policy in that world at no KL."""
+    """Return case -> seed -> fit. The initial gold score is the mean of that policy's points at KL 0 in that world."""
     starts: dict[tuple[int, int], list[float]] = {}
     groups: dict[str, dict[int, list[Point]]] = {}
     for point in points:
@@ -237,7 +234,7 @@ def fits(points: Sequence[Point], method: str) -> dict[str, dict[int, Fit]]:
 
 # ----------------------------------------------------------------------------------------------------- 3. the page
 def over_worlds(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
-    """Mean and 95% interval by Student's t."""
+    """Format the mean and its 95% interval by Student's t."""
     return number(fmean(values), t_interval(values), digits, sign)
 
 
@@ -269,7 +266,7 @@ def fit_table(by_case: dict[str, dict[int, Fit]]) -> Lines:
 
 
 def gaps_to_base(by_case: dict[str, dict[int, Fit]], case: str) -> dict[str, list[float]]:
-    """A case minus the base in the worlds that both have: alpha, beta, and the gain at best and in the end."""
+    """Return a case minus the base in the worlds that both have: alpha, beta, and the gain at best and at the end."""
     base = by_case.get(BASE, {})
     both = [(by_case[case][seed], base[seed]) for seed in sorted(by_case[case].keys() & base.keys())]
     return {
@@ -281,7 +278,7 @@ def gaps_to_base(by_case: dict[str, dict[int, Fit]], case: str) -> dict[str, lis
 
 
 def difference_lines(points: Sequence[Point]) -> Lines:
-    """The lines of scaling_differences.csv: every case minus the base, with 95% intervals over worlds."""
+    """Return the lines of scaling_differences.csv: every case minus the base, with 95% intervals over worlds."""
     lines = [["method", "case", "quantity", "worlds", "difference", "low", "high"]]
     for method in METHODS:
         by_case = fits(points, method)
@@ -296,7 +293,7 @@ def difference_lines(points: Sequence[Point]) -> Lines:
 
 
 def figure_of(points: Sequence[Point], method: str) -> Figure | None:
-    """A panel per question: gold score of each update or n, a fit per world, and the proxy, against sqrt(KL)."""
+    """Draw gold score, fits and proxy score over sqrt(KL), a panel per question. Dots are updates or n."""
     by_case = fits(points, method)
     panels = {title: [case for case in cases if by_case.get(case)] for title, cases in PANELS.items()}
     panels = {title: cases for title, cases in panels.items() if len(cases) > 1}
@@ -320,7 +317,7 @@ def draw(axes: Axes, points: Sequence[Point], by_seed: dict[int, Fit], case: str
         grid = np.linspace(0, fit.reach, 80)
         axes.plot(grid, fit.gold(grid), color=color, linewidth=1.2, label="" if i else case)
     order, proxy = np.argsort(d), np.array([point.proxy for point in points])
-    bins = np.array_split(order, min(8, len(order)))  # as many points in each
+    bins = np.array_split(order, min(8, len(order)))  # of equal size
     axes.plot([d[i].mean() for i in bins], [proxy[i].mean() for i in bins], "--", color=color, linewidth=0.9)
 
 
@@ -330,7 +327,7 @@ def pictures(points: Sequence[Point]) -> dict[str, Figure]:
 
 
 def page_text(points: Sequence[Point]) -> str:
-    """All that stands between the marks of the page."""
+    """Return the text between the page's marks."""
     parts = []
     names = pictures(points)
     for (method, title), name in zip(METHODS.items(), ("scaling_rl.png", "scaling_best_of.png"), strict=True):
@@ -339,12 +336,12 @@ def page_text(points: Sequence[Point]) -> str:
             continue
         parts += [f"### {title[0].upper()}{title[1:]}", markdown(fit_table(by_case))]
         if name in names:
-            parts.append(f"![Gold score and proxy of {title} against the square root of the KL]({name})")
-    return "\n\n".join(parts) or "No run is in yet."
+            parts.append(f"![Gold and proxy score of {title} over the square root of the KL]({name})")
+    return "\n\n".join(parts) or "No runs yet."
 
 
 def main(args: Args) -> None:
-    """Write the CSV where --runs is given, then the page's tables and the pictures."""
+    """Write the CSV if --runs is given, then the page's tables and the pictures."""
     check_out(args.out)
     points = read_points(args.csv) if args.csv.exists() or args.runs is None else []
     if args.runs is not None:
@@ -355,7 +352,7 @@ def main(args: Args) -> None:
         write_text(args.csv, points_text(points))
     write_text(args.out / "scaling_differences.csv", csv_text(difference_lines(points)))
     write_text(args.page, page)
-    print(f"written: {args.page} and its pictures, of {len(points):,} points")
+    print(f"written: {args.page} and its pictures, from {len(points):,} points")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""PPO and best of n against reward models of several sizes, far enough to see the truth fall."""
+"""PPO and best of n against reward models of several sizes, optimised until the gold score falls."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ class Scaling(Args):
     out: Path = Path("runs/scaling")
     seeds: tuple[Seed, ...] = (1, 2, 3, 4)
     cases: Words = tuple(report.CASES)
-    """of CASES in experiments/scaling/report.py"""
+    """names from CASES in experiments/scaling/report.py"""
     lr: PositiveFloat = 4e-4
-    """of PPO: slow enough for a curve, fast enough to go far"""
+    """learning rate of PPO: slow enough for a curve, fast enough to go far"""
     total_episodes: Count = 4096
     """responses of a PPO run"""
     best_of: tuple[Count, ...] = (2, 4, 8, 16, 32, 64)
-    """numbers of samples per answer of best of n"""
+    """n in best of n"""
     num_demonstrations: Count = 8000
     num_queries: Count = 256
-    """queries that best of n answers"""
+    """queries for the evaluation of best of n"""
 
 
 def reward_models(place: Path, seed: int, case: report.Case) -> list[Run]:
-    """Its data and its start, which other cases share, and its reward models; an ensemble's differ by their seeds."""
+    """Return the runs of a case's reward models. The models of an ensemble differ by their seeds."""
     data, sft = place / f"data_{case.num_comparisons}", place / f"sft_{case.reward_model}"
     runs = []
     for i in range(1, case.num_members + 1):
@@ -41,7 +41,7 @@ def reward_models(place: Path, seed: int, case: report.Case) -> list[Run]:
 
 
 def scaling(args: Scaling) -> Iterator[list[Run]]:
-    """In each world the cases; what some of them share is made once."""
+    """Yield the runs of all cases in each world; cases share data, initial policies and reward models if they can."""
     for name in args.cases:
         if name not in report.CASES:
             raise InputError(f"--cases {name!r}: choose from {', '.join(map(repr, report.CASES))}.")

@@ -1,14 +1,14 @@
-"""The tables and pictures of `experiments sums`: what a reward that is checked makes of a policy that adds.
+"""Tables and pictures of `experiments sums`: training on addition with a verifiable reward.
 
     python -m experiments.sums.report --runs runs/sums_study --out runs/sums_study/report
 
-Below --runs each seed has a directory, named by its number. Parts of it may be missing:
+--runs has a directory per seed, named by its number. Files may be missing:
 
-    SEED/eval/eval.json            eval.py sums: first the policy that all start from, then the trained ones
-    SEED/ALGORITHM[-VARIANT]/      the run of train_ppo.py or train_grpo.py of that name
+    SEED/eval/eval.json            eval.py sums: first the initial policy, then the trained ones
+    SEED/ALGORITHM[-VARIANT]/      the run of train_ppo.py or train_grpo.py
 
-Out: sums.csv, a line per seed and policy; sums.md, the tables as README.md shows them; sums.html; pass_at_k.png,
-training.png, leak.png.
+Out: sums.csv, a line per seed and policy; sums.md, the tables in README.md; sums.html; pass_at_k.png, training.png,
+leak.png.
 """
 
 import csv
@@ -42,8 +42,8 @@ from nanorlhf.report.verdict import Gain, comparison
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 START = "sft"
-SAMPLES_PER_QUERY = 16  # of the recipe
-LEAK, FOUND = "reward/layout", 1.5  # right work gets 1, and skipped lines raise it above
+SAMPLES_PER_QUERY = 16  # in the recipe
+LEAK, FOUND = "reward/layout", 1.5  # correct work gets 1; skipping lines raises it
 COLUMNS = (  # of sums.csv: heading of the table, digits
     ("pass@1", "solved", 3),
     ("pass@8", "pass@8", 3),
@@ -67,34 +67,32 @@ TABLES = (  # title, what is in it
 @dataclass(frozen=True, kw_only=True)
 class Args:
     runs: Path = Path("runs/sums_study")
-    """directory of a directory per seed"""
+    """directory with one directory per seed"""
     out: Path = Path("runs/sums_study/report")
-    """directory of the tables, sums.html and the pictures"""
+    """directory for the tables, sums.html and the pictures"""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What one algorithm became at one seed."""
+    """The result of one algorithm at one seed."""
 
     seed: str
     name: str
     numbers: dict[str, float | None]  # COLUMNS
     curve: dict[int, float]  # k -> pass@k
-    updates: Rows  # of its run; none of the start
+    updates: Rows  # of its run; empty for the initial policy
 
 
 # ----------------------------------------------------------------------------------------------------------- 1. reading
 def read_policies(runs: Path) -> list[Policy]:
-    """All seeds' policies in the order of their evaluations. Raises InputError where there is none or one is broken."""
+    """Read all seeds' policies in evaluation order. Raises InputError if there are none or one is malformed."""
     found = []
     for path in sorted(runs.glob("*/eval/eval.json"), key=lambda path: path.parts[-3].zfill(20)):
         place = path.parent.parent
         for name, row in part(read_object(path), str(path), "policies").items():
             found.append(policy_of(place, name, row, str(path)))
     if not found:
-        raise InputError(
-            f"--runs {runs}: no SEED below it holds an evaluation: `python -m experiments sums` makes them."
-        )
+        raise InputError(f"--runs {runs}: no SEED there has an evaluation: run `python -m experiments sums` first.")
     return found
 
 
@@ -116,7 +114,7 @@ def policy_of(place: Path, name: str, row: dict, where: str) -> Policy:
 
 
 def sampled_tokens(updates: Rows) -> float:
-    """Over a whole run. Responses that DAPO has sampled again are taken to be as long as those it kept."""
+    """Return the tokens sampled in a run. DAPO's resampled responses are assumed to be as long as the kept ones."""
     total = episodes = 0.0
     for row in updates:
         if "response_length" in row and "episode" in row:
@@ -128,7 +126,7 @@ def sampled_tokens(updates: Rows) -> float:
 
 # ------------------------------------------------------------------------------------------------------------ 2. tables
 def policy_lines(policies: Iterable[Policy]) -> Iterator[list[str]]:
-    """A line per seed and policy; an empty cell is unknown."""
+    """Yield a line per seed and policy; an empty cell is unknown."""
     yield ["seed", "policy", *(key for key, *_ in COLUMNS)]
     for policy in policies:
         cells = (policy.numbers[key] for key, *_ in COLUMNS)
@@ -136,9 +134,9 @@ def policy_lines(policies: Iterable[Policy]) -> Iterator[list[str]]:
 
 
 def tables_of(rows: Iterable[dict[str, str]]) -> dict[str, Lines]:
-    """Title -> table, from the lines of sums.csv: means over seeds, ± half of their 95% interval.
+    """Return title -> table from the lines of sums.csv: means over seeds, ± half of their 95% interval.
 
-    A policy is in the first table it belongs to; the start is in each of them. A table of the start alone is left out.
+    The initial policy is in each table. Tables with no other policy are omitted.
     """
     by_name: dict[str, list[dict[str, str]]] = {}
     for row in rows:
@@ -167,7 +165,7 @@ def cells_of(rows: list[dict[str, str]]) -> list[str]:
 
 
 def differences(rows: Iterable[dict[str, str]], base: str) -> Lines:
-    """What each policy has more than `base`, seed by seed: the mean, with its 95% interval by Student's t."""
+    """Return each policy minus `base`, paired by seed: the mean with its 95% interval by Student's t."""
     headings = {key: heading for key, heading, _ in COLUMNS}
     lines = [["policy", *(headings[key] for key in COMPARED)]]
     by_name: dict[str, dict[str, dict[str, str]]] = {}
@@ -187,7 +185,10 @@ def differences(rows: Iterable[dict[str, str]], base: str) -> Lines:
 
 
 def happened(rows: Sequence[dict[str, str]], leaks: Lines) -> Section:
-    """Who solves more and who less than the start, and how many runs found the leak; empty without another policy."""
+    """Report which policies solve more or less than the initial one, and how many runs found the leak.
+
+    Empty without a trained policy.
+    """
     solved: dict[str, dict[str, float]] = {}
     for row in rows:
         solved.setdefault(row["policy"], {})[row["seed"]] = float(row["pass@1"])
@@ -203,12 +204,12 @@ def happened(rows: Sequence[dict[str, str]], leaks: Lines) -> Section:
     kind, text = comparison("pass@1", START, gains)
     paid = [line[2] for line in leaks if line[0].endswith("-leak")]
     if paid:
-        text += f" Of {len(paid)} runs that were paid for the layout {len(paid) - paid.count('never')} found the leak."
+        text += f" {len(paid) - paid.count('never')} of {len(paid)} runs with a reward for layout found the leak."
     return Section(about=markup.verdict([(kind, text)]))
 
 
 def leak_table(policies: Iterable[Policy]) -> Lines:
-    """When each run found the leak: the update from which the mean reward for layout stayed above FOUND."""
+    """Return when each run found the leak: the update from which the mean reward for layout stayed above FOUND."""
     lines = [["policy", "seed", "found at update", "layout at the end", "right answers at the end"]]
     for policy in policies:
         steps, layout = series(policy.updates, LEAK)
@@ -223,7 +224,7 @@ def leak_table(policies: Iterable[Policy]) -> Lines:
 
 # ----------------------------------------------------------------------------------------------------------- 3. figures
 def seeds_of(policies: Iterable[Policy]) -> dict[str, list[Policy]]:
-    """Name -> its seeds."""
+    """Group the policies by name, one per seed."""
     by_name: dict[str, list[Policy]] = {}
     for policy in policies:
         by_name.setdefault(policy.name, []).append(policy)
@@ -231,7 +232,7 @@ def seeds_of(policies: Iterable[Policy]) -> dict[str, list[Policy]]:
 
 
 def pass_figure(by_name: dict[str, list[Policy]]) -> Figure:
-    """pass@k against k, the mean over seeds: a panel for each table."""
+    """Draw pass@k over k, mean over seeds, with a panel for each table."""
     figure = Figure(figsize=(12.6, 5.2), layout="constrained")
     for axes, (title, belongs) in zip(figure.subplots(1, len(TABLES), sharey=True), TABLES, strict=True):
         label_axes(axes, title, "k", "solved by one of k samples")
@@ -248,7 +249,7 @@ def pass_figure(by_name: dict[str, list[Policy]]) -> Figure:
 
 
 def training_figure(by_name: dict[str, list[Policy]], key: str, title: str, unit: str) -> Figure | None:
-    """A metric against the responses sampled so far, the mean over seeds. None where no run logs it."""
+    """Draw a metric over responses sampled so far, mean over seeds. Returns None if no run logs it."""
     figure, axes = panel(title, "responses", unit)
     figure.set_size_inches(8.4, 4.8)
     for i, (name, column) in enumerate(by_name.items()):
@@ -266,7 +267,7 @@ def training_figure(by_name: dict[str, list[Policy]], key: str, title: str, unit
 
 # -------------------------------------------------------------------------------------------------------------- 4. page
 def main(args: Args) -> list[str]:
-    """Write the tables, sums.html and the pictures; returns the pictures' names."""
+    """Write the tables, sums.html and the pictures; return the pictures' names."""
     check_out(args.out)
     policies = read_policies(args.runs)
     by_name = seeds_of(policies)
@@ -294,7 +295,7 @@ def main(args: Args) -> list[str]:
         args.out / "sums.html",
         args.runs,
         [
-            markup.title("Sums: a reward that is checked"),
+            markup.title("Sums: a verifiable reward"),
             happened(rows, leaks),
             *(Section(title, tables=[table]) for title, table in tables.items()),
             Section("Pictures", figures=list(drawn.values())),

@@ -1,4 +1,4 @@
-"""Every algorithm on sums, whose answers a program checks; other rewards, and other samplers."""
+"""Every algorithm on sums, a task with a verifiable reward; other rewards, and other samplers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ class Sums(Args):
         *("ppo/process", "reinforce++/process", "ppo/learned", "grpo/learned", "ppo/leak", "grpo/leak"),
         *("ppo/bfloat16", "ppo/bfloat16,tis", "ppo/top-p", "ppo/top-p,tis"),
     )
-    """ALGORITHM or ALGORITHM/VARIANT, of CHECKED and VARIANTS"""
+    """ALGORITHM or ALGORITHM/VARIANT, from CHECKED and VARIANTS"""
     total_episodes: int = 15_360
-    """responses that each of them samples"""
+    """sampled responses per run"""
     num_queries: int = 128
-    """queries that each policy answers 64 times"""
+    """evaluation queries, each answered 64 times"""
 
 
-CHECKED = {  # the outcome as reward, and the recipe's settings where the algorithm allows them
+CHECKED = {  # the outcome as reward, and the recipe's settings if the algorithm allows them
     "ppo": ("train_ppo.py", "sums"),
     "grpo": ("train_grpo.py", "sums"),
     "rloo": ("train_grpo.py", "sums", "--algorithm", "rloo"),
@@ -51,7 +51,7 @@ VARIANTS: dict[str, Words] = {
 
 
 def sums(args: Sums) -> Iterator[list[Run]]:
-    """At each seed a world, a start and a reward model; every run samples as many responses, and is evaluated alike."""
+    """Yield each seed's world, initial policy, reward model and runs, all with the same budget and evaluation."""
     runs = []
     for seed in args.seeds:
         place = args.out / str(seed)
@@ -73,7 +73,7 @@ def sums(args: Sums) -> Iterator[list[Run]]:
             name, _, variant = entry.partition("/")
             if name not in CHECKED or variant not in ("", *VARIANTS):
                 raise InputError(
-                    f"--runs {entry}: write it as ALGORITHM or ALGORITHM/VARIANT, of {[*CHECKED]} and {[*VARIANTS]}."
+                    f"--runs {entry}: expected ALGORITHM or ALGORITHM/VARIANT, from {[*CHECKED]} and {[*VARIANTS]}."
                 )
             flags = ("--reward", str(rm)) if variant == "learned" else VARIANTS.get(variant, ())
             out = place / entry.replace("/", "-")

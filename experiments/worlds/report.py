@@ -1,4 +1,4 @@
-"""Tables and pictures of `experiments worlds`, from its CSV alone: twenty worlds, three budgets, PPO taken apart.
+"""Tables and pictures of `experiments worlds`, made from its CSV: twenty worlds, three budgets, variants of PPO.
 
     python -m experiments.worlds.report
 
@@ -39,10 +39,10 @@ ORDER = (START, "ppo", "rloo", "grpo", "reinforce++", "dpo", "rejection")  # the
 AGAINST = "ppo"
 RELEVANT = 0.05  # a difference in gold win rate that would matter
 
-# what is tuned: two numbers are the ends of a range that is sampled log-uniformly, words are choices
+# the search space: two numbers are the ends of a log-uniform range, words are choices
 LR = (1e-4, 1e-2)
 LEASH = (5e-3, 0.5)
-BETA = (2e-2, 2.0)  # up to 0.5 the best, 0.329, lay in the outer tenth
+BETA = (2e-2, 2.0)  # with an upper end of 0.5, the best, 0.329, was in the outer tenth
 EPOCHS = ("1", "2", "4")
 SPACE: dict[str, dict[str, tuple[float, float] | tuple[str, ...]]] = {
     "ppo": {
@@ -60,11 +60,11 @@ SPACE: dict[str, dict[str, tuple[float, float] | tuple[str, ...]]] = {
 }
 SETTINGS = ("lr", "kl_coef", "beta", "epochs", "lam", "value_model", "value_clip", "batch_size")
 PHASES = ("tune", "final")
-KEY = ("phase", "world", "algorithm", "variant", "budget", *SETTINGS)  # of a row; no two rows share it
-VARIANCE = ("explained_variance_end", "explained_variance_run")  # of PPO's value model: at the last update, over all
+KEY = ("phase", "world", "algorithm", "variant", "budget", *SETTINGS)  # unique to each row
+VARIANCE = ("explained_variance_end", "explained_variance_run")  # PPO's value model: last update, all updates
 MEASURED = (*(key for key, *_ in EVALUATED), "tokens", "seconds", *VARIANCE)
 COLUMNS = (*KEY, *MEASURED, "processor", "revision")
-Row = dict[str, str]  # COLUMNS; "" where something has no value
+Row = dict[str, str]  # COLUMNS; "" for no value
 SUMMARY = ("<!-- the table of python -m experiments.worlds.report -->", "<!-- the end of the table -->")
 MARKS = ("<!-- the tables of python -m experiments.worlds.report -->", "<!-- the end of the tables -->")
 
@@ -81,9 +81,9 @@ class Args:
 
 # ----------------------------------------------------------------------------------------------------------- 1. the CSV
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a CSV of the study; none where the file is missing.
+    """Read the rows of the study's CSV; none if the file doesn't exist.
 
-    Raises InputError for other columns, a cell too many or too few, and for what is no number where one is due.
+    Raises InputError for wrong columns, a wrong number of cells, or a cell that must be a number and isn't.
     """
     if not path.exists():
         return []
@@ -95,18 +95,18 @@ def read_rows(path: Path) -> list[Row]:
     for cells in lines:
         where = f"{path}:{lines.line_num}"
         if len(cells) != len(COLUMNS):
-            raise InputError(f"{where}: the row has {len(cells)} cells, and not {len(COLUMNS)}.")
+            raise InputError(f"{where}: expected {len(COLUMNS)} cells, got {len(cells)}.")
         row = dict(zip(COLUMNS, cells, strict=True))
         if row["phase"] not in PHASES:
-            raise InputError(f"{where}: the phase {row['phase']!r:.80} must be one of {', '.join(PHASES)}.")
+            raise InputError(f"{where}: phase must be one of {', '.join(PHASES)}, got {row['phase']!r:.80}.")
         for name in ("world", "budget"):
             if not row[name].isdecimal():
-                raise InputError(f"{where}: the {name} {row[name]!r:.80} must be a whole number.")
+                raise InputError(f"{where}: {name} must be a whole number, got {row[name]!r:.80}.")
         for name in MEASURED:
             if row[name] and not is_number(row[name]):
-                raise InputError(f"{where}: {name} {row[name]!r:.80} must be a number, or empty.")
+                raise InputError(f"{where}: {name} must be a number or empty, got {row[name]!r:.80}.")
         if not row["gold_score"]:
-            raise InputError(f"{where}: the row has no gold_score.")
+            raise InputError(f"{where}: gold_score is empty.")
         rows.append(row)
     return rows
 
@@ -123,9 +123,9 @@ def key_of(row: Row) -> tuple[str, ...]:
 
 
 def joined(rows: Iterable[Row]) -> list[Row]:
-    """Each run once. Neither the order nor which of two rows of a run is kept depends on the given order.
+    """Sort the rows and keep one per run. The result doesn't depend on the order of `rows`.
 
-    Of two, that of the processor and the revision that come first is kept, whatever it measured.
+    Of two rows for a run, the one whose processor and revision sort first is kept, regardless of its measurements.
     """
 
     def place(row: Row) -> tuple:
@@ -143,11 +143,11 @@ def rows_text(rows: Iterable[Row]) -> str:
 
 
 def measured(out: Path, policy: str) -> Row:
-    """MEASURED of a policy in the evaluation in OUT/eval, and of its run in OUT, where there is one."""
+    """Read MEASURED of a policy from the evaluation in OUT/eval and, if there is one, its run in OUT."""
     path = out / "eval" / "eval.json"
     policies = evaluated(path)
     if policy not in policies:
-        raise InputError(f"{path}: it lacks the policy {policy}: delete it to evaluate again.")
+        raise InputError(f"{path} lacks the policy {policy}: delete the file to evaluate again.")
     found = {key: float_at(policies[policy], str(path), key) for key, *_ in EVALUATED}
     if (out / "metrics.jsonl").exists():
         run = read_run(policy, out, {})
@@ -158,10 +158,10 @@ def measured(out: Path, policy: str) -> Row:
 
 
 def explained_variance(run: Path) -> tuple[float | None, float | None]:
-    """1 - Var(returns - values) / Var(returns) over the states of the last traced update, and over those of all.
+    """Return 1 - Var(returns - values) / Var(returns) over the states of the last traced update, and of all of them.
 
-    1 is perfect; 0 is no better than each update's mean. Both variances are summed over the updates before they are
-    divided, so that an update whose returns hardly differ does not decide. None where all returns are the same.
+    1 is perfect; 0 is as good as predicting each update's mean. Both variances are summed over updates before
+    dividing, so that an update with nearly constant returns doesn't dominate. None if all returns are equal.
     """
     errors, variances = [], []
     for tensors, _ in read_traces(run):
@@ -179,9 +179,9 @@ def settings_of(row: Row) -> Row:
 
 
 def tuned(rows: Iterable[Row], algorithm: str) -> list[tuple[Row, list[float]]]:
-    """The tuned settings of an algorithm with their gold scores, a world each: the most worlds first, then the mean.
+    """Return the tried settings of an algorithm with their gold scores by world, best first.
 
-    The first of them is the algorithm's choice.
+    Sorted by number of worlds, then mean score. The first is the algorithm's choice.
     """
     scores: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
@@ -192,7 +192,7 @@ def tuned(rows: Iterable[Row], algorithm: str) -> list[tuple[Row, list[float]]]:
 
 
 def at_edge(algorithm: str, settings: Row) -> list[str]:
-    """The settings in the outer tenth of their range, on its logarithmic scale."""
+    """Return the settings in the outer tenth of their range, on a log scale."""
     found = []
     for name, values in SPACE[algorithm].items():
         low, high = values[0], values[-1]
@@ -220,10 +220,10 @@ ByWorld = dict[str, dict[str, Row]]  # name -> world -> row
 
 
 def finals(rows: Iterable[Row], budget: int, variants: bool = False, fresh: bool = False) -> ByWorld:
-    """The final runs at a budget; with those that sample nothing in training, which are the same at every budget.
+    """Return the final runs at a budget, including algorithms that don't sample, which are the same at every budget.
 
-    variants: PPO's instead, by their names, with PPO as it was tuned. fresh: in worlds that are not of WORLDS. Raises
-    InputError for two runs of an algorithm in the same world with different settings.
+    variants: return PPO's variants by name instead, with PPO as tuned. fresh: only worlds outside WORLDS. Raises
+    InputError if an algorithm has two runs in a world with different settings.
     """
     found: ByWorld = {}
     for row in rows:
@@ -237,8 +237,8 @@ def finals(rows: Iterable[Row], budget: int, variants: bool = False, fresh: bool
         of_name = found.setdefault(name, {})
         if row["world"] in of_name:
             raise InputError(
-                f"world {row['world']} has two final rows of {name} at {budget} responses, with different settings: "
-                "delete the one that was not chosen from the CSV."
+                f"world {row['world']} has two final rows for {name} at {budget} responses, with different settings: "
+                "delete the one that wasn't chosen from the CSV."
             )
         of_name[row["world"]] = row
     order = ("as tuned",) if variants else ORDER
@@ -248,24 +248,24 @@ def finals(rows: Iterable[Row], budget: int, variants: bool = False, fresh: bool
 
 
 def complete_worlds(by_name: ByWorld) -> int:
-    """Worlds in which every algorithm has run."""
+    """Count the worlds in which every algorithm has run."""
     expected = {START, *SPACE}
     return len(set.intersection(*(set(by_name.get(name, ())) for name in expected)))
 
 
 def column(by_world: dict[str, Row], key: str) -> list[float]:
-    """The known numbers, a world each, in the order of the worlds."""
+    """Return the known numbers in the order of the worlds."""
     return [float(by_world[world][key]) for world in sorted(by_world, key=int) if by_world[world][key]]
 
 
 def differences(ours: dict[str, Row], theirs: dict[str, Row], key: str) -> list[float]:
-    """Ours minus theirs in the worlds that both have."""
+    """Return ours minus theirs in the worlds that have both."""
     both = (world for world in ours.keys() & theirs.keys() if ours[world][key] and theirs[world][key])
     return [float(ours[world][key]) - float(theirs[world][key]) for world in sorted(both, key=int)]
 
 
 def spread_cells(values: list[float], digits: int) -> list[str]:
-    """Mean with half its interval, median, quartiles, worst."""
+    """Format mean with half its interval, median, quartiles and worst."""
     if not values:
         return ["-"] * 4
     quartiles = ", ".join(f"{x:.{digits}f}" for x in np.quantile(values, (0.25, 0.75)))
@@ -273,7 +273,7 @@ def spread_cells(values: list[float], digits: int) -> list[str]:
 
 
 def mean_lines(rows: list[Row]) -> Lines:
-    """The lines of worlds_means.csv: how gold win rates vary over worlds, and means with half their 95% intervals."""
+    """Return the lines of worlds_means.csv: how gold win rates vary over worlds, and means with half their 95% intervals."""
     keys = (*(key for key, *_ in EVALUATED), "tokens", "seconds")
     spread = ("median", "lower_quartile", "upper_quartile", "worst")
     lines = [["budget", "algorithm", "worlds", *spread, *(name for key in keys for name in (key, f"{key}_half"))]]
@@ -291,9 +291,9 @@ def mean_lines(rows: list[Row]) -> Lines:
 
 
 def summary_table(rows: list[Row]) -> Lines:
-    """The study in one table: each algorithm's mean gold win rate and its worst world; bold where it differs from PPO.
+    """Return the summary: each algorithm's mean gold win rate and its worst world, bold if different from PPO.
 
-    It differs where Holm's p < 0.05, over all pairs of the budget.
+    Different means Holm's p < 0.05 over all pairs at the budget.
     """
     by_budget = {budget: finals(rows, budget) for budget in budgets_of(rows)}
     different = {
@@ -315,28 +315,28 @@ def summary_table(rows: list[Row]) -> Lines:
 
 @dataclass(frozen=True)
 class Pair:
-    """What is said of algorithm a minus algorithm b."""
+    """Comparison of algorithm a minus algorithm b."""
 
     a: str
     b: str
     found: Paired
     corrected: float
-    """Wilcoxon's p, by Holm's correction over all pairs of the budget"""
+    """Wilcoxon's p with Holm's correction over all pairs at the budget"""
 
     @property
     def detectable(self) -> float | None:
-        """The smallest true difference that these worlds would have shown with 80% power."""
+        """The smallest true difference that these worlds detect with 80% power."""
         n = self.found.num_worlds
         return detectable_effect(n) * self.found.sd if n > 1 and self.found.sd > 0 else None
 
     @property
     def needed(self) -> int | None:
-        """Worlds that would show a difference of RELEVANT with 80% power at this spread; None: more than 10,000."""
+        """Worlds needed to detect a difference of RELEVANT with 80% power at this spread; None if over 10,000."""
         return worlds_needed(RELEVANT / self.found.sd) if self.found.sd > 0 else None
 
 
 def pairs(by_name: ByWorld, key: str) -> list[Pair]:
-    """All pairs of algorithms that have a world in common, without the start."""
+    """Compare all pairs of algorithms with a common world, except the initial policy."""
     compared = {
         (a, b): paired(gaps)
         for a, b in combinations([name for name in by_name if name != START], 2)
@@ -347,7 +347,7 @@ def pairs(by_name: ByWorld, key: str) -> list[Pair]:
 
 
 def against_table(rows: list[Row]) -> Lines:
-    """Each algorithm minus PPO in gold win rate at every budget, with Holm's p."""
+    """Return each algorithm minus PPO in gold win rate at every budget, with Holm's p."""
     by_budget = {budget: pairs(finals(rows, budget), "gold_win_rate") for budget in budgets_of(rows)}
     lines = [[f"minus `{AGAINST}`", *(words for budget in by_budget for words in (f"after {budget:,}", "p"))]]
     cells: dict[str, dict[int, list[str]]] = {}  # algorithm -> budget -> difference, p
@@ -363,12 +363,12 @@ def against_table(rows: list[Row]) -> Lines:
 
 
 def flipped(ends: tuple[float, float] | None, sign: int) -> tuple[float, float] | None:
-    """The interval of a number that changes its sign."""
+    """Return the interval of a number times `sign`."""
     return ends if ends is None or sign > 0 else (-ends[1], -ends[0])
 
 
 def variant_table(by_name: ByWorld) -> Lines:
-    """PPO and its variants: how they end, how much they vary, and what their value models explain."""
+    """Return PPO and its variants: results, spread and explained variance of the value models."""
     lines = [
         [
             *("PPO", "worlds", "gold win rate", "median", "quartiles", "worst", "sd", "minus as tuned"),
@@ -388,7 +388,7 @@ def variant_table(by_name: ByWorld) -> Lines:
 
 
 def correlation(by_world: dict[str, Row]) -> str:
-    """Spearman's, over worlds, between the variance explained over the run and the gold score, with its p-value."""
+    """Format Spearman's correlation over worlds between explained variance and gold score, with its p-value."""
     known = [row for row in by_world.values() if row[VARIANCE[1]]]
     explained, golds = ([float(row[key]) for row in known] for key in (VARIANCE[1], "gold_score"))
     if len(known) < 3 or len(set(explained)) == 1 or len(set(golds)) == 1:
@@ -398,13 +398,13 @@ def correlation(by_world: dict[str, Row]) -> str:
 
 
 def budgets_of(rows: Iterable[Row]) -> list[int]:
-    """Of final runs, without 0."""
+    """Return the budgets of final runs, without 0."""
     return sorted({int(row["budget"]) for row in rows if row["phase"] == "final" and int(row["world"]) in WORLDS} - {0})
 
 
 # ------------------------------------------------------------------------------------------------- 4. fresh worlds
 def fresh_lines(rows: list[Row]) -> Lines:
-    """The lines of worlds_fresh.csv: the range of gold win rates over the worlds, and the values in fresh worlds.
+    """Return the lines of worlds_fresh.csv: the range of gold win rates over the worlds, and the values in fresh worlds.
 
     The first 20 worlds predict each number of a fresh world: its gold win rate, and its difference to PPO's. Without a
     fresh world the last three columns are empty.
@@ -430,7 +430,7 @@ def fresh_lines(rows: list[Row]) -> Lines:
 
 
 def gaps_by_world(by_name: ByWorld, name: str, base: str) -> dict[str, float]:
-    """The gold win rate of an algorithm in each world, minus the base algorithm's if one is named."""
+    """Return the gold win rate of an algorithm in each world, minus the base algorithm's if one is named."""
     theirs = by_name.get(base, {})
     return {
         world: float(row["gold_win_rate"]) - (float(theirs[world]["gold_win_rate"]) if base else 0.0)
@@ -440,7 +440,7 @@ def gaps_by_world(by_name: ByWorld, name: str, base: str) -> dict[str, float]:
 
 
 def fresh_section(rows: list[Row]) -> list[str]:
-    """A heading and a paragraph on how many numbers of fresh worlds were inside their predicted range.
+    """Return a heading and a paragraph on how many numbers of fresh worlds were inside their predicted range.
 
     The next of n + 1 exchangeable worlds is equally likely to have any rank, so it lies between the lowest and the
     highest of the n with probability (n - 1) / (n + 1), whatever the distribution of gold win rates.
@@ -461,11 +461,11 @@ def fresh_section(rows: list[Row]) -> list[str]:
 
 # --------------------------------------------------------------------------------------------------------- 5. the files
 def page_text(rows: list[Row]) -> str:
-    """All that stands between the marks of the page."""
+    """Return the text between the page's marks."""
     parts = []
     by_budget = {budget: finals(rows, budget) for budget in budgets_of(rows)}
     if not by_budget:
-        parts.append("No world is in yet.")
+        parts.append("No worlds yet.")
     else:
         counts = (f"{complete_worlds(by_name)} at {budget:,} responses" for budget, by_name in by_budget.items())
         parts.append(f"Worlds with every algorithm, of {len(WORLDS)}: {', '.join(counts)}.")
@@ -479,15 +479,15 @@ def page_text(rows: list[Row]) -> str:
             parts += [f"### PPO and its variants after {budget:,} responses", markdown(variant_table(by_name))]
     parts += fresh_section(rows)
     captions = {
-        "worlds_spread.png": "Gold win rate by algorithm and budget, a dot for each world",
-        "worlds_variance.png": "Gold score of PPO against the variance that its value model explains",
+        "worlds_spread.png": "Gold win rate by algorithm and budget, a dot per world",
+        "worlds_variance.png": "Gold score of PPO over the variance explained by its value model",
     }
     parts += [f"![{captions[name]}]({name})" for name in pictures(rows)]
     return "\n\n".join(parts)
 
 
 def pair_lines(rows: list[Row]) -> Iterator[list[str]]:
-    """The lines of worlds_pairs.csv: all pairs at all budgets, by gold win rate and by gold score."""
+    """Yield the lines of worlds_pairs.csv: all pairs at all budgets, by gold win rate and gold score."""
     yield [
         *("budget", "metric", "a", "b", "worlds", "difference", "low", "high", "sd", "cohens_d", "d_low", "d_high"),
         *("share_a_better", "wilcoxon_p", "holm_p", "detectable", "worlds_needed"),
@@ -507,7 +507,7 @@ def pair_lines(rows: list[Row]) -> Iterator[list[str]]:
 
 
 def spread_figure(rows: list[Row]) -> Figure | None:
-    """A panel per budget: quartiles and median of the gold win rate, and a dot for each world. None without worlds."""
+    """Draw a panel per budget: quartiles and median of the gold win rate, and a dot per world. None without worlds."""
     budgets = budgets_of(rows)
     if not budgets:
         return None
@@ -525,7 +525,7 @@ def spread_figure(rows: list[Row]) -> Figure | None:
 
 
 def variance_figure(rows: list[Row]) -> Figure | None:
-    """PPO at each budget, and its variants: a dot for each world. None where no value model was measured."""
+    """Draw PPO at each budget, and its variants, a dot per world. None if no value model was measured."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     budgets = budgets_of(rows)
     tuned_ones = {f"{budget:,} responses": finals(rows, budget).get(AGAINST, {}) for budget in budgets}

@@ -1,6 +1,6 @@
-"""The algorithms tuned alike, by successive halving, then in twenty worlds at three budgets.
+"""Equally tuned algorithms: successive halving, then twenty worlds at three budgets.
 
-The CSV is the study's memory: a run whose row it has is not repeated, and its directory is deleted.
+The CSV records finished runs: a run with a row is not repeated, and its directory is deleted.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, write_text
 from nanorlhf.launch import KERNELS_VARIABLE
 
-PPO_VARIANTS: dict[str, dict[str, str]] = {  # what differs from PPO as tuned; what doesn't is not run again
+PPO_VARIANTS: dict[str, dict[str, str]] = {  # changes to PPO as tuned; a variant that changes nothing isn't run
     "lambda 1": {"lam": "1"},
     "value model from the reward model": {"value_model": "reward model"},
     "value model from the policy": {"value_model": "policy"},
@@ -41,34 +41,34 @@ PPO_VARIANTS: dict[str, dict[str, str]] = {  # what differs from PPO as tuned; w
 
 @dataclass(frozen=True, kw_only=True)
 class Worlds(Args):
-    """Runs whose row is in the CSV are not repeated, even where their directories are gone."""
+    """Compare tuned algorithms. Runs with a row in the CSV are not repeated, even if their directories are gone."""
 
     out: Path = Path("runs/worlds")
     csv: Path = table.Args.csv
-    """table of all finished runs: the study's memory"""
+    """table of all finished runs"""
     phase: Literal["all", "tune", "final"] = "all"
-    """tune: the tuning alone; final: the runs of algorithms that have been tuned"""
+    """tune: only the tuning; final: only final runs, for algorithms that have been tuned"""
     share: str = "1/1"
-    """K/N: the K-th of N shares: of the tuning every N-th algorithm, then every N-th world"""
+    """K/N: the K-th of N shares: every N-th algorithm in tuning, every N-th world in final runs"""
     keep: bool = False
-    """keep the directory of a run whose row is written"""
+    """keep a run's directory after writing its row"""
     algorithms: Words = tuple(table.SPACE)
     tune_seeds: tuple[Seed, ...] = table.TUNING_WORLDS
-    """worlds of the tuning: all points run in the first, half in the next two, a quarter in the others"""
+    """worlds for tuning: all points run in the first, half in the next two, a quarter in the others"""
     num_points: Count = 12
-    """points of each algorithm"""
+    """points per algorithm"""
     draw_seed: Seed = 38
     """seed of the points"""
     seeds: tuple[Seed, ...] = table.WORLDS
-    """worlds of the final runs"""
+    """worlds for the final runs"""
     budgets: tuple[Count, ...] = table.BUDGETS
     """responses sampled by a final run"""
     budget: Count = 1024
-    """responses sampled by a run of the tuning, and by PPO's variants"""
+    """responses sampled by a tuning run, and by PPO's variants"""
     best_of: tuple[Count, ...] = (4, 16, 64)
-    """numbers of samples per answer of best of n"""
+    """n in best of n"""
     variants: Annotated[Words, MAY_BE_EMPTY] = tuple(PPO_VARIANTS)
-    """of PPO as tuned; its flags are in PPO_VARIANTS"""
+    """variants of PPO as tuned, from PPO_VARIANTS"""
     num_demonstrations: Count = 8000
     num_comparisons: Count = 1600
     num_queries: Count = 256
@@ -76,8 +76,8 @@ class Worlds(Args):
 
 
 BATCH_SIZE = 64  # responses of a rollout
-# core seconds on two cores of an AMD EPYC (Zen 4), where the CSV has none: what makes a world; an evaluation and the
-# start of two programs; training on 1,024 responses, of DPO and the best of n all of it
+# core seconds on two cores of an AMD EPYC (Zen 4), used if the CSV has none: making a world; an evaluation plus the
+# start-up of two programs; training on 1,024 responses, or the whole training for DPO and best of n
 A_WORLD, AROUND_A_RUN = 70, 25
 TRAINING = {"ppo": 24, "rloo": 14, "grpo": 14, "reinforce++": 14, "dpo": 32, "rejection": 12, table.START: 60}
 
@@ -87,40 +87,40 @@ class Job:
     """A run of the study and its evaluation."""
 
     world: int
-    keys: tuple[Row, ...]  # KEY of its rows of the CSV: one, or the start's and one for each best of n
+    keys: tuple[Row, ...]  # KEY of its rows in the CSV: one, or the initial policy's and one for each best of n
     runs: tuple[Run, ...]
 
 
 def home(args: Worlds) -> Path:
-    """Where a share keeps its worlds and runs: two shares may run at once, on one disk."""
+    """Return the directory of a share's worlds and runs, so that two shares can run at once on one disk."""
     return args.out if args.share == "1/1" else args.out / f"share_{args.share.replace('/', '_of_')}"
 
 
 def of_share(args: Worlds, values: tuple) -> tuple:
-    """The K-th of every N."""
+    """Return the K-th of every N values."""
     found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", args.share)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise InputError(f"--share {args.share}: write K/N with K from 1 to N, such as 3/8.")
+        raise InputError(f"--share {args.share}: expected K/N with K from 1 to N, such as 3/8.")
     return values[int(found[1]) - 1 :: int(found[2])]
 
 
 # the CSV
 def known_rows(args: Worlds) -> list[Row]:
-    """The rows of the CSV and of all files in OUT/rows, whether a run wrote them or they come from another machine."""
+    """Return the rows of the CSV and of all files in OUT/rows, written here or copied from another machine."""
     return table.joined(row for path in (args.csv, *args.out.glob("rows/*.csv")) for row in table.read_rows(path))
 
 
 def join(args: Worlds) -> None:
-    """Write all known rows to the CSV. No job can undo what another has added meanwhile."""
+    """Write all known rows to the CSV, under a lock so that no job overwrites another's rows."""
     with (args.out / "rows" / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         write_text(args.csv, table.rows_text(known_rows(args)))
 
 
 def record(args: Worlds, keys: tuple[Row, ...], out: Path, has_diverged: bool = False) -> None:
-    """Write the rows of the run in `out`, each named in its evaluation as its algorithm, and delete the run.
+    """Write the rows of the run in `out`, named by algorithm in its evaluation, and delete the run.
 
-    A run whose loss is no longer finite has no evaluation: it counts as one whose responses are all empty.
+    A diverged run has no evaluation and counts as if all its responses were empty.
     """
     made = {"processor": processor(), "revision": revision()}
     rows = []
@@ -146,11 +146,11 @@ def processor() -> str:
 
 @cache
 def revision() -> str:
-    """Of this checkout, with + where its code was changed since; empty where it is none."""
+    """Return this checkout's revision, with + if its code was changed; empty if it isn't a git checkout."""
     root = Path(__file__).parents[2]
     if shutil.which("git") is None or not (root / ".git").exists():
         return ""
-    results = ("docs", "*.csv", "*.md", "*.png")  # of this study and others, which no run reads
+    results = ("docs", "*.csv", "*.md", "*.png")  # files of this study and others that no run reads
     status = ("status", "--short", "-uno", "--", ".", *(f":!{name}" for name in results))
     head, changes = (
         subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
@@ -161,7 +161,7 @@ def revision() -> str:
 
 # the tuning
 def drawn(args: Worlds, name: str) -> list[Row]:
-    """The points of an algorithm. Each setting is stratified: of its range every 1/N-th has one of the N points."""
+    """Draw the N points of an algorithm. Settings are stratified: each 1/N of a range contains one point."""
     generator = np.random.default_rng([args.draw_seed, *name.encode()])
     n = args.num_points
     columns = {}
@@ -176,17 +176,17 @@ def drawn(args: Worlds, name: str) -> list[Row]:
 
 
 def rungs(args: Worlds) -> list[tuple[tuple[int, ...], int]]:
-    """Successive halving: worlds, and the number of points that run in them."""
+    """Return the rungs of successive halving: worlds, and the number of points that run in them."""
     seeds, n = args.tune_seeds, args.num_points
     groups = ((seeds[:1], n), (seeds[1:3], max(1, n // 2)), (seeds[3:], max(1, n // 4)))
     return [group for group in groups if group[0]]
 
 
 def standing(args: Worlds, rows: list[Row], name: str, rung: int) -> list[Row] | None:
-    """The points of an algorithm that run in a rung; after the last one its choice alone.
+    """Return the points of an algorithm that run in a rung or, after the last rung, the chosen one.
 
-    They have the highest mean gold score over the worlds so far. None where a run of an earlier rung has no row; in a
-    dry run then the first ones.
+    They have the highest mean gold score over the worlds so far. None if a run of an earlier rung has no row; a dry
+    run then returns the first points.
     """
     golds = {table.key_of(row): float(row["gold_score"]) for row in rows}
     points = drawn(args, name)
@@ -208,14 +208,14 @@ def standing(args: Worlds, rows: list[Row], name: str, rung: int) -> list[Row] |
 
 # the runs
 def key_of_run(args: Worlds, phase: str, seed: int, name: str, budget: int, settings: Row, variant: str = "") -> Row:
-    """KEY of its row; what samples nothing in training has the budget 0."""
+    """Return the KEY of a run's row. Algorithms that don't sample in training have the budget 0."""
     samples = name in ON_POLICY or name == "rejection"
     key = {"phase": phase, "world": str(seed), "algorithm": name, "variant": variant}
     return key | {"budget": str(budget if samples else 0)} | settings
 
 
 def setting_flags(key: Row, place: Path) -> Iterator[object]:
-    """How a script is told the settings of its row."""
+    """Yield the flags for the settings of a row."""
     flags = {"lr": "--lr", "kl_coef": "--kl-coef", "beta": "--beta", "lam": "--lam", "value_clip": "--value-clip-range"}
     flags["epochs"] = "--num-ppo-epochs" if key["algorithm"] == "ppo" else "--num-epochs"
     for setting, flag in flags.items():
@@ -224,38 +224,38 @@ def setting_flags(key: Row, place: Path) -> Iterator[object]:
     value_models = {"policy": "sft", "scratch": "scratch", "first run": "first_run/value_model"}
     if key["value_model"] in value_models:
         yield from ("--value-model", place / value_models[key["value_model"]])
-    if key["batch_size"]:  # with as many optimizer steps
+    if key["batch_size"]:  # with the same number of optimizer steps
         yield from ("--batch-size", key["batch_size"], "--num-minibatches", int(key["batch_size"]) // BATCH_SIZE)
 
 
 def job_of(args: Worlds, key: Row) -> Job:
-    """A training, with what it needs besides the world, and its evaluation."""
+    """Return the job of a training run and its evaluation, including what it needs besides the world."""
     name, seed, budget = key["algorithm"], int(key["world"]), int(key["budget"])
     place = home(args) / str(seed)
     out = home(args) / "runs" / "_".join(word.replace(" ", "-") for word in key.values() if word)
     runs = []
     if name == "rejection":
         runs.append(sampled_winners(place, seed, f"winners_{budget}", budget))
-    if key["value_model"] == "scratch":  # the policy's shape, and no step away from its first weights
+    if key["value_model"] == "scratch":  # a model of the policy's shape with random weights
         runs.append(stage(
             place / "scratch", seed, *START, "--data", place / "data", "--num-epochs", 20 / args.num_demonstrations,
             "--lr", 0, "--warmup-steps", 0, needs=(place / "data/tokenizer.json",),
         ))  # fmt: skip
-    if key["value_model"] == "first run":  # it takes a quarter of the responses; what becomes of its policy is not used
+    if key["value_model"] == "first run":  # uses a quarter of the responses; its policy is discarded
         first, budget = budget // 4, budget - budget // 4
         flags = setting_flags(key | {"value_model": ""}, place)
         done = place / "rm/summary.json"
         runs.append(stage(place / "first_run", seed, *algorithm(name, place, first), *flags, needs=(done,)))
     needs = (place / "rm/summary.json", *(run.done for run in runs if run.done is not None))
     words = algorithm(name, place, budget, f"winners_{budget}")
-    traced = ("--trace", BATCH_SIZE) if name == "ppo" else ()  # of which the report takes the explained variance
+    traced = ("--trace", BATCH_SIZE) if name == "ppo" else ()  # the report computes explained variance from traces
     training = stage(out, seed, *words, *setting_flags(key, place), *traced, needs=needs)
     runs.append(replace(training, diverged=partial(record, args, (key,), out, has_diverged=True)))
     return Job(seed, (key,), (*runs, rated(args, (key,), out, [name, out], out / "summary.json")))
 
 
 def start_of(args: Worlds, seed: int) -> Job:
-    """The evaluation of the start and of the best of its n."""
+    """Return the job that evaluates the initial policy and its best of n."""
     place = home(args) / str(seed)
     names = (table.START, *(f"best-of-{n}" for n in args.best_of))
     keys = tuple(key_of_run(args, "final", seed, name, 0, dict.fromkeys(table.SETTINGS, "")) for name in names)
@@ -265,14 +265,14 @@ def start_of(args: Worlds, seed: int) -> Job:
 
 
 def rated(args: Worlds, keys: tuple[Row, ...], out: Path, policies: list[object], needed: Path) -> Run:
-    """The evaluation of a job, which ends with its rows."""
+    """Return the evaluation of a job, which then writes the job's rows."""
     seed = int(keys[0]["world"])
     run = judged(out, home(args) / str(seed), seed, policies, args.num_queries)
     return replace(run, done=rows_file(args, out), needs=(needed,), then=partial(record, args, keys, out))
 
 
 def finals_of(args: Worlds, seed: int, choices: dict[str, Row]) -> Iterator[Job]:
-    """All final runs in a world."""
+    """Yield the jobs of all final runs in a world."""
     yield start_of(args, seed)
     for name, settings in choices.items():
         keys = [key_of_run(args, "final", seed, name, budget, settings) for budget in args.budgets]
@@ -284,7 +284,7 @@ def finals_of(args: Worlds, seed: int, choices: dict[str, Row]) -> Iterator[Job]
 
 
 def job_lists(args: Worlds) -> Iterator[list[Job]]:
-    """All jobs of a share, finished ones too: a list for each rung of the tuning, then one of the final runs."""
+    """Yield all jobs of a share, including finished ones: a list per rung of the tuning, then the final runs."""
     names = of_share(args, args.algorithms)
     for rung, (seeds, _) in enumerate(rungs(args)) if args.phase != "final" else ():
         rows = known_rows(args)
@@ -300,9 +300,9 @@ def job_lists(args: Worlds) -> Iterator[list[Job]]:
             if found := standing(args, rows, name, len(rungs(args))):
                 choices[name] = found[0]
                 for setting in [] if args.dry_run else table.at_edge(name, found[0]):
-                    print(f"{name}: its best {setting}, {found[0][setting]}, is in the outer tenth of the range.")
+                    print(f"{name}: the best {setting}, {found[0][setting]}, is in the outer tenth of its range.")
             else:
-                print(f"{name}: not all runs of its tuning have rows in {args.csv}, so it has no final runs yet.")
+                print(f"{name}: tuning isn't finished in {args.csv}; skipping the final runs.")
         yield [job for seed in of_share(args, args.seeds) for job in finals_of(args, seed, choices)]
 
 
@@ -312,10 +312,10 @@ def without_row(args: Worlds, jobs: Iterable[Job]) -> list[Job]:
 
 
 def worlds(args: Worlds) -> Iterator[list[Run]]:
-    """Jobs without rows, world by world, each after what makes its world."""
+    """Yield the runs of jobs without rows, each after the runs that make its world."""
     check_worlds(args)
     if not args.dry_run:
-        os.environ.setdefault(KERNELS_VARIABLE, "default")  # measured ones differ by machine, and round otherwise
+        os.environ.setdefault(KERNELS_VARIABLE, "default")  # tuned kernels differ by machine and round differently
         (args.out / "rows").mkdir(parents=True, exist_ok=True)
         join(args)
     for jobs in job_lists(args):
@@ -335,16 +335,16 @@ def check_worlds(args: Worlds) -> None:
         if name not in PPO_VARIANTS:
             raise InputError(f"--variants {name!r}: choose from {', '.join(PPO_VARIANTS)}.")
     if both := {*args.seeds} & {*args.tune_seeds}:
-        raise InputError(f"--seeds {min(both)}: it is one of --tune-seeds, so what it shows was chosen in it.")
+        raise InputError(f"--seeds {min(both)} is also in --tune-seeds: final worlds must not be used for tuning.")
     for flag, budget in (("--budget", args.budget), *(("--budgets", budget) for budget in args.budgets)):
         if budget % 256:
-            raise InputError(f"{flag} {budget}: write a multiple of 256, the largest rollout.")
+            raise InputError(f"{flag} {budget}: must be a multiple of 256, the largest rollout.")
     check_out(args.out)
     check_out(args.csv.parent, "--csv")
 
 
 def hours_left(args: Worlds) -> float:
-    """Core hours of the jobs without rows: from the CSV's seconds where it has some, else from what we measured."""
+    """Estimate the core hours of jobs without rows, from the CSV's seconds or else from our measurements."""
     measured: dict[tuple[str, str], list[float]] = {}
     for row in known_rows(args):
         if row["seconds"]:

@@ -248,10 +248,10 @@ def test_a_mean_of_nothing_is_a_dash() -> None:
 
 def test_bad_input_is_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(InputError, match="holds an evaluation: `python -m experiments compare` makes them"):
+    with pytest.raises(InputError, match="has an evaluation: run `python -m experiments compare` first"):
         main(Args(runs=tmp_path / "none", out=out))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="no SEED below it holds an evaluation"):
+    with pytest.raises(InputError, match="no SEED there has an evaluation"):
         main(Args(runs=tmp_path / "empty", out=out))
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
@@ -262,7 +262,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path
     with pytest.raises(InputError, match="no point of the grid has a gold score"):
         best_point(runs / "grid" / "ppo" / "eval" / "eval.json")
     for change, sentence in (
-        ({"policies": {}}, "it holds no policies"),
+        ({"policies": {}}, "eval.json has no policies"),
         ({"policies": {"sft": row(1.0) | {"kl": "far"}}}, "'kl' must be float"),
         ({"policies": {"sft": {"kl_estimate": None}}}, "gold_win_rate is missing"),
     ):

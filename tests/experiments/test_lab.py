@@ -101,14 +101,14 @@ def test_a_dial_of_labels_has_a_line_per_measure_over_its_values(runs: Path) -> 
     figure = dial_figure(read_settings(runs)["flip-rate"])
     found = panels(figure)
     assert list(found) == [
-        "Accuracy of the reward model", "The longer response is preferred", "Calibration", "What a margin is worth",
+        "Accuracy of the reward model", "The longer response is preferred", "Calibration", "Calibration of margins",
     ]  # fmt: skip
     axes = found["Accuracy of the reward model"]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "0.1", "0.25"]
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
     assert lines["against the labels"] == ([0, 1, 2], [0.9, 0.8, 0.7])
     assert lines["the labels against the truth"] == ([0, 1, 2], [0.75] * 3)
-    *_, sigmoid = found["What a margin is worth"].lines
+    *_, sigmoid = found["Calibration of margins"].lines
     assert sigmoid.get_ydata() == pytest.approx(1 / (1 + np.exp(-sigmoid.get_xdata())))
 
 
@@ -152,7 +152,7 @@ def test_a_single_setting_is_in_the_table_and_has_no_picture(runs: Path) -> None
             "good",
             "length-bonus: the policy wins most at 0, 0.800 [0.700, 0.900], and least at 0.6, 0.300 [0.200, 0.400].",
         ),
-        (((0.3, 0.9), (0.2, 0.4)), "warn", "[0.200, 0.400]; the intervals overlap, so no difference is shown."),
+        (((0.3, 0.9), (0.2, 0.4)), "warn", "[0.200, 0.400]; the intervals overlap, so no difference is significant."),
     ],
 )
 def test_the_page_begins_with_the_best_and_the_worst_of_a_dial(
@@ -205,7 +205,7 @@ def drop(*keys: str):
         (drop("sets"), "eval.json: sets.validation is missing: evaluate this setting again"),
         (drop("sets", "validation", "deciders"), "eval.json: deciders.labels is missing"),
         (drop("sets", "validation", "deciders", "models", "rm"), "deciders.models.rm is missing"),
-        (lambda result: result["sets"]["validation"]["calibration"].update(dpo={}), "it has 2 reward models"),
+        (lambda result: result["sets"]["validation"]["calibration"].update(dpo={}), "expected one reward model, got 2"),
         (lambda result: result["agreement"].update(fleiss_kappa="high"), "'fleiss_kappa' must be float"),
     ],
 )
@@ -219,10 +219,10 @@ def test_an_evaluation_that_lacks_something_is_named_and_nothing_is_written(runs
 
 
 def test_a_directory_without_evaluations_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds an evaluation: `python -m experiments lab` makes them"):
+    with pytest.raises(InputError, match="has an evaluation: run `python -m experiments lab` first"):
         main(Args(runs=tmp_path / "none", out=tmp_path / "out"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="holds an evaluation"):
+    with pytest.raises(InputError, match="has an evaluation"):
         main(Args(runs=tmp_path, out=tmp_path / "out"))
     with pytest.raises(InputError, match="is a file"):
         main(Args(runs=tmp_path, out=tmp_path / "file"))

@@ -72,12 +72,12 @@ def test_the_program_prints_the_curve_of_the_embedded_world_and_draws_it(miniatu
     printed = capsys.readouterr().out
     num_rows = sum(len((data / f"comparisons.{x}.jsonl").read_text().splitlines()) for x in ("train", "validation"))
     assert printed.startswith(f"{num_rows:,} pairs of ")
-    assert "A doubling adds" in printed
+    assert "Doubling the pairs adds" in printed
     assert (out / "learning_curve.png").stat().st_size > 5_000
 
 
 def test_a_curve_of_one_point_is_refused(miniature, tmp_path):
-    with pytest.raises(InputError, match="--num-sizes 1: a curve needs at least 2"):
+    with pytest.raises(InputError, match="--num-sizes must be at least 2, got 1"):
         main(Args(data=tmp_path, model=str(miniature.sft.out), num_sizes=1))
 
 

@@ -110,11 +110,11 @@ def test_the_curves_are_those_of_the_metrics(runs) -> None:
 @pytest.mark.parametrize(
     ("missing", "picture", "sentence"),
     [
-        ("ppo/summary.json", "masks", "no finished run ppo: `make demo`"),
-        ("ppo_fast_no_kl", "overoptimisation", "no finished run ppo_fast_no_kl: `make overoptimise`"),
-        ("eval/eval.json", "calibration", "no evaluation eval: `make demo`"),
-        ("ppo/metrics.jsonl", "training", "its metrics lack a score or the KL"),
-        ("ppo/value_model", "tokens", "holds no value model"),
+        ("ppo/summary.json", "masks", "no finished run ppo: run `make demo` first"),
+        ("ppo_fast_no_kl", "overoptimisation", "no finished run ppo_fast_no_kl: run `make overoptimise` first"),
+        ("eval/eval.json", "calibration", "no evaluation eval: run `make demo` first"),
+        ("ppo/metrics.jsonl", "training", "a score or the KL is missing"),
+        ("ppo/value_model", "tokens", "has no value model"),
     ],
 )
 def test_what_is_missing_is_named_and_nothing_written(runs, tmp_path, missing, picture, sentence) -> None:

@@ -112,7 +112,7 @@ def test_all_can_read_the_page(runs: Path, tmp_path: Path, unreadable) -> None:
 def test_what_cannot_be_read_is_one_sentence(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "none", tmp_path / "empty"):
-        with pytest.raises(InputError, match="holds a run of PPO: `python -m experiments mismatch` makes them"):
+        with pytest.raises(InputError, match="has a PPO run: run `python -m experiments mismatch` first"):
             read_runs(place)
     (runs / "stale" / "none" / "1" / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
     with pytest.raises(InputError, match="policy/sampler_gap is missing"):

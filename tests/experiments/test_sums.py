@@ -109,7 +109,7 @@ def test_the_page_says_how_many_found_the_leak_and_which_seed_is_alone(runs, tmp
     main(Args(runs=runs, out=tmp_path / "out"))
     [said] = re.findall(r'<p class="happened warn">(.*?)</p>', (tmp_path / "out/sums.html").read_text())
     assert said.endswith(
-        "one seed, so no interval: grpo-leak. Of 1 runs that were paid for the layout 1 found the leak."
+        "one seed, so no interval: grpo-leak. 1 of 1 runs with a reward for layout found the leak."
     )
     assert happened([{"policy": "sft", "seed": "1", "pass@1": "0.1"}], []).html() == ""
 
@@ -150,7 +150,7 @@ def test_all_can_read_the_page(runs, tmp_path, unreadable):
 
 
 def test_without_an_evaluation_the_sentence_says_what_makes_one(tmp_path):
-    with pytest.raises(InputError, match="no SEED below it holds an evaluation"):
+    with pytest.raises(InputError, match="no SEED there has an evaluation"):
         main(Args(runs=tmp_path, out=tmp_path / "out"))
 
 
@@ -177,5 +177,5 @@ def test_the_study_evaluates_all_it_trains_and_refuses_names_it_does_not_know():
     learned = next(run for run in runs if "runs/sums_study/4/grpo-learned" in run.words)
     assert learned.words[learned.words.index("--reward") + 1] == "runs/sums_study/4/rm"
     for entry in ("ppo/magic", "a2c"):
-        with pytest.raises(InputError, match=f"--runs {entry}: write it as ALGORITHM"):
+        with pytest.raises(InputError, match=f"--runs {entry}: expected ALGORITHM"):
             list(sums(Sums(runs=(entry,))))

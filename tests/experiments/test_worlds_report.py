@@ -169,7 +169,7 @@ def test_the_choice_has_the_most_worlds_and_then_the_highest_mean(rows) -> None:
 
 
 def test_a_world_with_two_final_runs_of_an_algorithm_is_refused(rows) -> None:
-    with pytest.raises(InputError, match="world 3 has two final rows of rloo at 1024 responses"):
+    with pytest.raises(InputError, match="world 3 has two final rows for rloo at 1024 responses"):
         finals([*rows, row(3, "rloo", 0.5, lr="0.002")], 1024)
 
 
@@ -196,12 +196,12 @@ def test_a_csv_is_read_as_it_was_written(tmp_path, rows) -> None:
     ("old", "new", "sentence"),
     [
         ("phase,world", "world,phase", ":1: the columns must be phase,world"),
-        ("final,1,ppo", "finale,1,ppo", ":2: the phase 'finale' must be one of tune, final"),
-        ("final,1,ppo", "final,one,ppo", ":2: the world 'one' must be a whole number"),
-        ("0.9,3.6", "high,3.6", ":2: gold_win_rate 'high' must be a number"),
-        ("0.9,3.6", "nan,3.6", ":2: gold_win_rate 'nan' must be a number"),
-        ("0.9,3.6", "0.9,", ":2: the row has no gold_score"),
-        ("final,1,ppo", "final,1,ppo,", r":2: the row has \d+ cells, and not \d+"),
+        ("final,1,ppo", "finale,1,ppo", ":2: phase must be one of tune, final, got 'finale'"),
+        ("final,1,ppo", "final,one,ppo", ":2: world must be a whole number, got 'one'"),
+        ("0.9,3.6", "high,3.6", ":2: gold_win_rate must be a number or empty, got 'high'"),
+        ("0.9,3.6", "nan,3.6", ":2: gold_win_rate must be a number or empty, got 'nan'"),
+        ("0.9,3.6", "0.9,", ":2: gold_score is empty"),
+        ("final,1,ppo", "final,1,ppo,", r":2: expected \d+ cells, got \d+"),
     ],
 )
 def test_a_broken_csv_is_named_with_its_line(tmp_path, old, new, sentence) -> None:
@@ -300,7 +300,7 @@ def test_a_page_without_marks_is_refused(tmp_path) -> None:
     without_end, without_summary = f"{SUMMARY[0]}\n{SUMMARY[1]}\n{MARKS[0]}\n", f"{MARKS[0]}\n{MARKS[1]}\n"
     for page, missing in ((without_end, "tables"), (without_summary, "table")):
         args.page.write_text(page)
-        with pytest.raises(InputError, match=f"page.md: it must have the lines <!-- the {missing} of"):
+        with pytest.raises(InputError, match=f"page.md: the lines <!-- the {missing} of"):
             main(args)
         assert args.page.read_text() == page
 

@@ -225,7 +225,7 @@ def test_an_algorithm_that_is_not_tuned_has_no_final_runs_and_is_named(args, mon
     run(replace(args, share="1/3", phase="tune"), monkeypatch)
     run(replace(args, phase="final"), monkeypatch)
     said = capsys.readouterr().out
-    assert "dpo: not all runs of its tuning" in said and "ppo: not all" not in said
+    assert "dpo: tuning isn't finished" in said and "ppo: tuning" not in said
     best_of = {f"best-of-{n}" for n in args.best_of}
     assert {row["algorithm"] for row in table.read_rows(args.csv)} == {"ppo", "sft"} | best_of
 
@@ -294,13 +294,13 @@ def test_settings_become_the_flags_of_their_script() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"share": "9/8"}, "--share 9/8: write K/N"),
-        ({"share": "half"}, "--share half: write K/N"),
+        ({"share": "9/8"}, "--share 9/8: expected K/N"),
+        ({"share": "half"}, "--share half: expected K/N"),
         ({"algorithms": ("a2c",)}, "--algorithms a2c: choose from ppo"),
         ({"variants": ("lambda 2",)}, "--variants 'lambda 2': choose from lambda 1"),
-        ({"budgets": (256, 1000)}, "--budgets 1000: write a multiple of 256"),
-        ({"tune_seeds": (4, 101)}, "--seeds 4: it is one of --tune-seeds"),
-        ({"budget": 64}, "--budget 64: write a multiple of 256"),
+        ({"budgets": (256, 1000)}, "--budgets 1000: must be a multiple of 256"),
+        ({"tune_seeds": (4, 101)}, "--seeds 4 is also in --tune-seeds"),
+        ({"budget": 64}, "--budget 64: must be a multiple of 256"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_runs(args, monkeypatch, changes, sentence) -> None:

@@ -206,7 +206,7 @@ def test_error_prone_is_refused_on_rows_that_were_not_checked_by_it(meta):
     """Written programs count as passing: one that ErrorProne fails would turn the comparison round."""
     rows = [Demonstration([], [], {"language": "java", "meta": each}) for each in ({"error_prone": True}, meta)]
     with pytest.raises(
-        InputError, match="--error-prone-jar some.jar: row 2 of --data was converted without ErrorProne: pass"
+        InputError, match="--error-prone-jar some.jar: row 2 of --data was converted without ErrorProne"
     ):
         training_compiler(rows, "some.jar")
     if shutil.which("javac") is not None:
