@@ -30,9 +30,9 @@ def adversarial_step(
     totals = torch.tensor([0.0, 0.0, len(pairs)], device=device)  # D, recognised, count
     num_pairs = distributed.all_sum(totals.clone())[2].clamp(min=1)
     steps.zero_grad()
-    for some in micro_batches(pairs, micro_batch_size):
+    for batch in micro_batches(pairs, micro_batch_size):
         with autocast, torch.set_grad_enabled(not frozen):
-            comparison = discriminator.compare_pairs(some)
+            comparison = discriminator.compare_pairs(batch)
         if not frozen:
             (comparison.sum() / num_pairs).backward()
         totals[:2] += torch.stack((comparison.detach().sum(), (comparison < 0).sum()))

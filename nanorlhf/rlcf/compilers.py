@@ -144,13 +144,13 @@ class Compiler:
         """
         replies = self.server.ask([program.encode(self.encoding, "surrogatepass") for program in programs])
         checked = list(map(self.findings, programs, replies))
-        for program, found, (first, end) in zip(programs, checked, spans or [], strict=spans is not None):
-            if not any(d.kind == "error" for d in found) and any(
+        for program, diagnostics, (first, end) in zip(programs, checked, spans or [], strict=spans is not None):
+            if not any(d.kind == "error" for d in diagnostics) and any(
                 first <= start < end < stop and program[end:stop].strip() for start, stop in self.tokens(program)
             ):
                 message = "a comment or string runs on over the code after it"
-                found.append(Diagnostic("error", "hidden.code", end - 1, end, message))
-        return [sorted(found, key=lambda d: (d.start, d.end)) for found in checked]
+                diagnostics.append(Diagnostic("error", "hidden.code", end - 1, end, message))
+        return [sorted(diagnostics, key=lambda d: (d.start, d.end)) for diagnostics in checked]
 
 
 # ------------------------------------------------------------------------------------------------------------- 1. Java
@@ -180,8 +180,8 @@ class JavaCompiler(Compiler):
 
 def java_command(java: str, workers: int, error_prone_jar: str | Path | None) -> list[str]:
     """Return the command that runs Checker.java. The launcher compiles it in memory in 0.2 s, without a class file."""
-    found = shutil.which(java)
-    if found is None:
+    launcher = shutil.which(java)
+    if launcher is None:
         raise InputError(f"{java} not found: install a JDK 17 or later (apt install openjdk-17-jdk-headless).")
     # C1 only: C2 takes longer to compile javac than it saves in the first few thousand programs. An OutOfMemoryError
     # may hit a thread other than the one that caused it. No result could be trusted, so the process exits.
@@ -196,7 +196,7 @@ def java_command(java: str, workers: int, error_prone_jar: str | Path | None) ->
         plugin = ["-processorpath", str(error_prone_jar), "-Xplugin:ErrorProne -XepDisableAllWarnings"]
         javac = javac + ["-XDcompilePolicy=simple", *plugin]
     checker = Path(__file__).with_name("Checker.java")
-    return [found, *jvm, "-cp", str(checker.parent), str(checker), str(workers), *javac]
+    return [launcher, *jvm, "-cp", str(checker.parent), str(checker), str(workers), *javac]
 
 
 def java_findings(program: str, reply: "bytes | Failure") -> list[Diagnostic]:
@@ -292,9 +292,9 @@ def culprit(program: str, start: int | None, position: int, end: int | None) -> 
 
 def next_lexeme(program: str, position: int) -> re.Match[str] | None:
     """Return the lexeme at or after `position`, or None at the end of the program."""
-    blank = BLANK.match(program, position)
-    assert blank is not None  # it matches the empty string
-    return LEXEME.match(program, blank.end())
+    space = BLANK.match(program, position)
+    assert space is not None  # it matches the empty string
+    return LEXEME.match(program, space.end())
 
 
 def unused_variables(program: str) -> list[Diagnostic]:
@@ -346,9 +346,9 @@ def identifiers(root: Node) -> Iterator[tuple[Node, str | None, list[tuple[Node,
         assert node is not None  # a cursor created from a node always points to one
         if node.type == "identifier":
             yield node, cursor.field_name, ancestors
-        here = node, cursor.field_name
+        entry = node, cursor.field_name
         if cursor.goto_first_child():
-            ancestors.append(here)
+            ancestors.append(entry)
             continue
         while not cursor.goto_next_sibling():
             if not cursor.goto_parent():

@@ -62,8 +62,8 @@ def error_profile(diagnostics: list[list[Diagnostic]], spans: list[tuple[int, in
     ValueError if the two lengths differ.
     """
     counts = dict.fromkeys(CATEGORIES, 0)
-    for found, (start, end) in zip(diagnostics, spans, strict=True):
-        for diagnostic in found:
+    for findings, (start, end) in zip(diagnostics, spans, strict=True):
+        for diagnostic in findings:
             category = error_category(diagnostic)
             if category and (category != "unused" or start <= diagnostic.last < end):
                 counts[category] += 1
@@ -75,11 +75,11 @@ def profile_metrics(checked: list[Checked]) -> dict[str, float]:
 
     Unused variables count in both, even if the reward ignores them, so that curves of all objectives are comparable.
     """
-    diagnostics = [found for c in checked for found in c.diagnostics]
+    diagnostics = [findings for c in checked for findings in c.diagnostics]
     spans = [span for c in checked for span in c.spans]
     profile = error_profile(diagnostics, spans)
     passes = torch.tensor(
-        [first_error(found, *span) is None for found, span in zip(diagnostics, spans, strict=True)],
+        [first_error(findings, *span) is None for findings, span in zip(diagnostics, spans, strict=True)],
         device=checked[0].passes.device,
     )
     world = distributed.world_size()

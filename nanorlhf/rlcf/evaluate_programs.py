@@ -93,9 +93,9 @@ def main(args: Args) -> dict:
 
     texts: Texts = {}
     results: dict[str, dict] = {}  # by policy
-    for name, place in Progress(policies.items(), desc="policies"):
+    for name, path in Progress(policies.items(), desc="policies"):
         results[name] = {"at_k": [], "temperatures": []}
-        for temperature, response in answers(place, rows, tokenizer, args, device).items():
+        for temperature, response in answers(path, rows, tokenizer, args, device).items():
             texts[name, temperature] = [tokenizer.decode(ids) for ids in response.tolist()]
             results[name]["temperatures"].append({"temperature": temperature, **endings(response, tokenizer)})
 
@@ -148,22 +148,22 @@ def check_machine(language: str, args: Args) -> None:
 
 # ------------------------------------------------------------------------------------------ 2. responses and outcomes
 def answers(
-    place: str, rows: list[Demonstration], tokenizer: Tokenizer, args: Args, device: torch.device
+    path: str, rows: list[Demonstration], tokenizer: Tokenizer, args: Args, device: torch.device
 ) -> dict[float, Tensor]:
     """Return temperature -> n responses per problem (problems * n, T).
 
     A function of its own so that a policy is freed before the next one is loaded.
     """
-    policy = load_policy(place, rows, tokenizer, args, device)
+    policy = load_policy(path, rows, tokenizer, args, device)
     queries = [row.query for row in rows]
-    found = {}
+    responses = {}
     with autocast(args.dtype, device), distributed.on_device(policy):
         for temperature in args.temperatures:
-            _, found[temperature] = sample_answers(
+            _, responses[temperature] = sample_answers(
                 policy, queries, tokenizer, args.num_samples, args.response_length, args.batch_size, args.seed,
                 temperature=temperature, top_p=args.top_p,
             )  # fmt: skip
-    return found
+    return responses
 
 
 def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcomes:
@@ -211,9 +211,9 @@ def add_statistics(
             values.append(successes)
         row["at_k"] = best_at_k(values, args)
         best = values[args.temperatures.index(row["at_k"][0]["temperature"])]
-        at_first_k = {success: of_problems[:, [0]] for success, of_problems in best.items()}
+        at_first_k = {success: by_problem[:, [0]] for success, by_problem in best.items()}
         if first:
-            gains = {success: of_problems - first[success] for success, of_problems in at_first_k.items()}
+            gains = {success: by_problem - first[success] for success, by_problem in at_first_k.items()}
             differences[name] = {
                 success: {"mean": float(gain.mean()), "ci": bootstrap_interval(gain, args.seed, args.num_resamples)}
                 for success, gain in gains.items()
@@ -228,15 +228,17 @@ def statistics(column: list[Outcome], args: Args) -> tuple[dict, dict[str, np.nd
     column: n outcomes per problem.
     """
     values, n = {}, args.num_samples
-    scores = [one.score for one in column if one.error is None and one.score is not None]
+    scores = [outcome.score for outcome in column if outcome.error is None and outcome.score is not None]
     for success, attribute in SUCCESSES.items():
-        counts = np.array([getattr(one.verdict, attribute) for one in column]).reshape(-1, n).sum(1)  # (problems,)
+        counts = (
+            np.array([getattr(outcome.verdict, attribute) for outcome in column]).reshape(-1, n).sum(1)
+        )  # (problems,)
         values[success] = np.array([[pass_at_k(n, int(c), k) for k in args.ks] for c in counts])
     return {
-        **{f"{success}_at_k": of_problems.mean(0).tolist() for success, of_problems in values.items()},
-        "reasons": dict(Counter(one.verdict.reason for one in column)),
-        "errors": error_profile([one.diagnostics for one in column], [one.span for one in column]),
-        "compile_rate": fmean(one.error is None for one in column),
+        **{f"{success}_at_k": by_problem.mean(0).tolist() for success, by_problem in values.items()},
+        "reasons": dict(Counter(outcome.verdict.reason for outcome in column)),
+        "errors": error_profile([outcome.diagnostics for outcome in column], [outcome.span for outcome in column]),
+        "compile_rate": fmean(outcome.error is None for outcome in column),
         "discriminator": fmean(scores) if scores else None,  # over programs without an error, as in training
     }, values
 
@@ -249,12 +251,12 @@ def best_at_k(values: list[dict[str, np.ndarray]], args: Args) -> list[dict]:
     """
     rows = []
     for j, k in enumerate(args.ks):
-        passes = [round(float(of["pass"][:, j].mean()), 9) for of in values]
+        passes = [round(float(by_success["pass"][:, j].mean()), 9) for by_success in values]
         best = passes.index(max(passes))
         row: dict = {"k": k, "temperature": args.temperatures[best]}
-        for success, of_problems in values[best].items():
-            row[success] = float(of_problems[:, j].mean())
-            row[f"{success}_ci"] = bootstrap_interval(of_problems[:, [j]], args.seed, args.num_resamples)
+        for success, by_problem in values[best].items():
+            row[success] = float(by_problem[:, j].mean())
+            row[f"{success}_ci"] = bootstrap_interval(by_problem[:, [j]], args.seed, args.num_resamples)
         rows.append(row)
     return rows
 
@@ -282,9 +284,9 @@ def write(
         }
         for problem, record in enumerate(records[: args.num_report_samples])
     ]
-    runs = {place: name for name, place in policies.items()}
-    for place in args.curves:
-        runs.setdefault(place, Path(place).name or place)
+    runs = {path: name for name, path in policies.items()}
+    for path in args.curves:
+        runs.setdefault(path, Path(path).name or path)
     return write_evaluation(args, result, program_report.page(result, runs, cards), {"samples.jsonl": samples})
 
 
@@ -301,10 +303,10 @@ def described(outcome: Outcome, length: int, language: str) -> dict:
             "start": max(outcome.error.start - start, 0) if inside else length,
             "end": outcome.error.end - start if inside else length,
         }
-    said = verdict.output.strip().splitlines() or [""]
+    output_lines = verdict.output.strip().splitlines() or [""]
     return {
         **{name: getattr(verdict, name) for name in ("compiled", "executed", "passed", "reason")},
-        "output": said[0] if language == "java" else said[-1],  # the line with the exception
+        "output": output_lines[0] if language == "java" else output_lines[-1],  # the line with the exception
         "error": error,
         "discriminator": outcome.score,
     }

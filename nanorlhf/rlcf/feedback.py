@@ -76,8 +76,8 @@ def check_responses(
     programs, spans = programs_of(records, texts)
     diagnostics = compiler.check(programs, spans)
     error_index = []
-    for ids, span, found in zip(rows, spans, diagnostics, strict=True):
-        error = first_error(found if unused else [d for d in found if d.kind == "error"], *span)
+    for ids, span, findings in zip(rows, spans, diagnostics, strict=True):
+        error = first_error(findings if unused else [d for d in findings if d.kind == "error"], *span)
         if error is None:
             error_index.append(T)
         else:  # an empty response has no token but EOS

@@ -18,7 +18,7 @@ CURVES = {  # metric of train_ppo and of RLCF's baselines: title, unit
 }
 
 
-def color_of(number: int) -> str:
+def line_color(number: int) -> str:
     return LINES[number % len(LINES)][0]
 
 
@@ -42,7 +42,7 @@ def at_k_figures(policies: dict[str, list[dict]]) -> list[Figure]:
             whiskers = np.abs(ends - heights)
             x = np.arange(len(bars)) + (number - (len(policies) - 1) / 2) * width
             axes.bar(
-                x, heights, 0.92 * width, yerr=whiskers, color=color_of(number), label=policy,
+                x, heights, 0.92 * width, yerr=whiskers, color=line_color(number), label=policy,
                 error_kw={"elinewidth": 1, "ecolor": "#1c2024", "capsize": 2},
             )  # fmt: skip
         axes.set_xticks(range(len(bars)), [label for *_, label in bars])
@@ -60,7 +60,7 @@ def error_figure(policies: dict[str, dict[str, float]]) -> Figure:
     height = 0.8 / len(policies)
     for number, (policy, errors) in enumerate(policies.items()):
         y = np.arange(len(shown)) + (number - (len(policies) - 1) / 2) * height
-        axes.barh(y, [errors[name] for name in shown], 0.92 * height, color=color_of(number), label=policy)
+        axes.barh(y, [errors[name] for name in shown], 0.92 * height, color=line_color(number), label=policy)
     axes.set_yticks(range(len(shown)), [name.replace("_", " ") for name in shown])
     axes.invert_yaxis()  # the first category on top
     axes.grid(False, axis="y")
@@ -97,14 +97,14 @@ def training_figures(runs: dict[str, Rows], policies: Iterable[str] = ()) -> lis
     figures = []
     numbers = {name: number for number, name in enumerate(dict.fromkeys([*policies, *runs]))}
     for key, (title, unit) in CURVES.items():
-        found = {name: series(rows, key)[1] for name, rows in runs.items()}
+        curves = {name: series(rows, key)[1] for name, rows in runs.items()}
         is_error = key.startswith("errors/")
-        if not any(values.any() if is_error else len(values) for values in found.values()):
+        if not any(values.any() if is_error else len(values) for values in curves.values()):
             continue
         figure, axes = panel(title, "update", unit)
         for name, rows in runs.items():
-            if len(found[name]):
-                draw(axes, rows, key, name, color_of(numbers[name]), smoothed=True)
+            if len(curves[name]):
+                draw(axes, rows, key, name, line_color(numbers[name]), smoothed=True)
         axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.03 if unit == "share" else None)
         axes.legend(frameon=False)
         figures.append(figure)

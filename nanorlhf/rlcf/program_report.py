@@ -17,8 +17,8 @@ def at_k(result: dict) -> Lines:
     ks = result["args"]["ks"]
     lines = [["%", *(f"pass@{k}" for k in ks), f"exec@{ks[0]}", f"comp@{ks[0]}", "temperature"]]
     for name, row in result["policies"].items():
-        first, *others = row["at_k"]
-        passes = [percent(first["pass"], first["pass_ci"]), *(percent(other["pass"]) for other in others)]
+        first, *rest = row["at_k"]
+        passes = [percent(first["pass"], first["pass_ci"]), *(percent(row_at_k["pass"]) for row_at_k in rest)]
         temperatures = " / ".join(str(best["temperature"]) for best in row["at_k"])
         lines.append(
             [name, *passes, percent(first["exec"]), percent(first["comp"], first["comp_ci"]), temperatures]
@@ -47,8 +47,8 @@ def outcome(result: dict, name: str) -> Outcome:
     k, gains = result["args"]["ks"][0], result["differences"].get(name, {})
     first = next(iter(result["policies"]))
     solved = {policy: row["at_k"][0]["pass"] for policy, row in result["policies"].items()}
-    beside = f" ({first}: {round(100 * solved[first])}%)" if gains else ""
-    level = f"{name} solves {of_100(solved[name])} problems with {k} sample{'s' * (k > 1)}{beside}."
+    comparison = f" ({first}: {round(100 * solved[first])}%)" if gains else ""
+    level = f"{name} solves {of_100(solved[name])} problems with {k} sample{'s' * (k > 1)}{comparison}."
     eos_rate = best_rows(result)[name]["eos_rate"]
     if not gains:
         return Outcome(level, "good", "", eos_rate)
@@ -95,9 +95,9 @@ def temperatures(result: dict) -> Lines:
         for at in row["temperatures"]:
             stars = [" *" if best["temperature"] == at["temperature"] else "" for best in row["at_k"]]
             passes = [percent(x) + star for x, star in zip(at["pass_at_k"], stars, strict=True)]
-            others = [percent(at[f"{name}_at_k"][0]) for name in ("exec", "comp")]
+            successes = [percent(at[f"{name}_at_k"][0]) for name in ("exec", "comp")]
             lengths = [f"{at['eos_rate']:.3f}", f"{at['response_length']:.1f}"]
-            lines.append([policy, str(at["temperature"]), *passes, *others, *lengths])
+            lines.append([policy, str(at["temperature"]), *passes, *successes, *lengths])
     return lines
 
 
@@ -105,14 +105,14 @@ def temperatures(result: dict) -> Lines:
 def program(name: str, row: dict) -> Markup:
     """Render one response with its outcome and the messages of the compiler and the run."""
     error, reason, response = row["error"], row["reason"], row["response"]
-    said, blamed = [], None
+    messages, blamed = [], None
     if error:
-        said.append(" ".join(error["message"].split()))
+        messages.append(" ".join(error["message"].split()))
         start, end = error["start"], error["end"]
         blamed = response[:start], response[start:end], response[end:]
     if reason != "passed" and not (error and reason == "compile_error"):  # otherwise the message would repeat
-        said.append(row["output"])
-    return markup.program(name, reason, row["discriminator"], response, blamed, " · ".join(filter(None, said)))
+        messages.append(row["output"])
+    return markup.program(name, reason, row["discriminator"], response, blamed, " · ".join(filter(None, messages)))
 
 
 def sample_card(sample: dict) -> Markup:

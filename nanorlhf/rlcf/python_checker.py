@@ -52,8 +52,8 @@ def check(program: str) -> list[list]:
         return ["error", code, start, end, message]
 
     if "\0" in program:
-        place = program.index("\0")
-        return [["error", "SyntaxError", place, place + 1, "source code cannot contain null bytes"]]
+        position = program.index("\0")
+        return [["error", "SyntaxError", position, position + 1, "source code cannot contain null bytes"]]
     unit = offset
     try:
         tree = ast.parse(program)
@@ -77,11 +77,11 @@ def check(program: str) -> list[list]:
         if isinstance(name, ast.Name)
     }
     diagnostics = []
-    usual = sys.getrecursionlimit()
+    recursion_limit = sys.getrecursionlimit()
     sys.setrecursionlimit(DEEP)
-    found = Checker(tree).messages
-    sys.setrecursionlimit(usual)
-    for message in found:
+    found_messages = Checker(tree).messages
+    sys.setrecursionlimit(recursion_limit)
+    for message in found_messages:
         if not isinstance(message, UNDEFINED + UNUSED) or (message.lineno, message.col) in exempt:
             continue
         start = offset_of_bytes(message.lineno, message.col)

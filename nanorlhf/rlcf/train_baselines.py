@@ -115,7 +115,7 @@ def main(args: Args) -> dict[str, float]:
     run.print(f"{args.objective}: {num_updates} updates of {B} responses; {len(rows):,} queries")
 
     # ----------------------------------------------------------------------------------------------------- 2. the loop
-    own = distributed.rank_slice(B)  # rows this rank compiles
+    local_rows = distributed.rank_slice(B)  # rows this rank compiles
     for update in run.steps(num_updates):
         # 2.1 sample a program for each prompt; score 1 if it compiles, else -1; cut it after the token to blame
         written = [rows[i] for i in batch_indices(len(rows), B, update, args.seed)]
@@ -126,7 +126,7 @@ def main(args: Args) -> dict[str, float]:
             batch = sample(
                 write_program, written, uniforms, device, args.temperature, size, eos_id, pad_id, "last_token"
             )
-        records, response = batch.records[own], batch.response[own]
+        records, response = batch.records[local_rows], batch.response[local_rows]
         checked = check_responses(records, response, compiler, pieces, eos_id, unused=False)
         if args.localise:
             response = distributed.all_gather_rows(truncate_at_error(response, checked.error_index, pad_id))
@@ -144,7 +144,7 @@ def main(args: Args) -> dict[str, float]:
             batch.advantages = bipolar_ramp_advantages(batch.logprobs, error_index)  # (B, T)
         else:  # [RLCF eq 4] compare with the greedy response, tokens weighted by the critic
             with autocast:
-                query = batch.query[own]
+                query = batch.query[local_rows]
                 greedy, _ = generate(
                     full_policy, query, query != pad_id, T, 0.0, eos_id=eos_id, pad_id=pad_id,
                     stop_ids=tokenizer.stop_ids,
@@ -170,8 +170,8 @@ def main(args: Args) -> dict[str, float]:
             pg_loss = losses.sum() / B
             with autocast:
                 if critic is None:
-                    some = [written[i] for i in mb.index.tolist()]
-                    second_loss = written_loss(policy, some, pad_id, args.temperature) / B
+                    mb_written = [written[i] for i in mb.index.tolist()]
+                    second_loss = written_loss(policy, mb_written, pad_id, args.temperature) / B
                 else:  # predict whether the program passes
                     logits = coderl_critic(critic, mb.query_response, mb.real, mb.actions)[0]
                     second_loss = coderl_critic_loss(logits, passes[mb.index]) / B

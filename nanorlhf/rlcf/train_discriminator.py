@@ -132,20 +132,20 @@ def sample_programs(args: Args, rows: list[Demonstration], device: torch.device)
     with training_compiler(rows, args.error_prone_jar) as compiler:
         for start in range(len(samples), len(rows), size):
             first = start + distributed.rank() * args.rollout_batch_size
-            mine = slice(first, min(first + args.rollout_batch_size, start + size))
-            of_mine: list[Sample] = []
-            if batch := rows[mine]:  # in the last batch, a rank may have no rows
+            local_rows = slice(first, min(first + args.rollout_batch_size, start + size))
+            local_samples: list[Sample] = []
+            if batch := rows[local_rows]:  # in the last batch, a rank may have no rows
                 query = left_pad([row.query for row in batch], tokenizer.pad_id).to(device)  # (b, Q)
                 with torch.no_grad(), autocast(args.dtype, device):
                     response, _ = generate(
                         policy, query, query != tokenizer.pad_id, T, args.temperature, top_p=args.top_p,
-                        eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, uniforms=uniforms[mine],
+                        eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, uniforms=uniforms[local_rows],
                         stop_ids=tokenizer.stop_ids,
                     )  # fmt: skip
                 checked = check_responses([row.record for row in batch], response, compiler, pieces, tokenizer.eos_id)
-                both = zip(checked.texts, checked.passes.tolist(), strict=True)
-                of_mine = [{"response": text, "passes": passes} for text, passes in both]
-            batch_samples = distributed.all_gather_objects(of_mine)
+                checked_pairs = zip(checked.texts, checked.passes.tolist(), strict=True)
+                local_samples = [{"response": text, "passes": passes} for text, passes in checked_pairs]
+            batch_samples = distributed.all_gather_objects(local_samples)
             if is_first:
                 with path.open("a", encoding="ascii") as file:
                     file.writelines(json.dumps(row) + "\n" for row in batch_samples)
@@ -226,8 +226,8 @@ class Programs:
         hardest negative in the batch.
         """
         problem, anchor = self.anchors[number]
-        others = [program for program in self.problems[problem] if program != anchor]
-        return problem, anchor, draw.choice(others) if others else rename_variables(anchor, self.language, draw)
+        alternatives = [program for program in self.problems[problem] if program != anchor]
+        return problem, anchor, draw.choice(alternatives) if alternatives else rename_variables(anchor, self.language, draw)
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs
@@ -275,7 +275,7 @@ def main(args: Args) -> dict[str, float]:
     advice = f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr})"
     steps = adamw_steps(args, model.parameters(), advice=advice)
 
-    programs, others = Programs(train), Programs(validation)
+    programs, validation_programs = Programs(train), Programs(validation)
     num_triplet_steps = int(exact(args.num_triplet_epochs) * len(programs.anchors)) // args.triplet_batch_size
     if args.num_triplet_epochs and num_triplet_steps == 0:
         raise InputError(
@@ -283,24 +283,24 @@ def main(args: Args) -> dict[str, float]:
             f"{args.data}, times --num-triplet-epochs {args.num_triplet_epochs}: lower it."
         )
     check_warmup(args.warmup_steps, num_triplet_steps)
-    answered = train[: args.num_rows] if args.num_pair_epochs else []
-    asked = answered + (validation if args.num_pair_epochs else [])
-    if args.num_pair_epochs and int(exact(args.num_pair_epochs) * len(answered)) < args.batch_size:
+    pair_rows = train[: args.num_rows] if args.num_pair_epochs else []
+    prompt_rows = pair_rows + (validation if args.num_pair_epochs else [])
+    if args.num_pair_epochs and int(exact(args.num_pair_epochs) * len(pair_rows)) < args.batch_size:
         raise InputError(
-            f"--batch-size {args.batch_size} exceeds the {len(answered)} rows that the policy answers, times "
+            f"--batch-size {args.batch_size} exceeds the {len(pair_rows)} rows that the policy answers, times "
             f"--num-pair-epochs {args.num_pair_epochs}: lower it."
         )
     samples: list[Sample] = []
-    if asked:
+    if prompt_rows:
         is_sampled = args.resume and not distributed.from_first((args.out / SAMPLING).exists)
-        samples = read_programs(args, len(asked)) if is_sampled else sample_programs(args, asked, device)
+        samples = read_programs(args, len(prompt_rows)) if is_sampled else sample_programs(args, prompt_rows, device)
         args = replace(args, resume=is_sampled)  # otherwise no step has been taken yet
-    pairs = pairs_that_pass(answered, samples[: len(answered)])
-    held_out = pairs_that_pass(validation, samples[len(answered) :]) if asked else []
+    pairs = pairs_that_pass(pair_rows, samples[: len(pair_rows)])
+    held_out = pairs_that_pass(validation, samples[len(pair_rows) :]) if prompt_rows else []
     num_pair_steps = int(exact(args.num_pair_epochs) * len(pairs)) // args.batch_size
     if args.num_pair_epochs and num_pair_steps == 0:
         raise InputError(
-            f"--batch-size {args.batch_size} exceeds the {len(pairs)} of {len(answered)} sampled programs that "
+            f"--batch-size {args.batch_size} exceeds the {len(pairs)} of {len(pair_rows)} sampled programs that "
             f"pass the static checks, times --num-pair-epochs {args.num_pair_epochs}: lower it and pass --resume, "
             "which keeps the samples, or train the policy longer."
         )
@@ -361,7 +361,7 @@ def main(args: Args) -> dict[str, float]:
     summary: dict[str, float] = {"steps": num_steps}
     if num_triplet_steps:
         draw = random.Random(args.seed)
-        triplets = [others.triplet(i, draw) for i in range(len(others.anchors))]
+        triplets = [validation_programs.triplet(i, draw) for i in range(len(validation_programs.anchors))]
         draw.shuffle(triplets)  # in file order, triplets for one problem are adjacent and would have no negatives
         measured = evaluate(model, triplets, margin_loss, 2, args.micro_batch_size, args.dtype) / len(triplets)
         summary["validation_triplet_loss"], summary["validation_triplet_accuracy"] = measured.tolist()

@@ -22,18 +22,18 @@ def rename_variables(program: str, language: str, rng: Random) -> str:
     to. A name that is also used for something else (a field, method, global, builtin or argument) is kept. A program
     that doesn't parse is returned unchanged.
     """
-    places = java_variables(program) if language == "java" else python_variables(program)
-    taken = set(re.findall(r"\w+", program))  # comments included, which only costs a few free names
+    occurrences = java_variables(program) if language == "java" else python_variables(program)
+    used = set(re.findall(r"\w+", program))  # comments included, which only costs a few free names
     names = {}
-    for name in sorted(places):
-        free = [other for other in NAMES if other not in taken]
+    for name in sorted(occurrences):
+        free = [candidate for candidate in NAMES if candidate not in used]
         if free:
             names[name] = rng.choice(free)
-            taken.add(names[name])
+            used.add(names[name])
     source = program.encode("utf-8", "surrogatepass")
-    spans = sorted((start, end, names[name]) for name in names for start, end in places[name])
-    for start, end, other in reversed(spans):
-        source = source[:start] + other.encode() + source[end:]
+    spans = sorted((start, end, names[name]) for name in names for start, end in occurrences[name])
+    for start, end, new_name in reversed(spans):
+        source = source[:start] + new_name.encode() + source[end:]
     return source.decode("utf-8", "surrogatepass")
 
 
@@ -43,8 +43,8 @@ def java_variables(program: str) -> dict[str, list[tuple[int, int]]]:
     root = Parser(JAVA).parse(source).root_node
     if root.has_error:
         return {}
-    places: dict[str, list[tuple[int, int]]] = {}
-    declared, others = set(), set()
+    occurrences: dict[str, list[tuple[int, int]]] = {}
+    declared, excluded = set(), set()
     members: dict[str, tuple[set[int], set[int]]] = {}  # name -> members that use it, members that declare it
     for name, field, ancestors in identifiers(root):
         (parent, _), (grandparent, _) = ancestors[-1], ancestors[-2]
@@ -65,11 +65,11 @@ def java_variables(program: str) -> dict[str, list[tuple[int, int]]]:
             or parent.type in ("labeled_statement", "break_statement", "continue_statement")
             or parent.type in ("method_reference", "scoped_identifier")
         ):
-            others.add(text)
-        places.setdefault(text, []).append((name.start_byte, name.end_byte))
+            excluded.add(text)
+        occurrences.setdefault(text, []).append((name.start_byte, name.end_byte))
     # a member that uses a name without declaring it gets it from a superclass or an import
-    others |= {text for text, (seen, declaring) in members.items() if seen - declaring}
-    return {text: spans for text, spans in places.items() if text in declared - others}
+    excluded |= {text for text, (seen, declaring) in members.items() if seen - declaring}
+    return {text: spans for text, spans in occurrences.items() if text in declared - excluded}
 
 
 def python_variables(program: str) -> dict[str, list[tuple[int, int]]]:
@@ -81,31 +81,33 @@ def python_variables(program: str) -> dict[str, list[tuple[int, int]]]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     assigned: set[str] = set()
-    others: set[str] = set()
+    excluded: set[str] = set()
     for scope in scopes:
         scopes += scope.get_children()
         for symbol in scope.get_symbols():
             if scope.get_type() == "function" and symbol.is_local() and not symbol.is_imported():
                 assigned.add(symbol.get_name())
             elif not symbol.is_free():  # a free name is a local of an outer function; the rest aren't locals
-                others.add(symbol.get_name())
+                excluded.add(symbol.get_name())
 
     source = program.encode("utf-8", "surrogatepass")
     line_starts = [0, *(match.end() for match in re.finditer(rb"\r\n|\r|\n", source))]
-    places: dict[str, list[tuple[int, int]]] = {}
+    occurrences: dict[str, list[tuple[int, int]]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             assert node.end_lineno is not None and node.end_col_offset is not None  # set by ast.parse
             start, end = line_starts[node.lineno - 1] + node.col_offset, line_starts[node.end_lineno - 1]
-            places.setdefault(node.id, []).append((start, end + node.end_col_offset))
+            occurrences.setdefault(node.id, []).append((start, end + node.end_col_offset))
         elif isinstance(node, ast.JoinedStr):
             # before Python 3.12, offsets inside an f-string aren't relative to the file's start
-            others.update(part.id for part in ast.walk(node) if isinstance(part, ast.Name))
+            excluded.update(part.id for part in ast.walk(node) if isinstance(part, ast.Name))
         elif not isinstance(node, ast.Attribute | ast.Constant):
             # names that the tree stores as strings: arguments, functions, exceptions, patterns, `global`
             for _, value in ast.iter_fields(node):
-                others.update(text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str))
-    if {"locals", "eval", "exec", "vars", "dir"} & places.keys():  # these can see variable names
+                excluded.update(
+                    text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)
+                )
+    if {"locals", "eval", "exec", "vars", "dir"} & occurrences.keys():  # these can see variable names
         return {}
     # keep `_`: it may be unused, which would be an error under another name
-    return {text: spans for text, spans in places.items() if text in assigned - others - {"_"}}
+    return {text: spans for text, spans in occurrences.items() if text in assigned - excluded - {"_"}}

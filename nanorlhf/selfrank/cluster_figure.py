@@ -79,9 +79,9 @@ def cluster_figure(
         color = "white" if rank <= 0.6 * m else INK  # readable on dark and light colours
         x, y = points[index]
         axes.text(x, y, str(rank), ha="center", va="center_baseline", fontsize=8, color=color)
-    places, counts = np.unique(points.round(6), axis=0, return_counts=True)
-    for place, count in zip(places[counts > 1], counts[counts > 1], strict=True):
-        axes.annotate(f"×{count}", place, xytext=(9, 6), textcoords="offset points", fontsize=9, color=INK)
+    positions, counts = np.unique(points.round(6), axis=0, return_counts=True)
+    for position, count in zip(positions[counts > 1], counts[counts > 1], strict=True):
+        axes.annotate(f"×{count}", position, xytext=(9, 6), textcoords="offset points", fontsize=9, color=INK)
     ticks = np.linspace(1, m, min(m, 6)).round()
     figure.colorbar(dots, ax=axes, label="rank by TextRank, 1 = best", ticks=ticks).ax.invert_yaxis()
     return figure

@@ -52,7 +52,7 @@ from nanorlhf.selfrank.self_ranking import (
     evaluate_order,
     evaluate_pairs,
     load_self_rank,
-    meta_of,
+    read_meta,
 )
 from nanorlhf.selfrank.sentence_encoder import load_sentence_encoder
 from nanorlhf.tokenizer import Tokenizer
@@ -119,8 +119,8 @@ def main(args: Args) -> dict:
         figure, drawn = draw_answers(inputs.self_ranked, encoder, args.encoder)
     measured: dict[str, dict[str, np.ndarray]] = {}  # policy -> metric -> (questions, 1)
     texts, results = {}, {}  # by policy
-    for name, place in Progress(inputs.policies.items(), desc="policies"):
-        query, response = replies(place, inputs)
+    for name, path in Progress(inputs.policies.items(), desc="policies"):
+        query, response = replies(path, inputs)
         texts[name], measured[name] = measure(query, response, inputs)
         results[name] = statistics(measured[name], args) | endings(response, inputs.tokenizer)
     result = {
@@ -149,20 +149,20 @@ def load(args: Args) -> Inputs:
     Q, T = args.max_query_length, args.max_response_length
     path, pairs_path = args.data / f"sft.{args.split}.jsonl", pairs_of(args)
     rows = list(load_demonstrations(path, tokenizer, Q, T)[: args.num_queries])
-    references, is_squad = references_of(rows, path)
+    references, is_squad = read_references(rows, path)
     has_pairs = pairs_path.exists() and (args.reward_model or args.gold)
     pairs = list(load_comparisons(pairs_path, tokenizer, Q, T)) if has_pairs else []
     self_ranked = load_self_rank(args.self_rank) if args.self_rank else []
     by_people = load_rankings(args.rankings)
     chat = is_chat(rows[0].record, f"{path}:1")  # the ranked questions come from these files
-    rows_by_people = answers_of(by_people, tokenizer, chat)
+    rows_by_people = encode_answers(by_people, tokenizer, chat)
     longest = {
         str(path): longest_text(rows, args.response_length),
         str(pairs_path): longest_pair(pairs),
         "--rankings": max((len(row.query) + len(row.response) for row in rows_by_people), default=0),
     }
-    for flag, place in (("--reward-model", args.reward_model), ("--gold", args.gold)):
-        check_model(flag, place, tokenizer, longest)
+    for flag, model_path in (("--reward-model", args.reward_model), ("--gold", args.gold)):
+        check_model(flag, model_path, tokenizer, longest)
     gold = load_gold(args.gold, args, tokenizer, device)
     reward_model = load_model(load_scalar, args.reward_model, args, device) if args.reward_model else None
     return Inputs(
@@ -176,7 +176,7 @@ def pairs_of(args: Args) -> Path:
     return args.data / "comparisons.validation.jsonl"
 
 
-def answers_of(questions: list[RankedQuestion], tokenizer: Tokenizer, chat: bool) -> list[Demonstration]:
+def encode_answers(questions: list[RankedQuestion], tokenizer: Tokenizer, chat: bool) -> list[Demonstration]:
     """Return all answers to all questions as ids."""
     return [
         Demonstration(tokenizer.encode(q.query, chat), response_ids(q.query, answer, tokenizer, chat), {})
@@ -185,7 +185,7 @@ def answers_of(questions: list[RankedQuestion], tokenizer: Tokenizer, chat: bool
     ]
 
 
-def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]], bool]:
+def read_references(rows: list[Demonstration], path: Path) -> tuple[list[list[str]], bool]:
     """Return the references of each row, and whether they are SQuAD's answers.
 
     The references are all answers that `meta` lists; otherwise the response, which for a question without an answer
@@ -194,21 +194,21 @@ def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]
     answers = []
     for number, row in enumerate(rows, start=1):
         where = f"{path}:{number}"
-        meta = meta_of(row, where)
+        meta = read_meta(row, where)
         answers.append(field(meta, "answers", list[str], where) if "answers" in meta else None)
         if not all(answer.strip() for answer in answers[-1] or []):
             raise InputError(f"{where}: 'answers' in the field 'meta' must be a list of non-empty texts.")
         if (answers[-1] is None) != (answers[0] is None):
             raise InputError(f"{where}: only some rows have 'answers' in 'meta': evaluate SQuAD and dialogues apart.")
-    references = [found or [row.record["response"]] for found, row in zip(answers, rows, strict=True)]
+    references = [listed or [row.record["response"]] for listed, row in zip(answers, rows, strict=True)]
     return references, answers[0] is not None
 
 
 # ------------------------------------------------------------------------------------------- 2. replies and scores
-def replies(place: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def replies(path: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Return query and response. A separate function so that a policy is freed before the next one is loaded."""
     args = inputs.args
-    policy = load_policy(place, inputs.rows, inputs.tokenizer, args, inputs.device)
+    policy = load_policy(path, inputs.rows, inputs.tokenizer, args, inputs.device)
     return sample(
         policy, inputs.rows, inputs.tokenizer, args, 1, temperature=args.temperature, top_p=args.top_p
     )  # fmt: skip
@@ -299,6 +299,6 @@ def write(
         for i, question in enumerate(inputs.queries)
     ]
     args = inputs.args
-    runs = [place for place in (*inputs.policies.values(), args.reward_model) if place]
+    runs = [path for path in (*inputs.policies.values(), args.reward_model) if path]
     page = reply_report.page(result, figure, runs, samples[: args.num_report_samples])
     return write_evaluation(args, result, page, {"samples.jsonl": samples})

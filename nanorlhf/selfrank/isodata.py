@@ -122,10 +122,10 @@ def join(points: np.ndarray, labels: np.ndarray, limits: Limits = Limits()) -> n
         representatives = points[nearest_members(points, labels)]  # (n, d)
         between = squared_distances(representatives, representatives)  # (n, n)
         np.fill_diagonal(between, np.inf)
-        one, other = divmod(int(between.argmin()), len(between))
-        if not between[one, other] < limits.join_distance:
+        first, second = divmod(int(between.argmin()), len(between))
+        if not between[first, second] < limits.join_distance:
             return labels
-        labels = in_order(np.where(labels == other, one, labels))
+        labels = in_order(np.where(labels == second, first, labels))
 
 
 def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -142,9 +142,9 @@ def means(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def nearest_members(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the index of the member nearest to each cluster's centroid. (m, d), labels (m,) -> (n,)"""
     centroids = means(points, labels)
-    from_own = squared_distances(points, centroids)  # (m, n)
-    from_own[labels[:, None] != np.arange(len(centroids))] = np.inf
-    return from_own.argmin(0)
+    distances = squared_distances(points, centroids)  # (m, n)
+    distances[labels[:, None] != np.arange(len(centroids))] = np.inf
+    return distances.argmin(0)
 
 
 def in_order(labels: np.ndarray) -> np.ndarray:

@@ -63,8 +63,8 @@ def negation_noise(text: str, rng: np.random.Generator) -> str | None:
     """Remove one negation, or add one to a text without any."""
     negations = list(NEGATION.finditer(text))
     change = without_negation if negations else with_negation
-    found = negations or AUXILIARY.finditer(text)
-    results = [(text[: match.start()] + change(match[0]) + text[match.end() :]).strip() for match in found]
+    matches = negations or AUXILIARY.finditer(text)
+    results = [(text[: match.start()] + change(match[0]) + text[match.end() :]).strip() for match in matches]
     results = [result for result in results if result]
     return results[rng.integers(len(results))] if results else None
 

@@ -47,24 +47,24 @@ def mean_cells(row: dict, metrics: list[str]) -> list[str]:
 
 def means(result: dict, metrics: tuple[str, ...]) -> Lines:
     """[STR tables] Return one row per policy, with 95% intervals over questions; empty without any of `metrics`."""
-    found = measured(result, metrics)
-    headings = [METRICS[metric][0] for metric in found]
-    if "meteor" in found:  # scores with and without synonyms are not comparable
-        headings[found.index("meteor")] += f" ({result['meteor_matching']})"
-    rows = [[name, *mean_cells(row, found)] for name, row in result["policies"].items()]
-    return [["× 100", *headings], *rows] if found else []
+    present = measured(result, metrics)
+    headings = [METRICS[metric][0] for metric in present]
+    if "meteor" in present:  # scores with and without synonyms are not comparable
+        headings[present.index("meteor")] += f" ({result['meteor_matching']})"
+    rows = [[name, *mean_cells(row, present)] for name, row in result["policies"].items()]
+    return [["× 100", *headings], *rows] if present else []
 
 
 def scores(result: dict) -> Lines:
     """Return gold and RM score, EOS rate and length of the references and each policy."""
-    found, reference = measured(result, SCORES), result["reference"]
-    known = [cell(metric, reference[metric]) for metric in found]
+    present, reference = measured(result, SCORES), result["reference"]
+    known = [cell(metric, reference[metric]) for metric in present]
     lines = [
-        ["policy", *map(with_unit, found), "EOS rate", "length, tokens"],
+        ["policy", *map(with_unit, present), "EOS rate", "length, tokens"],
         ["reference", *known, "-", f"{reference['response_length']:.1f}"],
     ]
     for name, row in result["policies"].items():
-        lines.append([name, *mean_cells(row, found), f"{row['eos_rate']:.3f}", f"{row['response_length']:.1f}"])
+        lines.append([name, *mean_cells(row, present), f"{row['eos_rate']:.3f}", f"{row['response_length']:.1f}"])
     return lines
 
 
@@ -72,12 +72,12 @@ def differences(result: dict, metrics: tuple[str, ...]) -> Lines:
     """Return each policy minus the one before it, and the last minus all others; empty without any of `metrics`."""
     names = list(result["policies"])
     neighbours = list(zip(names[1:], names, strict=False))
-    found = measured(result, metrics)
+    present = measured(result, metrics)
     rows = {(row["ours"], row["theirs"], row["metric"]): row for row in result["differences"]}
-    lines = [["difference", *map(with_unit, found)]]
+    lines = [["difference", *map(with_unit, present)]]
     for ours, theirs in dict.fromkeys([*neighbours, *((names[-1], other) for other in names[:-1])]):
-        lines.append([f"{ours} - {theirs}", *(gain_cell(rows[ours, theirs, metric]) for metric in found)])
-    return lines if found else []
+        lines.append([f"{ours} - {theirs}", *(gain_cell(rows[ours, theirs, metric]) for metric in present)])
+    return lines if present else []
 
 
 def gain_cell(row: dict) -> str:
@@ -92,17 +92,17 @@ def outcome(result: dict, name: str) -> Outcome:
     names = list(result["policies"])
     before = names[names.index(name) - 1] if name != names[0] else None
     rewarded = next(iter(measured(result, ("rm_score",))), None)
-    true = next(iter(measured(result, ("gold_score", "f1", *(() if rewarded else ("bleu4",))))), None)
-    shown = true or rewarded or "bleu4"
+    gold_metric = next(iter(measured(result, ("gold_score", "f1", *(() if rewarded else ("bleu4",))))), None)
+    shown = gold_metric or rewarded or "bleu4"
     means = {policy: cell(shown, row["metrics"][shown]["mean"]) for policy, row in result["policies"].items()}
-    beside = f" ({before}: {means[before]})" if before else ""
-    level = f"The mean {with_unit(shown)} of {name} is {means[name]}{beside}."
+    comparison = f" ({before}: {means[before]})" if before else ""
+    level = f"The mean {with_unit(shown)} of {name} is {means[name]}{comparison}."
     gains = {
         row["metric"]: Gain(f"the {METRICS[row['metric']][0]}", row["mean_difference_ci"], gain_cell(row))
         for row in result["differences"]
         if (row["ours"], row["theirs"]) == (name, before)
     }
-    return Outcome(level, *change_of(gains.get(true), gains.get(rewarded)), result["policies"][name]["eos_rate"])
+    return Outcome(level, *change_of(gains.get(gold_metric), gains.get(rewarded)), result["policies"][name]["eos_rate"])
 
 
 def self_ranking(result: dict) -> Lines:
@@ -115,8 +115,8 @@ def self_ranking(result: dict) -> Lines:
         "rm_gold_agreement": "unequal pairs: RM right",
     }
     groups = result["self_ranking"] or [{}]
-    found = [column for column in columns if column in groups[0]]
-    lines = [["pairs of self-ranking, %", "pairs", *(columns[column] for column in found)]]
+    present = [column for column in columns if column in groups[0]]
+    lines = [["pairs of self-ranking, %", "pairs", *(columns[column] for column in present)]]
     for group in groups:
         name = "all"
         if "noise" in group:
@@ -124,9 +124,9 @@ def self_ranking(result: dict) -> Lines:
         elif "distance" in group:
             name = f"{group['distance']} rank{'s' * (group['distance'] != 1)} apart"
         bare = ("chosen_better", "chosen_as_good")  # these have no chance level
-        cells = [percent(group[c], None if c in bare else group[f"{c}_ci"]) for c in found]
+        cells = [percent(group[c], None if c in bare else group[f"{c}_ci"]) for c in present]
         lines.append([name, f"{group.get('num_pairs', 0):,}", *cells])
-    return lines if found else []
+    return lines if present else []
 
 
 def first_answers(result: dict) -> Lines:

@@ -34,7 +34,7 @@ from nanorlhf.selfrank.text_rank import rank_order
 Hits = list[bool | None]  # True: right, None: not counted
 
 
-def meta_of(row: Demonstration | Comparison, where: str) -> dict:
+def read_meta(row: Demonstration | Comparison, where: str) -> dict:
     return field(row.record, "meta", dict, where) if "meta" in row.record else {}
 
 
@@ -95,8 +95,8 @@ def evaluate_pairs(
     for group, numbers in pair_groups(rows, path):
         group["num_pairs"] = len(numbers)
         for name, hits in columns.items():
-            found = share([hits[i] for i in numbers], [rows[i].record["query"] for i in numbers], seed, num_resamples)
-            group[name], group[f"{name}_ci"] = found or (None, None)
+            rate = share([hits[i] for i in numbers], [rows[i].record["query"] for i in numbers], seed, num_resamples)
+            group[name], group[f"{name}_ci"] = rate or (None, None)
         groups.append(group)
     return groups
 
@@ -106,7 +106,7 @@ def pair_groups(rows: list[Comparison], path: Path) -> list[tuple[dict, list[int
     by_noise, by_distance = defaultdict(list), defaultdict(list)
     for number, row in enumerate(rows):
         where = f"{path}:{number + 1}"
-        meta = meta_of(row, where)
+        meta = read_meta(row, where)
         if "noise" in meta:
             by_noise["none" if meta["noise"] is None else field(meta, "noise", str, where)].append(number)
         if "rank_chosen" in meta:
@@ -175,7 +175,7 @@ def evaluate_order(
     scores = row_scores(reward_model, rows, pad_id, batch_size, "right").float()  # (questions * answers,)
     ours = [rank_order(row).tolist() for row in scores.view(len(questions), -1).tolist()]
     theirs = [consensus(question.rankings.values()) for question in questions]
-    pairs = [([one], [other]) for one, other in zip(ours, theirs, strict=True)]
+    pairs = [([our], [their]) for our, their in zip(ours, theirs, strict=True)]
     result = order_probability(ours, theirs) | {"num_answers": len(ours[0])}
     for measure in (pairwise_agreement, kendall_tau):
         of_questions = np.array([[measure(*pair)] for pair in pairs])
@@ -188,18 +188,18 @@ def evaluate_order(
 # -------------------------------------------------------------------------------------------------------- 3. Figure 2
 def draw_answers(questions: list[Ranked], encoder: Any, where: str) -> tuple[Figure, dict]:
     """[STR figure 2] Draw the question with the most clusters; return the figure and its data."""
-    one = max(questions, key=lambda question: len(question.representatives))  # the first in a tie
-    vectors = embed(set(one.answers), encoder)
-    title = f"{len(one.answers)} answers to one question"
-    in_rows = np.stack([vectors[answer] for answer in one.answers])  # (m, d)
-    figure = cluster_figure(title, in_rows, one.weights, one.clusters, one.representatives)
+    question = max(questions, key=lambda question: len(question.representatives))  # the first in a tie
+    vectors = embed(set(question.answers), encoder)
+    title = f"{len(question.answers)} answers to one question"
+    in_rows = np.stack([vectors[answer] for answer in question.answers])  # (m, d)
+    figure = cluster_figure(title, in_rows, question.weights, question.clusters, question.representatives)
     in_order = [
         {
-            "text": one.answers[i],
-            "weight": one.weights[i],
-            "cluster": one.clusters[i],
-            "representative": i in one.representatives,
+            "text": question.answers[i],
+            "weight": question.weights[i],
+            "cluster": question.clusters[i],
+            "representative": i in question.representatives,
         }
-        for i in rank_order(one.weights).tolist()
+        for i in rank_order(question.weights).tolist()
     ]
-    return figure, {"query": one.query, "encoder": where, "answers": in_order}
+    return figure, {"query": question.query, "encoder": where, "answers": in_order}

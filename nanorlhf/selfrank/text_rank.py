@@ -35,8 +35,8 @@ def text_rank(
     edges = edges.clip(min=0)
     np.fill_diagonal(edges, 0)
 
-    given = edges.sum(1)  # (m,) the sum of j's edges
-    shares = (edges / np.where(given > 0, given, 1)[:, None]).T  # (m, m) [i, j]: share of j's vote that goes to i
+    totals = edges.sum(1)  # (m,) the sum of j's edges
+    shares = (edges / np.where(totals > 0, totals, 1)[:, None]).T  # (m, m) [i, j]: share of j's vote that goes to i
     weights = np.ones(len(edges))
     for _ in range(max_iterations):
         before, weights = weights, (1 - damping) + damping * shares @ weights
