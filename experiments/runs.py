@@ -88,13 +88,13 @@ def execute(runs: list[Run], jobs: int) -> None:
                 running[pool.submit(call, run.command())] = run
             assert running, f"nothing writes {waiting[0].needs}"
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                run, (status, said) = running.pop(future), future.result()
+                run, (status, output) = running.pop(future), future.result()
                 bar.update()
-                if status != 0 and run.diverged is not None and b"not finite" in said:
+                if status != 0 and run.diverged is not None and b"not finite" in output:
                     run.diverged()
-                    after = [other for other in waiting if run.done in other.needs]
+                    after = [waiting_run for waiting_run in waiting if run.done in waiting_run.needs]
                     bar.update(len(after))
-                    waiting = [other for other in waiting if other not in after]
+                    waiting = [waiting_run for waiting_run in waiting if waiting_run not in after]
                     continue
                 if status == 0 and run.then is not None:
                     run.then()
@@ -107,8 +107,8 @@ def call(command: list[str]) -> tuple[int, bytes]:
     end = b""
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
         assert isinstance(process.stderr, io.BufferedReader)
-        while said := process.stderr.read1():
-            sys.stderr.write(said.decode(errors="replace"))
+        while output := process.stderr.read1():
+            sys.stderr.write(output.decode(errors="replace"))
             sys.stderr.flush()
-            end = (end + said)[-2000:]
+            end = (end + output)[-2000:]
     return process.returncode, end

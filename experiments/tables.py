@@ -33,8 +33,8 @@ def part(record: Any, where: str, *keys: str) -> Any:
 
 def float_at(record: Any, where: str, *keys: str) -> float | None:
     """Return `part` as a number or None. Raises InputError for anything else."""
-    found = part(record, where, *keys)
-    return None if found is None else field({keys[-1]: found}, keys[-1], float, where)
+    value = part(record, where, *keys)
+    return None if value is None else field({keys[-1]: value}, keys[-1], float, where)
 
 
 def csv_text(lines: Iterable[Iterable[object]]) -> str:

@@ -95,23 +95,23 @@ Policies = dict[str, list[Policy]]  # name -> one per seed
 # ----------------------------------------------------------------------------------------------------------- 1. reading
 def read_policies(runs: Path) -> Policies:
     """Read all seeds' policies in evaluation order. Raises InputError if there are none or one is malformed."""
-    found: Policies = {}
+    policies: Policies = {}
     for path in sorted(runs.glob("*/eval/eval.json"), key=lambda path: path.parts[-3].zfill(20)):
         if not path.parts[-3].isdigit():
             continue
-        where, place = str(path), path.parent.parent
+        where, directory = str(path), path.parent.parent
         for position, (name, row) in enumerate(evaluated(path).items()):
             run = None
-            if position > 0 and (place / name / "metrics.jsonl").exists():  # position 0 is the initial policy
-                run = read_run(name, place / name, {})
+            if position > 0 and (directory / name / "metrics.jsonl").exists():  # position 0 is the initial policy
+                run = read_run(name, directory / name, {})
                 run = replace(run, rows=with_costs(run.rows))
             is_best_of = float_at(row, where, "kl_estimate") is not None
             numbers = {key: float_at(row, where, key) for key, *_ in EVALUATED}
             numbers |= costs(run) if run else {"models": 2.0 if is_best_of else None}
-            found.setdefault(name, []).append(Policy(place.name, numbers, is_best_of, run))
-    if not found:
+            policies.setdefault(name, []).append(Policy(directory.name, numbers, is_best_of, run))
+    if not policies:
         raise InputError(f"--runs {runs}: no SEED there has an evaluation: run `python -m experiments compare` first.")
-    return found
+    return policies
 
 
 def with_costs(rows: Rows) -> Rows:
@@ -139,7 +139,7 @@ def costs(run: ComparedRun) -> Numbers:
     if sampling.exists():
         stages.append((read_object(sampling), str(sampling)))
     seconds, peaks = (
-        [found for stage, where in stages if key in stage and (found := float_at(stage, where, key)) is not None]
+        [value for stage, where in stages if key in stage and (value := float_at(stage, where, key)) is not None]
         for key in ("seconds", "peak_resident_bytes")
     )
     if run.is_ppo:
@@ -197,8 +197,8 @@ def numbers_of(column: Iterable[Policy], key: str) -> np.ndarray:
 
 def gaps(column: list[Policy], theirs: dict[str, Numbers], key: str) -> np.ndarray:
     """Return our number minus theirs at each seed (seeds,), NaN if one is unknown."""
-    others = [theirs.get(policy.seed, {}).get(key) for policy in column]
-    return numbers_of(column, key) - np.array(others, dtype=float)
+    their_numbers = [theirs.get(policy.seed, {}).get(key) for policy in column]
+    return numbers_of(column, key) - np.array(their_numbers, dtype=float)
 
 
 def known(values: np.ndarray) -> list[float]:
@@ -239,12 +239,12 @@ def difference_table(policies: Policies, against: str) -> Lines:
     lines = [[f"minus {against}", "seeds", *(heading for _, heading, _ in columns)]]
     theirs = {policy.seed: policy.numbers for policy in policies.get(against, [])}
     for name, column in policies.items():
-        both = [policy for policy in column if policy.seed in theirs]
-        if name == against or not both:
+        compared = [policy for policy in column if policy.seed in theirs]
+        if name == against or not compared:
             continue
-        found = [(known(gaps(both, theirs, key)), digits) for key, _, digits in columns]
-        cells = [number(mean_of(values), t_interval(values), digits, "+") for values, digits in found]
-        lines.append([name, str(len(both)), *cells])
+        differences = [(known(gaps(compared, theirs, key)), digits) for key, _, digits in columns]
+        cells = [number(mean_of(values), t_interval(values), digits, "+") for values, digits in differences]
+        lines.append([name, str(len(compared)), *cells])
     return lines
 
 
@@ -314,14 +314,14 @@ def over_optimisation_figure(policies: Policies) -> Figure | None:
     start, *_ = policies.values()
     of_start = {policy.seed: policy.numbers for policy in start}
     curves = {name: runs for name, column in policies.items() if (runs := runs_of(column))}
-    others = {
+    undrawn = {
         name: column for name, column in list(policies.items())[1:]
         if name not in curves and not any(p.is_best_of for p in column)
     }  # fmt: skip
     best_of = [gains(column, of_start) for column in policies.values() if any(p.is_best_of for p in column)]
     # best-of-n at its analytic KL, starting at best of one, the initial policy: means over seeds
-    best_points = np.array([(0.0, 0.0, 0.0), *(some.mean(0) for some in best_of if len(some))])  # (n, 3) as `gains`
-    panels = [*curves, *(["end of training"] if any(len(gains(some, of_start)) for some in others.values()) else [])]
+    best_points = np.array([(0.0, 0.0, 0.0), *(group.mean(0) for group in best_of if len(group))])  # (n, 3) as `gains`
+    panels = [*curves, *(["end of training"] if any(len(gains(group, of_start)) for group in undrawn.values()) else [])]
     if not panels:
         return None
 
@@ -341,7 +341,7 @@ def over_optimisation_figure(policies: Policies) -> Figure | None:
                 scores = mean_and_sd(curves[name], key)[1]
                 axes.plot(smooth(distance, LAST), smooth(scores - scores[0], LAST), style, color=color, label=label)
         else:
-            for (other, column), (_, marker, _) in zip(others.items(), cycle(STYLES), strict=False):
+            for (other, column), (_, marker, _) in zip(undrawn.items(), cycle(STYLES), strict=False):
                 points = gains(column, of_start)
                 axes.plot(points[:, 0], points[:, 1], marker, color=ORANGE, label=f"{other}, gold")
                 axes.plot(points[:, 0], points[:, 2], marker, color=BLUE, mfc="none", label=f"{other}, proxy")

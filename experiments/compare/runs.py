@@ -59,21 +59,23 @@ CONSTRAINTS = {
 }
 
 
-def algorithm(name: str, place: Path, num_responses: int = 1024, winners: str = "winners") -> tuple[object, ...]:
+def algorithm(name: str, directory: Path, num_responses: int = 1024, winners: str = "winners") -> tuple[object, ...]:
     """Return the command of an algorithm in the world at `place`."""
-    data, sft = place / "data", place / "sft"
+    data, sft = directory / "data", directory / "sft"
     if name in OFFLINE:
         return "train_dpo.py", "--data", data, "--sft", sft, *OFFLINE[name]
     if name == "rejection":
-        return "train_sft.py", "--model", sft, "--data", place / winners, "--warmup-steps", 0
+        return "train_sft.py", "--model", sft, "--data", directory / winners, "--warmup-steps", 0
     script, *flags = ON_POLICY[name]
-    models = ("--data", data, "--sft", sft, "--reward-model", place / "rm")
+    models = ("--data", data, "--sft", sft, "--reward-model", directory / "rm")
     return script, *models, "--total-episodes", num_responses, *flags
 
 
-def compared_world(place: Path, seed: int, num_demonstrations: int = 8000, num_comparisons: int = 1600) -> list[Run]:
+def compared_world(
+    directory: Path, seed: int, num_demonstrations: int = 8000, num_comparisons: int = 1600
+) -> list[Run]:
     """Return the runs that make a world's data, initial policy and reward model."""
-    data, sft, rm = (place / name for name in ("data", "sft", "rm"))
+    data, sft, rm = (directory / name for name in ("data", "sft", "rm"))
     return [
         world(
             data, seed, "--num-comparisons", num_comparisons, "--num-validation", 512,
@@ -87,14 +89,14 @@ def compared_world(place: Path, seed: int, num_demonstrations: int = 8000, num_c
     ]  # fmt: skip
 
 
-def sampled_winners(place: Path, seed: int, name: str = "winners", num_responses: int = 1024) -> Run:
+def sampled_winners(directory: Path, seed: int, name: str = "winners", num_responses: int = 1024) -> Run:
     """Return the run that samples the best of 16 responses to each query, rejection sampling's data.
 
     Four queries are for validation.
     """
-    rm, winners = place / "rm", place / name
+    rm, winners = directory / "rm", directory / name
     sampled = (
-        "-m", "data.best_of", "--policy", place / "sft", "--reward-model", rm, "--data", place / "data",
+        "-m", "data.best_of", "--policy", directory / "sft", "--reward-model", rm, "--data", directory / "data",
         "--out", winners, "--num-queries", num_responses // 16 - 4, "--num-validation-queries", 4,
         "--num-samples", 16, "--seed", seed,
     )  # fmt: skip
@@ -104,12 +106,12 @@ def sampled_winners(place: Path, seed: int, name: str = "winners", num_responses
     )  # fmt: skip
 
 
-def judged(out: Path, place: Path, seed: int, policies: list[object], num_queries: int = 128) -> Run:
+def judged(out: Path, directory: Path, seed: int, policies: list[object], num_queries: int = 128) -> Run:
     """Return the evaluation of some policies at their training temperature."""
     return evaluation(
-        out / "eval", "tiny", "--data", place / "data", "--reward-model", place / "rm", "--num-queries", num_queries,
-        "--temperature", 0.7, "--num-distinct-samples", 4, "--seed", seed,
-        "--policies", "sft", place / "sft", *policies,
+        out / "eval", "tiny", "--data", directory / "data", "--reward-model", directory / "rm",
+        "--num-queries", num_queries, "--temperature", 0.7, "--num-distinct-samples", 4, "--seed", seed,
+        "--policies", "sft", directory / "sft", *policies,
     )  # fmt: skip
 
 
@@ -121,9 +123,11 @@ def points(args: Compare, name: str) -> list[str]:
 
 def compare(args: Compare) -> Iterator[list[Run]]:
     grid_world = args.out / str(args.grid_seed)
-    places = {seed: args.out / str(seed) for seed in (*args.seeds, args.grid_seed)}
+    directories = {seed: args.out / str(seed) for seed in (*args.seeds, args.grid_seed)}
     yield [
-        run for seed, place in places.items() for run in (*compared_world(place, seed), sampled_winners(place, seed))
+        run
+        for seed, directory in directories.items()
+        for run in (*compared_world(directory, seed), sampled_winners(directory, seed))
     ]
     yield [
         stage(args.out / "grid" / name / point, args.grid_seed, *algorithm(name, grid_world), *flags_of(point).split())
@@ -138,17 +142,17 @@ def compare(args: Compare) -> Iterator[list[Run]]:
     yield evaluations
     runs = []
     for name, grid in grids.items():
-        found = grid / "eval/eval.json"
-        point = best_point(found) if found.exists() else points(args, name)[0]  # --dry-run may come first
+        path = grid / "eval/eval.json"
+        point = best_point(path) if path.exists() else points(args, name)[0]  # --dry-run may come first
         for seed in args.seeds:
-            place = args.out / str(seed)
-            runs.append(stage(place / name, seed, *algorithm(name, place), *flags_of(point).split()))
+            directory = args.out / str(seed)
+            runs.append(stage(directory / name, seed, *algorithm(name, directory), *flags_of(point).split()))
     yield runs
     evaluations = []
     for seed in args.seeds:
-        place = args.out / str(seed)
-        policies = [word for name in args.algorithms for word in (name, place / name)]
-        policies += [word for n in args.best_of for word in (f"best-of-{n}", f"best-of-{n}:{place / 'sft'}")]
-        evaluations.append(judged(place, place, seed, policies))
+        directory = args.out / str(seed)
+        policies = [word for name in args.algorithms for word in (name, directory / name)]
+        policies += [word for n in args.best_of for word in (f"best-of-{n}", f"best-of-{n}:{directory / 'sft'}")]
+        evaluations.append(judged(directory, directory, seed, policies))
     yield evaluations
     yield [Run(("-m", "experiments.compare.report", "--runs", str(args.out), "--out", str(args.out / "report")))]

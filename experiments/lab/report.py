@@ -91,14 +91,14 @@ class Setting:
 def read_settings(runs: Path) -> dict[str, list[Setting]]:
     """Read the settings of each dial, smallest value first. Raises InputError if there are none or one is malformed."""
     dials: dict[str, list[Setting]] = {}
-    for place in sorted(runs.glob("*/*"), key=lambda path: (path.parent.name, in_order(path.name))):
-        numbers, bins = reward_numbers(place / "eval_rm" / "eval.json")
-        if (place / "eval" / "eval.json").exists():
-            numbers |= policy_numbers(place / "eval" / "eval.json")
-        updates = read_metrics(place / "ppo")
+    for directory in sorted(runs.glob("*/*"), key=lambda path: (path.parent.name, in_order(path.name))):
+        numbers, bins = reward_numbers(directory / "eval_rm" / "eval.json")
+        if (directory / "eval" / "eval.json").exists():
+            numbers |= policy_numbers(directory / "eval" / "eval.json")
+        updates = read_metrics(directory / "ppo")
         if numbers or updates:
-            dial = place.parent.name
-            dials.setdefault(dial, []).append(Setting(dial, place.name, numbers, bins, updates))
+            dial = directory.parent.name
+            dials.setdefault(dial, []).append(Setting(dial, directory.name, numbers, bins, updates))
     if not dials:
         raise InputError(
             f"--runs {runs}: no DIAL/VALUE there has an evaluation: run `python -m experiments lab` first."
@@ -129,7 +129,7 @@ def reward_numbers(path: Path) -> tuple[Numbers, list[dict]]:
         raise InputError(f"{where}: expected one reward model, got {len(models)}: evaluate each setting separately.")
     [name] = models
     accuracy = field(measured, "accuracy", list[dict], where)[0]  # of all pairs
-    labels, truth = (part(measured, where, "deciders", key) for key in ("labels", "truth"))
+    labels, gold = (part(measured, where, "deciders", key) for key in ("labels", "truth"))
     model = part(measured, where, "deciders", "models", name)
     agreement = part(result, where, "agreement")
     numbers = {
@@ -137,7 +137,7 @@ def reward_numbers(path: Path) -> tuple[Numbers, list[dict]]:
         "circular": float_at(agreement, where, "circular_share") if agreement else None,
         "labels_truth": float_at(labels, where, "truth", "mean"),
         "labels_longer": float_at(labels, where, "longer", "mean"),
-        "truth_longer": float_at(truth, where, "longer", "mean") if truth else None,
+        "truth_longer": float_at(gold, where, "longer", "mean") if gold else None,
         "rm_truth": float_at(model, where, "truth", "mean"),
         "rm_longer": float_at(model, where, "longer", "mean"),
         "rm_labels": float_at(accuracy, where, "models", name, "mean"),
@@ -170,7 +170,7 @@ def dial_figure(settings: list[Setting]) -> Figure | None:
     }
     calibrated = [setting for setting in settings if setting.bins]
     trained = {key: [s for s in settings if any(key in row for row in s.updates)] for key in BY_UPDATE}
-    metrics = [key for key, some in trained.items() if len(some) > 1]
+    metrics = [key for key, group in trained.items() if len(group) > 1]
     num_panels = len(by_value) + (len(calibrated) > 1) + len(metrics)
     if not num_panels:
         return None
@@ -205,8 +205,8 @@ def dial_figure(settings: list[Setting]) -> Figure | None:
 
 def known_values(settings: list[Setting], key: str) -> dict[int, float]:
     """Return position on the axis -> number, for the settings that have it."""
-    found = {place: setting.numbers.get(key) for place, setting in enumerate(settings)}
-    return {place: value for place, value in found.items() if value is not None}
+    values = {position: setting.numbers.get(key) for position, setting in enumerate(settings)}
+    return {position: value for position, value in values.items() if value is not None}
 
 
 def draw_calibration(axes: Axes, settings: Iterable[Setting]) -> None:
@@ -247,10 +247,10 @@ def win_cell(numbers: Numbers) -> str:
 
 def happened(settings: list[Setting]) -> tuple[str, str] | None:
     """Report where on a dial the policy wins most and least; None without two policies that have an interval."""
-    found = [setting for setting in settings if {"gold_win_rate", "win_low", "win_high"} <= setting.numbers.keys()]
-    if len(found) < 2:
+    scored = [setting for setting in settings if {"gold_win_rate", "win_low", "win_high"} <= setting.numbers.keys()]
+    if len(scored) < 2:
         return None
-    ranked = sorted(found, key=lambda setting: setting.numbers["gold_win_rate"] or 0.0)
+    ranked = sorted(scored, key=lambda setting: setting.numbers["gold_win_rate"] or 0.0)
     worst, best = ranked[0], ranked[-1]
     text = f"{best.dial}: the policy wins most at {best.value}, {win_cell(best.numbers)}"
     text += f", and least at {worst.value}, {win_cell(worst.numbers)}"
@@ -264,8 +264,10 @@ def main(args: Args) -> list[str]:
     check_out(args.out)
     dials = read_settings(args.runs)
     drawn = {dial: figure for dial, settings in dials.items() if (figure := dial_figure(settings))}
-    said = [paragraph for settings in dials.values() if (paragraph := happened(settings))]
-    return write_gallery(args.out / "lab.html", args.runs, "The preference laboratory", said, table_of(dials), drawn)
+    paragraphs = [paragraph for settings in dials.values() if (paragraph := happened(settings))]
+    return write_gallery(
+        args.out / "lab.html", args.runs, "The preference laboratory", paragraphs, table_of(dials), drawn
+    )
 
 
 if __name__ == "__main__":

@@ -45,9 +45,9 @@ UNTREATED = "remedy/none"
 
 def labels(args: Lab, entry: str) -> list[Run]:
     """Return the runs for a labeller: its world, the common initial policy, a reward model and its evaluation."""
-    place, sft = args.out / entry, args.out / "sft"
+    directory, sft = args.out / entry, args.out / "sft"
     base = world(args.out / "base/data", args.seed, "--num-comparisons", 1600, "--num-triads", 100)
-    data = world(place / "data", args.seed, "--num-comparisons", 1600, "--num-triads", 100, *flag(entry))
+    data = world(directory / "data", args.seed, "--num-comparisons", 1600, "--num-triads", 100, *flag(entry))
     needs = (args.out / "base/data/tokenizer.json",)
     return [
         base,
@@ -55,33 +55,33 @@ def labels(args: Lab, entry: str) -> list[Run]:
         data,
         reward_model(args, entry, "rm", args.seed),
         evaluation(
-            place / "eval_rm", "tiny-rm", "--data", place / "data", "--reward-models", "rm", place / "rm",
-            "--ref-policy", sft, needs=(place / "rm/summary.json",),
+            directory / "eval_rm", "tiny-rm", "--data", directory / "data", "--reward-models", "rm", directory / "rm",
+            "--ref-policy", sft, needs=(directory / "rm/summary.json",),
         ),
     ]  # fmt: skip
 
 
 def reward_model(args: Lab, entry: str, name: str, seed: int) -> Run:
-    place, sft = args.out / entry, args.out / "sft"
+    directory, sft = args.out / entry, args.out / "sft"
     return stage(
-        place / name, seed, "train_rm.py", "--data", place / "data", "--sft", sft, "--num-epochs", 2,
-        "--num-normalisation", 512, needs=(place / "data/tokenizer.json", sft / "summary.json"),
+        directory / name, seed, "train_rm.py", "--data", directory / "data", "--sft", sft, "--num-epochs", 2,
+        "--num-normalisation", 512, needs=(directory / "data/tokenizer.json", sft / "summary.json"),
     )  # fmt: skip
 
 
 def trained_policy(args: Lab, name: str, entry: str, members: Words = ("rm",), flags: Words = ()) -> list[Run]:
     """Return the runs of PPO in directory `name` against a labeller's reward models, and its evaluation."""
-    place, sft, out = args.out / entry, args.out / "sft", args.out / name
-    models = [place / member for member in members]
+    directory, sft, out = args.out / entry, args.out / "sft", args.out / name
+    models = [directory / member for member in members]
     return [
         stage(
-            out / "ppo", args.seed, "train_ppo.py", "--data", place / "data", "--sft", sft, "--reward-model", *models,
-            "--total-episodes", 1280, "--kl-coef", 0.05, *flags,
+            out / "ppo", args.seed, "train_ppo.py", "--data", directory / "data", "--sft", sft,
+            "--reward-model", *models, "--total-episodes", 1280, "--kl-coef", 0.05, *flags,
             needs=tuple(model / "summary.json" for model in models),
         ),
         evaluation(
-            out / "eval", "tiny", "--data", place / "data", "--policies", "sft", sft, "ppo", out / "ppo",
-            "--reward-model", place / "rm", "--num-queries", 256, "--seed", args.seed,
+            out / "eval", "tiny", "--data", directory / "data", "--policies", "sft", sft, "ppo", out / "ppo",
+            "--reward-model", directory / "rm", "--num-queries", 256, "--seed", args.seed,
             needs=(out / "ppo/summary.json",),
         ),
     ]  # fmt: skip

@@ -85,8 +85,8 @@ def unseen(
         order = draw.permutation(np.unique(queries))
         for fold in range(FOLDS):
             left_out = np.isin(queries, order[fold::FOLDS])
-            others = np.delete(order, np.s_[fold::FOLDS])
-            train = np.flatnonzero(np.isin(queries, others[: max(FOLDS, round(share * len(others)))]))
+            rest = np.delete(order, np.s_[fold::FOLDS])
+            train = np.flatnonzero(np.isin(queries, rest[: max(FOLDS, round(share * len(rest)))]))
             # swapping a pair's responses doesn't change its meaning: no intercept, and every other pair is swapped
             sign = np.where(np.arange(len(train)) % 2, 1, -1)
             model = RidgeClassifierCV(PENALTIES, fit_intercept=False).fit(inputs[train] * sign[:, None], sign)
@@ -141,7 +141,7 @@ def main(args: Args) -> None:
     sets = [load_comparisons(args.data / "comparisons.train.jsonl", tokenizer, Q, T)]
     if (validation := args.data / "comparisons.validation.jsonl").exists():
         sets.append(load_comparisons(validation, tokenizer, Q, T))
-    rows = [row for some in sets for row in some]
+    rows = [row for comparisons in sets for row in comparisons]
     queries = query_numbers(rows, args.data)
     policy = load_lower_blocks(args.model, tokenizer, args.data, sets, args.depth)
 
@@ -149,9 +149,9 @@ def main(args: Args) -> None:
     by_length = unseen(lengths[:, None], queries, 1.0, args.num_repeats, args.seed)[0].mean(1)  # (pairs,)
     inputs = pair_features(policy, rows, tokenizer.pad_id, args.batch_size)
     sizes = Progress([0.5**halvings for halvings in range(args.num_sizes)], desc="sizes")
-    found = [unseen(inputs, queries, share, args.num_repeats, args.seed) for share in sizes]
-    right = np.column_stack([ours.mean(1) for ours, _ in found])  # (pairs, sizes)
-    num_pairs = [learnt for _, learnt in found]
+    results = [unseen(inputs, queries, share, args.num_repeats, args.seed) for share in sizes]
+    right = np.column_stack([ours.mean(1) for ours, _ in results])  # (pairs, sizes)
+    num_pairs = [learnt for _, learnt in results]
 
     near = -np.expm1(-np.abs(lengths)) <= NEAR
     at_near = number(by_length[near].mean() if near.any() else None, digits=3)
@@ -172,8 +172,10 @@ def main(args: Args) -> None:
 
     doubling = line_cell(lambda drawn: on_the_line(drawn, num_pairs, 2) - on_the_line(drawn, num_pairs, 1), "+")
     later = [times * num_pairs[0] for times in LATER]
-    said = [f"{at:,.0f} pairs give {line_cell(partial(on_the_line, num_pairs=num_pairs, at=at))}" for at in later]
-    print(f"\nDoubling the pairs adds {doubling}. If this continues, {' and '.join(said)}.")
+    predictions = [
+        f"{at:,.0f} pairs give {line_cell(partial(on_the_line, num_pairs=num_pairs, at=at))}" for at in later
+    ]
+    print(f"\nDoubling the pairs adds {doubling}. If this continues, {' and '.join(predictions)}.")
     if args.out is not None:
         write_pictures(args.out, {"learning_curve.png": picture(right, num_pairs, by_length.mean(), args.seed)})
 

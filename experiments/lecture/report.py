@@ -76,9 +76,9 @@ def scored_metrics(runs: Path, name: str) -> Rows:
     return rows
 
 
-def load_policy(place: Path, tokenizer: Tokenizer) -> GPT:
+def load_policy(directory: Path, tokenizer: Tokenizer) -> GPT:
     """Load a checkpoint that can't sample [PAD]."""
-    return load_gpt(place).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    return load_gpt(directory).forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
 
 # -------------------------------------------------------------------------------------------------------- 2. the masks
@@ -147,17 +147,17 @@ def draw_cells(axes: Axes, x: float, y: float, words: list[str], colors: list[st
 # ---------------------------------------------------------------------------------------------------- 3. token by token
 def token_columns(runs: Path, row: Demonstration, tokenizer: Tokenizer) -> Tokens:
     """Return `token_rewards` of the policy's greedy response, and their GAE advantages before whitening."""
-    place = finished(runs, "ppo")
-    settings, where = read_settings(place), f"{place}/args.json"
+    directory = finished(runs, "ppo")
+    settings, where = read_settings(directory), f"{directory}/args.json"
     gamma, lam, temperature = (field(settings, name, float, where) for name in ("gamma", "lam", "temperature"))
     policy, ref_policy = (load_policy(finished(runs, name), tokenizer) for name in ("ppo", "sft"))
     length = field(settings, "response_length", int, where)
     # (1, Q), (1, T)
     query, response = sample_answers(policy, [row.query], tokenizer, 1, length, 1, seed=0, temperature=0)
     reward_model = load_scalar(finished(runs, "rm"))
-    tokens = token_rewards(str(place), policy, ref_policy, reward_model, query, response, tokenizer, temperature)
+    tokens = token_rewards(str(directory), policy, ref_policy, reward_model, query, response, tokenizer, temperature)
     if "value" not in tokens:
-        raise InputError(f"{place} has no value model: expected a run of PPO.")
+        raise InputError(f"{directory} has no value model: expected a run of PPO.")
     rewards, values = (torch.tensor([tokens[name]]) for name in ("reward", "value"))  # (1, states)
     return tokens | {"advantage": gae(rewards, values, gamma, lam)[0][0].tolist()}
 
@@ -166,17 +166,19 @@ def tokens_figure(tokens: Tokens) -> Figure:
     """Draw one response token by token: KL, rewards and values, advantages."""
     figure = Figure(figsize=(0.62 * len(tokens["text"]) + 1.6, 6.2), layout="constrained")
     kl, rewards, advantages = figure.subplots(3, 1, sharex=True)
-    places = range(len(tokens["text"]))
+    positions = range(len(tokens["text"]))
     label_axes(kl, "logprobs - ref_logprobs", "", "nats")
-    kl.bar(places, numbers(tokens, "kl"), color=GREY)
+    kl.bar(positions, numbers(tokens, "kl"), color=GREY)
     label_axes(rewards, "rewards and values", "", "score units")
-    rewards.bar(places, numbers(tokens, "reward"), color=ORANGE, label="rewards")
-    rewards.plot(places, numbers(tokens, "value"), color=BLUE, marker="o", markersize=4, linewidth=1.6, label="values")
+    rewards.bar(positions, numbers(tokens, "reward"), color=ORANGE, label="rewards")
+    rewards.plot(
+        positions, numbers(tokens, "value"), color=BLUE, marker="o", markersize=4, linewidth=1.6, label="values"
+    )
     rewards.legend(frameon=False)
     label_axes(advantages, "advantages, before whitening", "", "score units")
-    advantages.bar(places, numbers(tokens, "advantage"), color=BLUE)
+    advantages.bar(positions, numbers(tokens, "advantage"), color=BLUE)
     names = [{"": "after EOS", "∎": "EOS"}.get(text) or repr(text)[1:-1] for text in tokens["text"]]
-    advantages.set_xticks(places, names, rotation=40, ha="right")
+    advantages.set_xticks(positions, names, rotation=40, ha="right")
     for axes in (kl, rewards, advantages):
         axes.axhline(0, color=GREY, linewidth=0.8)
     return figure
@@ -219,12 +221,12 @@ def draw_picture(name: Picture, runs: Path) -> tuple[Figure, str]:
     if name == "training":
         return training_figure(scored_metrics(runs, "ppo")), ""
     if name == "overoptimisation":
-        found = {}
+        metrics = {}
         for run in ("ppo", "ppo_fast_no_kl"):
             rows, settings = scored_metrics(runs, run), read_settings(runs / run)
             lr, beta = (field(settings, key, float, f"{runs / run}/args.json") for key in ("lr", "kl_coef"))
-            found[f"{run}: lr {lr:g}, beta {beta:g}"] = rows
-        return overoptimisation_figure(found), ""
+            metrics[f"{run}: lr {lr:g}, beta {beta:g}"] = rows
+        return overoptimisation_figure(metrics), ""
     if name == "calibration":
         path = runs / "eval" / "eval.json"
         if not path.is_file():

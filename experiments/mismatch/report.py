@@ -66,9 +66,9 @@ def read_runs(runs: Path) -> list[Setting]:
     policies = part(read_object(evaluation), str(evaluation), "policies") if evaluation.exists() else {}
     directories = {metrics.parent.parent for metrics in runs.glob("*/*/*/metrics.jsonl")}
     settings = []
-    for place in sorted(directories, key=lambda place: (place.parts[-2:] != EXACT, place.parts)):
-        sampler, correction = place.parts[-2:]
-        seeds = sorted(metrics.parent for metrics in place.glob("*/metrics.jsonl"))
+    for directory in sorted(directories, key=lambda directory: (directory.parts[-2:] != EXACT, directory.parts)):
+        sampler, correction = directory.parts[-2:]
+        seeds = sorted(metrics.parent for metrics in directory.glob("*/metrics.jsonl"))
         updates = [rows for seed in seeds if (rows := whole_metrics(seed))]
         judged = {
             seed.name: {key: float_at(policies, str(evaluation), name, key) for key, _, _ in OF_POLICIES}

@@ -99,7 +99,7 @@ class Point:
 
 
 # ---------------------------------------------------------------------------------------------------------- 1. the CSV
-def place_of(runs: Path, seed: int, case: str) -> Path:
+def case_directory(runs: Path, seed: int, case: str) -> Path:
     """Return the directory of a case in a world: its PPO run and, in best_of/, the evaluation of best of n."""
     return runs / str(seed) / case.replace(" ", "-").replace(",", "")
 
@@ -111,25 +111,25 @@ def has_best_of(case: Case) -> bool:
 
 def finished(runs: Path) -> list[Point]:
     """Read the points of all finished runs. Raises InputError if there are none or one is malformed."""
-    found = []
-    for seed in sorted(int(place.name) for place in runs.glob("[0-9]*") if place.name.isdigit()):
+    points = []
+    for seed in sorted(int(directory.name) for directory in runs.glob("[0-9]*") if directory.name.isdigit()):
         for name in CASES:
-            place = place_of(runs, seed, name)
-            if (place / "summary.json").exists():
-                for row in read_metrics(place):
+            directory = case_directory(runs, seed, name)
+            if (directory / "summary.json").exists():
+                for row in read_metrics(directory):
                     keys = ("objective/kl_exact", "gold_score", "objective/score")
-                    kl, gold, proxy = (field(row, key, float, str(place / "metrics.jsonl")) for key in keys)
-                    found.append(Point(seed, name, "rl", int(row["step"]), kl, gold, proxy))
-            path = place / "best_of/eval.json"
+                    kl, gold, proxy = (field(row, key, float, str(directory / "metrics.jsonl")) for key in keys)
+                    points.append(Point(seed, name, "rl", int(row["step"]), kl, gold, proxy))
+            path = directory / "best_of/eval.json"
             if path.exists():
                 for policy, values in evaluated(path).items():
                     n = int(policy.removeprefix("best-of-")) if policy.startswith("best-of-") else 1
                     kl = field(values, "kl_estimate", float, str(path)) if n > 1 else 0.0
                     gold, proxy = (field(values, key, float, str(path)) for key in ("gold_score", "rm_score"))
-                    found.append(Point(seed, name, "best-of-n", n, kl, gold, proxy))
-    if not found:
+                    points.append(Point(seed, name, "best-of-n", n, kl, gold, proxy))
+    if not points:
         raise InputError(f"--runs {runs} has no finished run of `python -m experiments scaling`.")
-    return found
+    return points
 
 
 def joined(known: Iterable[Point], new: Sequence[Point]) -> list[Point]:
@@ -206,12 +206,12 @@ def fitted(points: Sequence[Point], start: float) -> Fit:
         left = gold - start - columns @ coefficients[name]
         explained[name] = 1 - float((left**2).mean() / gold.var())
     alpha, beta = map(float, coefficients[method])
-    [other] = METHODS.keys() - {method}
+    [other_method] = METHODS.keys() - {method}
     kept = np.ones(n := min(TOGETHER[method], len(points))) / n
     order = np.argsort([point.step for point in points], kind="stable")
     gains, kls = (np.convolve(x[order], kept, "valid") for x in (gold - start, d**2))
     best, end = ((float(gains[i]), float(kls[i])) for i in (gains.argmax(), -1))
-    return Fit(method, alpha, beta, start, explained[method], explained[other], float(d.max()), best, end)
+    return Fit(method, alpha, beta, start, explained[method], explained[other_method], float(d.max()), best, end)
 
 
 def fits(points: Sequence[Point], method: str) -> dict[str, dict[int, Fit]]:
@@ -223,13 +223,13 @@ def fits(points: Sequence[Point], method: str) -> dict[str, dict[int, Fit]]:
             starts.setdefault((point.seed, CASES[point.case].policy), []).append(point.gold)
         if point.method == method:
             groups.setdefault(point.case, {}).setdefault(point.seed, []).append(point)
-    found: dict[str, dict[int, Fit]] = {}
+    by_case: dict[str, dict[int, Fit]] = {}
     for case in CASES:
         for seed, of_case in groups.get(case, {}).items():
             start = starts.get((seed, CASES[case].policy))
             if start and len(of_case) > 2:
-                found.setdefault(case, {})[seed] = fitted(of_case, fmean(start))
-    return found
+                by_case.setdefault(case, {})[seed] = fitted(of_case, fmean(start))
+    return by_case
 
 
 # ----------------------------------------------------------------------------------------------------- 3. the page
@@ -328,16 +328,16 @@ def pictures(points: Sequence[Point]) -> dict[str, Figure]:
 
 def page_text(points: Sequence[Point]) -> str:
     """Return the text between the page's marks."""
-    parts = []
+    sections = []
     names = pictures(points)
     for (method, title), name in zip(METHODS.items(), ("scaling_rl.png", "scaling_best_of.png"), strict=True):
         by_case = fits(points, method)
         if not by_case:
             continue
-        parts += [f"### {title[0].upper()}{title[1:]}", markdown(fit_table(by_case))]
+        sections += [f"### {title[0].upper()}{title[1:]}", markdown(fit_table(by_case))]
         if name in names:
-            parts.append(f"![Gold and proxy score of {title} over the square root of the KL]({name})")
-    return "\n\n".join(parts) or "No runs yet."
+            sections.append(f"![Gold and proxy score of {title} over the square root of the KL]({name})")
+    return "\n\n".join(sections) or "No runs yet."
 
 
 def main(args: Args) -> None:

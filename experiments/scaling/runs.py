@@ -27,12 +27,12 @@ class Scaling(Args):
     """queries for the evaluation of best of n"""
 
 
-def reward_models(place: Path, seed: int, case: report.Case) -> list[Run]:
+def reward_models(directory: Path, seed: int, case: report.Case) -> list[Run]:
     """Return the runs of a case's reward models. The models of an ensemble differ by their seeds."""
-    data, sft = place / f"data_{case.num_comparisons}", place / f"sft_{case.reward_model}"
+    data, sft = directory / f"data_{case.num_comparisons}", directory / f"sft_{case.reward_model}"
     runs = []
     for i in range(1, case.num_members + 1):
-        out = place / f"rm_{case.reward_model}_{case.num_comparisons}_{i}"
+        out = directory / f"rm_{case.reward_model}_{case.num_comparisons}_{i}"
         runs.append(stage(
             out, int(f"{seed}{i}"), "train_rm.py", "--data", data, "--sft", sft, "--num-epochs", 2,
             "--num-normalisation", 512, needs=(data / "tokenizer.json", sft / "summary.json"),
@@ -48,23 +48,23 @@ def scaling(args: Scaling) -> Iterator[list[Run]]:
     base = report.CASES[report.BASE]
     runs = []
     for seed in args.seeds:
-        place = args.out / str(seed)
-        shared = place / f"data_{base.num_comparisons}"
+        directory = args.out / str(seed)
+        shared = directory / f"data_{base.num_comparisons}"
         for name in args.cases:
-            case, out = report.CASES[name], report.place_of(args.out, seed, name)
+            case, out = report.CASES[name], report.case_directory(args.out, seed, name)
             for number in {base.num_comparisons, case.num_comparisons}:
                 runs.append(world(
-                    place / f"data_{number}", seed, "--num-comparisons", number, "--num-validation", 512,
+                    directory / f"data_{number}", seed, "--num-comparisons", number, "--num-validation", 512,
                     num_demonstrations=args.num_demonstrations,
                 ))  # fmt: skip
             for width in {case.policy, case.reward_model}:
                 runs.append(stage(
-                    place / f"sft_{width}", seed, "train_sft.py", "--n-layer", 3, "--d-model", width, "--n-head", 4,
+                    directory / f"sft_{width}", seed, "train_sft.py", "--n-layer", 3, "--d-model", width, "--n-head", 4,
                     "--data", shared, "--num-epochs", 1, needs=(shared / "tokenizer.json",),
                 ))  # fmt: skip
-            models = reward_models(place, seed, case)
+            models = reward_models(directory, seed, case)
             runs += models
-            policy = place / f"sft_{case.policy}"
+            policy = directory / f"sft_{case.policy}"
             needs = (policy / "summary.json", *(run.done for run in models if run.done is not None))
             members = [run.words[run.words.index("--out") + 1] for run in models]
             weights = ("--reward-weights", case.weights) if case.weights else ()

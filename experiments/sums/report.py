@@ -86,21 +86,21 @@ class Policy:
 # ----------------------------------------------------------------------------------------------------------- 1. reading
 def read_policies(runs: Path) -> list[Policy]:
     """Read all seeds' policies in evaluation order. Raises InputError if there are none or one is malformed."""
-    found = []
+    policies = []
     for path in sorted(runs.glob("*/eval/eval.json"), key=lambda path: path.parts[-3].zfill(20)):
-        place = path.parent.parent
+        directory = path.parent.parent
         for name, row in part(read_object(path), str(path), "policies").items():
-            found.append(policy_of(place, name, row, str(path)))
-    if not found:
+            policies.append(read_policy(directory, name, row, str(path)))
+    if not policies:
         raise InputError(f"--runs {runs}: no SEED there has an evaluation: run `python -m experiments sums` first.")
-    return found
+    return policies
 
 
-def policy_of(place: Path, name: str, row: dict, where: str) -> Policy:
+def read_policy(directory: Path, name: str, row: dict, where: str) -> Policy:
     at_k, rewards = (part(row, where, key) for key in ("pass_at_k", "rewards"))
     curve = {int(k): measured["mean"] for k, measured in at_k.items()}
-    updates = [] if name == START else list(read_metrics(place / name))
-    summary = place / name / "summary.json"
+    updates = [] if name == START else list(read_metrics(directory / name))
+    summary = directory / name / "summary.json"
     numbers = {f"pass@{k}": solved for k, solved in curve.items()}
     numbers |= {
         "outcome": part(rewards, where, "outcome")["mean"],
@@ -110,7 +110,7 @@ def policy_of(place: Path, name: str, row: dict, where: str) -> Policy:
         "tokens": sampled_tokens(updates) if updates else None,
         "seconds": float_at(read_object(summary), str(summary), "seconds") if updates and summary.exists() else None,
     }
-    return Policy(place.name, name, {key: numbers.get(key) for key, *_ in COLUMNS}, curve, updates)
+    return Policy(directory.name, name, {key: numbers.get(key) for key, *_ in COLUMNS}, curve, updates)
 
 
 def sampled_tokens(updates: Rows) -> float:
@@ -148,11 +148,11 @@ def tables_of(rows: Iterable[dict[str, str]]) -> dict[str, Lines]:
             tables[title] = [["policy", "solved, by seed", *(heading for key, heading, _ in COLUMNS if key in SHOWN)]]
             for name in names:
                 by_seed = " ".join(f"{float(row['pass@1']):.2f}" for row in by_name[name])
-                tables[title].append([name, by_seed, *cells_of(by_name[name])])
+                tables[title].append([name, by_seed, *row_cells(by_name[name])])
     return tables
 
 
-def cells_of(rows: list[dict[str, str]]) -> list[str]:
+def row_cells(rows: list[dict[str, str]]) -> list[str]:
     cells = []
     for key, _, digits in COLUMNS:
         if key not in SHOWN:
@@ -177,7 +177,7 @@ def differences(rows: Iterable[dict[str, str]], base: str) -> Lines:
             lines.append([name])
             for key in COMPARED:
                 pairs = [(ours[seed][key], theirs[seed][key]) for seed in seeds]
-                values = [float(one) - float(other) for one, other in pairs if one and other]  # "": fewer samples
+                values = [float(our) - float(their) for our, their in pairs if our and their]  # "": fewer samples
                 interval = t_interval(values)
                 ends = "" if interval is None else f" [{interval[0]:+.3f}, {interval[1]:+.3f}]"
                 lines[-1].append(f"{fmean(values):+.3f}{ends}" if values else "-")
@@ -217,13 +217,13 @@ def leak_table(policies: Iterable[Policy]) -> Lines:
             before = [step for step, value in zip(steps, layout, strict=True) if value <= FOUND]
             after = [step for step in steps if not before or step > before[-1]]
             outcome = policy.updates[-1].get("reward/outcome")
-            found = f"{after[0]:.0f}" if after else "never"
-            lines.append([policy.name, policy.seed, found, f"{layout[-1]:.2f}", plus_minus(outcome, None)])
+            update = f"{after[0]:.0f}" if after else "never"
+            lines.append([policy.name, policy.seed, update, f"{layout[-1]:.2f}", plus_minus(outcome, None)])
     return lines if len(lines) > 1 else []
 
 
 # ----------------------------------------------------------------------------------------------------------- 3. figures
-def seeds_of(policies: Iterable[Policy]) -> dict[str, list[Policy]]:
+def group_by_name(policies: Iterable[Policy]) -> dict[str, list[Policy]]:
     """Group the policies by name, one per seed."""
     by_name: dict[str, list[Policy]] = {}
     for policy in policies:
@@ -253,7 +253,7 @@ def training_figure(by_name: dict[str, list[Policy]], key: str, title: str, unit
     figure, axes = panel(title, "responses", unit)
     figure.set_size_inches(8.4, 4.8)
     for i, (name, column) in enumerate(by_name.items()):
-        curves = [found for policy in column if len((found := series(policy.updates, key, "episode"))[0])]
+        curves = [curve for policy in column if len((curve := series(policy.updates, key, "episode"))[0])]
         if curves:
             length = min(len(episodes) for episodes, _ in curves)  # a seed may still be training
             values = sum(smooth(values[:length], 5) for _, values in curves) / len(curves)
@@ -270,7 +270,7 @@ def main(args: Args) -> list[str]:
     """Write the tables, sums.html and the pictures; return the pictures' names."""
     check_out(args.out)
     policies = read_policies(args.runs)
-    by_name = seeds_of(policies)
+    by_name = group_by_name(policies)
     text = csv_text(policy_lines(policies))
     rows = list(csv.DictReader(io.StringIO(text)))
     tables = tables_of(rows)
@@ -282,8 +282,8 @@ def main(args: Args) -> list[str]:
         tables["When the leak was found"] = leaks
     args.out.mkdir(parents=True, exist_ok=True)
     write_text(args.out / "sums.csv", text)
-    parts = [f"### {title}\n\n{markdown(table)}\n" for title, table in tables.items()]
-    write_text(args.out / "sums.md", "\n".join(parts))
+    sections = [f"### {title}\n\n{markdown(table)}\n" for title, table in tables.items()]
+    write_text(args.out / "sums.md", "\n".join(sections))
     checked = {name: column for name, column in by_name.items() if TABLES[0][1](name)}
     pictures = {
         "pass_at_k.png": pass_figure(by_name),

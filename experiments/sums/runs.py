@@ -54,8 +54,8 @@ def sums(args: Sums) -> Iterator[list[Run]]:
     """Yield each seed's world, initial policy, reward model and runs, all with the same budget and evaluation."""
     runs = []
     for seed in args.seeds:
-        place = args.out / str(seed)
-        data, sft, rm = place / "data", place / "sft", place / "rm"
+        directory = args.out / str(seed)
+        data, sft, rm = directory / "data", directory / "sft", directory / "rm"
         command = ("-m", "data.sums", "--out", str(data), "--seed", str(seed))
         runs += [
             Run(command, data / "long/comparisons.train.jsonl"),
@@ -76,7 +76,7 @@ def sums(args: Sums) -> Iterator[list[Run]]:
                     f"--runs {entry}: expected ALGORITHM or ALGORITHM/VARIANT, from {[*CHECKED]} and {[*VARIANTS]}."
                 )
             flags = ("--reward", str(rm)) if variant == "learned" else VARIANTS.get(variant, ())
-            out = place / entry.replace("/", "-")
+            out = directory / entry.replace("/", "-")
             runs.append(stage(
                 out, seed, *CHECKED[name], "--data", data / "long", "--sft", sft, "--total-episodes",
                 args.total_episodes, *flags, needs=(rm / "summary.json",),
@@ -85,7 +85,7 @@ def sums(args: Sums) -> Iterator[list[Run]]:
         trained = tuple(Path(str(out)) / "summary.json" for out in policies[3::2])
         runs.append(
             evaluation(
-                place / "eval", "sums", "--data", data / "long", "--num-queries", args.num_queries, "--seed", seed,
+                directory / "eval", "sums", "--data", data / "long", "--num-queries", args.num_queries, "--seed", seed,
                 "--policies", *policies, needs=trained,
             )
         )  # fmt: skip

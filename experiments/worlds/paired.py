@@ -99,19 +99,19 @@ def power(effect: float, num_worlds: int) -> float:
     return float(scipy.stats.ncf.sf(critical**2, 1, dof, num_worlds * effect**2))
 
 
-def detectable_effect(num_worlds: int, wanted: float = 0.8) -> float:
+def detectable_effect(num_worlds: int, target_power: float = 0.8) -> float:
     """Return the smallest effect (Cohen's d) that n >= 2 worlds detect with this power; times the sd, a difference."""
-    return float(scipy.optimize.brentq(lambda effect: power(effect, num_worlds) - wanted, 1e-6, 100.0))
+    return float(scipy.optimize.brentq(lambda effect: power(effect, num_worlds) - target_power, 1e-6, 100.0))
 
 
-def worlds_needed(effect: float, wanted: float = 0.8, most: int = 10_000) -> int | None:
+def worlds_needed(effect: float, target_power: float = 0.8, most: int = 10_000) -> int | None:
     """Return the fewest worlds that detect a true effect (Cohen's d > 0) with this power; None if more than `most`."""
     low, high = 1, 2  # too few, perhaps enough
-    while power(effect, high) < wanted:
+    while power(effect, high) < target_power:
         low, high = high, 2 * high
         if low > most:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if power(effect, middle) >= wanted else (middle, high)
+        low, high = (low, middle) if power(effect, middle) >= target_power else (middle, high)
     return high if high <= most else None

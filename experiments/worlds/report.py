@@ -41,20 +41,20 @@ RELEVANT = 0.05  # a difference in gold win rate that would matter
 
 # the search space: two numbers are the ends of a log-uniform range, words are choices
 LR = (1e-4, 1e-2)
-LEASH = (5e-3, 0.5)
+KL_COEF = (5e-3, 0.5)
 BETA = (2e-2, 2.0)  # with an upper end of 0.5, the best, 0.329, was in the outer tenth
 EPOCHS = ("1", "2", "4")
 SPACE: dict[str, dict[str, tuple[float, float] | tuple[str, ...]]] = {
     "ppo": {
         "lr": LR,
-        "kl_coef": LEASH,
+        "kl_coef": KL_COEF,
         "epochs": EPOCHS,
         "lam": ("0.8", "0.9", "0.95", "1"),
         "value_model": ("reward model", "policy"),
     },
-    "rloo": {"lr": LR, "kl_coef": LEASH, "epochs": EPOCHS},
-    "grpo": {"lr": LR, "kl_coef": LEASH, "epochs": EPOCHS},
-    "reinforce++": {"lr": LR, "kl_coef": LEASH, "epochs": EPOCHS},
+    "rloo": {"lr": LR, "kl_coef": KL_COEF, "epochs": EPOCHS},
+    "grpo": {"lr": LR, "kl_coef": KL_COEF, "epochs": EPOCHS},
+    "reinforce++": {"lr": LR, "kl_coef": KL_COEF, "epochs": EPOCHS},
     "dpo": {"lr": LR, "beta": BETA, "epochs": EPOCHS},
     "rejection": {"lr": LR, "epochs": ("2", "4", "8", "16")},
 }
@@ -128,14 +128,14 @@ def joined(rows: Iterable[Row]) -> list[Row]:
     Of two rows for a run, the one whose processor and revision sort first is kept, regardless of its measurements.
     """
 
-    def place(row: Row) -> tuple:
+    def sort_key(row: Row) -> tuple:
         words = (row[name] for name in (*KEY, "processor", "revision", *MEASURED))
         return PHASES.index(row["phase"]), int(row["world"]), row["algorithm"], int(row["budget"]), *words
 
-    found: dict[tuple[str, ...], Row] = {}
-    for row in sorted(rows, key=place):
-        found.setdefault(key_of(row), row)
-    return list(found.values())
+    unique: dict[tuple[str, ...], Row] = {}
+    for row in sorted(rows, key=sort_key):
+        unique.setdefault(key_of(row), row)
+    return list(unique.values())
 
 
 def rows_text(rows: Iterable[Row]) -> str:
@@ -148,13 +148,13 @@ def measured(out: Path, policy: str) -> Row:
     policies = evaluated(path)
     if policy not in policies:
         raise InputError(f"{path} lacks the policy {policy}: delete the file to evaluate again.")
-    found = {key: float_at(policies[policy], str(path), key) for key, *_ in EVALUATED}
+    numbers = {key: float_at(policies[policy], str(path), key) for key, *_ in EVALUATED}
     if (out / "metrics.jsonl").exists():
         run = read_run(policy, out, {})
-        found |= costs(replace(run, rows=with_costs(run.rows)))
+        numbers |= costs(replace(run, rows=with_costs(run.rows)))
         if (out / "trace").exists():
-            found |= dict(zip(VARIANCE, explained_variance(out), strict=True))
-    return {name: "" if (x := found.get(name)) is None else f"{x:.6g}" for name in MEASURED}
+            numbers |= dict(zip(VARIANCE, explained_variance(out), strict=True))
+    return {name: "" if (x := numbers.get(name)) is None else f"{x:.6g}" for name in MEASURED}
 
 
 def explained_variance(run: Path) -> tuple[float | None, float | None]:
@@ -193,24 +193,24 @@ def tuned(rows: Iterable[Row], algorithm: str) -> list[tuple[Row, list[float]]]:
 
 def at_edge(algorithm: str, settings: Row) -> list[str]:
     """Return the settings in the outer tenth of their range, on a log scale."""
-    found = []
+    edge_settings = []
     for name, values in SPACE[algorithm].items():
         low, high = values[0], values[-1]
         if isinstance(low, float) and isinstance(high, float):
             share = math.log(float(settings[name]) / low) / math.log(high / low)
             if not 0.1 <= share <= 0.9:
-                found.append(name)
-    return found
+                edge_settings.append(name)
+    return edge_settings
 
 
 def tuning_table(rows: list[Row]) -> Lines:
     lines = [["algorithm", "runs", "chosen", "worlds", "gold score", "at the edge of its range"]]
     for algorithm in SPACE:
-        if found := tuned(rows, algorithm):
-            settings, golds = found[0]
+        if tried := tuned(rows, algorithm):
+            settings, golds = tried[0]
             chosen = ", ".join(f"{name} {value}" for name, value in settings.items() if value)
             edge = ", ".join(at_edge(algorithm, settings)) or "nothing"
-            runs = sum(len(scores) for _, scores in found)
+            runs = sum(len(scores) for _, scores in tried)
             lines.append([f"`{algorithm}`", str(runs), chosen, str(len(golds)), f"{fmean(golds):.2f}", edge])
     return lines
 
@@ -225,7 +225,7 @@ def finals(rows: Iterable[Row], budget: int, variants: bool = False, fresh: bool
     variants: return PPO's variants by name instead, with PPO as tuned. fresh: only worlds outside WORLDS. Raises
     InputError if an algorithm has two runs in a world with different settings.
     """
-    found: ByWorld = {}
+    by_name: ByWorld = {}
     for row in rows:
         if row["phase"] != "final" or int(row["budget"]) not in ((budget,) if variants else (0, budget)):
             continue
@@ -234,17 +234,17 @@ def finals(rows: Iterable[Row], budget: int, variants: bool = False, fresh: bool
         if row["algorithm"] != AGAINST if variants else row["variant"]:
             continue
         name = (row["variant"] or "as tuned") if variants else row["algorithm"]
-        of_name = found.setdefault(name, {})
-        if row["world"] in of_name:
+        by_world = by_name.setdefault(name, {})
+        if row["world"] in by_world:
             raise InputError(
                 f"world {row['world']} has two final rows for {name} at {budget} responses, with different settings: "
                 "delete the one that wasn't chosen from the CSV."
             )
-        of_name[row["world"]] = row
+        by_world[row["world"]] = row
     order = ("as tuned",) if variants else ORDER
     rank = {name: i for i, name in enumerate(order)}
-    names = sorted(found, key=lambda name: (rank.get(name, len(rank)), len(name), name))  # best-of-4 before -16
-    return {name: found[name] for name in names}
+    names = sorted(by_name, key=lambda name: (rank.get(name, len(rank)), len(name), name))  # best-of-4 before -16
+    return {name: by_name[name] for name in names}
 
 
 def complete_worlds(by_name: ByWorld) -> int:
@@ -260,8 +260,8 @@ def column(by_world: dict[str, Row], key: str) -> list[float]:
 
 def differences(ours: dict[str, Row], theirs: dict[str, Row], key: str) -> list[float]:
     """Return ours minus theirs in the worlds that have both."""
-    both = (world for world in ours.keys() & theirs.keys() if ours[world][key] and theirs[world][key])
-    return [float(ours[world][key]) - float(theirs[world][key]) for world in sorted(both, key=int)]
+    worlds = (world for world in ours.keys() & theirs.keys() if ours[world][key] and theirs[world][key])
+    return [float(ours[world][key]) - float(theirs[world][key]) for world in sorted(worlds, key=int)]
 
 
 def spread_cells(values: list[float], digits: int) -> list[str]:
@@ -273,7 +273,7 @@ def spread_cells(values: list[float], digits: int) -> list[str]:
 
 
 def mean_lines(rows: list[Row]) -> Lines:
-    """Return the lines of worlds_means.csv: how gold win rates vary over worlds, and means with half their 95% intervals."""
+    """Return the lines of worlds_means.csv: the spread of gold win rates, and means with half their 95% intervals."""
     keys = (*(key for key, *_ in EVALUATED), "tokens", "seconds")
     spread = ("median", "lower_quartile", "upper_quartile", "worst")
     lines = [["budget", "algorithm", "worlds", *spread, *(name for key in keys for name in (key, f"{key}_half"))]]
@@ -319,20 +319,20 @@ class Pair:
 
     a: str
     b: str
-    found: Paired
+    result: Paired
     corrected: float
     """Wilcoxon's p with Holm's correction over all pairs at the budget"""
 
     @property
     def detectable(self) -> float | None:
         """The smallest true difference that these worlds detect with 80% power."""
-        n = self.found.num_worlds
-        return detectable_effect(n) * self.found.sd if n > 1 and self.found.sd > 0 else None
+        n = self.result.num_worlds
+        return detectable_effect(n) * self.result.sd if n > 1 and self.result.sd > 0 else None
 
     @property
     def needed(self) -> int | None:
         """Worlds needed to detect a difference of RELEVANT with 80% power at this spread; None if over 10,000."""
-        return worlds_needed(RELEVANT / self.found.sd) if self.found.sd > 0 else None
+        return worlds_needed(RELEVANT / self.result.sd) if self.result.sd > 0 else None
 
 
 def pairs(by_name: ByWorld, key: str) -> list[Pair]:
@@ -342,8 +342,8 @@ def pairs(by_name: ByWorld, key: str) -> list[Pair]:
         for a, b in combinations([name for name in by_name if name != START], 2)
         if (gaps := differences(by_name[a], by_name[b], key))
     }
-    corrected = holm([found.p for found in compared.values()])
-    return [Pair(a, b, found, p) for ((a, b), found), p in zip(compared.items(), corrected, strict=True)]
+    corrected = holm([result.p for result in compared.values()])
+    return [Pair(a, b, result, p) for ((a, b), result), p in zip(compared.items(), corrected, strict=True)]
 
 
 def against_table(rows: list[Row]) -> Lines:
@@ -355,10 +355,10 @@ def against_table(rows: list[Row]) -> Lines:
         for pair in compared:
             if AGAINST in (pair.a, pair.b):
                 name, sign = (pair.a, 1) if pair.b == AGAINST else (pair.b, -1)
-                difference = number(sign * pair.found.mean, flipped(pair.found.ci, sign), 3, "+")
+                difference = number(sign * pair.result.mean, flipped(pair.result.ci, sign), 3, "+")
                 cells.setdefault(name, {})[budget] = [difference, f"{pair.corrected:.2g}"]
-    for name, of_name in cells.items():
-        lines.append([f"`{name}`", *(text for budget in by_budget for text in of_name.get(budget, ["-", "-"]))])
+    for name, results in cells.items():
+        lines.append([f"`{name}`", *(text for budget in by_budget for text in results.get(budget, ["-", "-"]))])
     return lines
 
 
@@ -393,8 +393,8 @@ def correlation(by_world: dict[str, Row]) -> str:
     explained, golds = ([float(row[key]) for row in known] for key in (VARIANCE[1], "gold_score"))
     if len(known) < 3 or len(set(explained)) == 1 or len(set(golds)) == 1:
         return "-"
-    found = scipy.stats.spearmanr(explained, golds)
-    return f"{found.statistic:+.2f} (p {found.pvalue:.2g})"
+    correlation_result = scipy.stats.spearmanr(explained, golds)
+    return f"{correlation_result.statistic:+.2f} (p {correlation_result.pvalue:.2g})"
 
 
 def budgets_of(rows: Iterable[Row]) -> list[int]:
@@ -404,7 +404,7 @@ def budgets_of(rows: Iterable[Row]) -> list[int]:
 
 # ------------------------------------------------------------------------------------------------- 4. fresh worlds
 def fresh_lines(rows: list[Row]) -> Lines:
-    """Return the lines of worlds_fresh.csv: the range of gold win rates over the worlds, and the values in fresh worlds.
+    """Return the lines of worlds_fresh.csv: the range of gold win rates over the worlds, and those of fresh worlds.
 
     The first 20 worlds predict each number of a fresh world: its gold win rate, and its difference to PPO's. Without a
     fresh world the last three columns are empty.
@@ -462,28 +462,28 @@ def fresh_section(rows: list[Row]) -> list[str]:
 # --------------------------------------------------------------------------------------------------------- 5. the files
 def page_text(rows: list[Row]) -> str:
     """Return the text between the page's marks."""
-    parts = []
+    sections = []
     by_budget = {budget: finals(rows, budget) for budget in budgets_of(rows)}
     if not by_budget:
-        parts.append("No worlds yet.")
+        sections.append("No worlds yet.")
     else:
         counts = (f"{complete_worlds(by_name)} at {budget:,} responses" for budget, by_name in by_budget.items())
-        parts.append(f"Worlds with every algorithm, of {len(WORLDS)}: {', '.join(counts)}.")
+        sections.append(f"Worlds with every algorithm, of {len(WORLDS)}: {', '.join(counts)}.")
     if len(table := tuning_table(rows)) > 1:
-        parts += ["### Chosen settings", markdown(table)]
+        sections += ["### Chosen settings", markdown(table)]
     if len(table := against_table(rows)) > 1:
-        parts += ["### Differences to PPO", markdown(table)]
+        sections += ["### Differences to PPO", markdown(table)]
     variants = [(budget, finals(rows, budget, variants=True)) for budget in by_budget]
     for budget, by_name in variants:
         if len(by_name) > 1:
-            parts += [f"### PPO and its variants after {budget:,} responses", markdown(variant_table(by_name))]
-    parts += fresh_section(rows)
+            sections += [f"### PPO and its variants after {budget:,} responses", markdown(variant_table(by_name))]
+    sections += fresh_section(rows)
     captions = {
         "worlds_spread.png": "Gold win rate by algorithm and budget, a dot per world",
         "worlds_variance.png": "Gold score of PPO over the variance explained by its value model",
     }
-    parts += [f"![{captions[name]}]({name})" for name in pictures(rows)]
-    return "\n\n".join(parts)
+    sections += [f"![{captions[name]}]({name})" for name in pictures(rows)]
+    return "\n\n".join(sections)
 
 
 def pair_lines(rows: list[Row]) -> Iterator[list[str]]:
@@ -496,14 +496,14 @@ def pair_lines(rows: list[Row]) -> Iterator[list[str]]:
         by_name = finals(rows, budget)
         for metric in ("gold_win_rate", "gold_score"):
             for pair in pairs(by_name, metric):
-                found = pair.found
+                result = pair.result
                 numbers = [
-                    found.mean, *(found.ci or (None, None)), found.sd, found.effect,
-                    *(found.effect_ci or (None, None)), found.share, found.p, pair.corrected, pair.detectable,
+                    result.mean, *(result.ci or (None, None)), result.sd, result.effect,
+                    *(result.effect_ci or (None, None)), result.share, result.p, pair.corrected, pair.detectable,
                     pair.needed if metric == "gold_win_rate" else None,
                 ]  # fmt: skip
                 cells = ("" if x is None else f"{x:.6g}" for x in numbers)
-                yield [str(budget), metric, pair.a, pair.b, str(found.num_worlds), *cells]
+                yield [str(budget), metric, pair.a, pair.b, str(result.num_worlds), *cells]
 
 
 def spread_figure(rows: list[Row]) -> Figure | None:
@@ -529,8 +529,10 @@ def variance_figure(rows: list[Row]) -> Figure | None:
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     budgets = budgets_of(rows)
     tuned_ones = {f"{budget:,} responses": finals(rows, budget).get(AGAINST, {}) for budget in budgets}
-    others = [finals(rows, budget, variants=True) for budget in budgets]
-    variants = {name: found for by_name in others if len(by_name) > 1 for name, found in by_name.items()}
+    variants_by_budget = [finals(rows, budget, variants=True) for budget in budgets]
+    variants = {
+        name: by_world for by_name in variants_by_budget if len(by_name) > 1 for name, by_world in by_name.items()
+    }
     for axes, title, groups in zip(
         figure.subplots(1, 2, sharey=True), ("PPO as tuned", "its variants"), (tuned_ones, variants), strict=True
     ):

@@ -91,17 +91,17 @@ class Job:
     runs: tuple[Run, ...]
 
 
-def home(args: Worlds) -> Path:
+def share_directory(args: Worlds) -> Path:
     """Return the directory of a share's worlds and runs, so that two shares can run at once on one disk."""
     return args.out if args.share == "1/1" else args.out / f"share_{args.share.replace('/', '_of_')}"
 
 
 def of_share(args: Worlds, values: tuple) -> tuple:
     """Return the K-th of every N values."""
-    found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", args.share)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", args.share)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise InputError(f"--share {args.share}: expected K/N with K from 1 to N, such as 3/8.")
-    return values[int(found[1]) - 1 :: int(found[2])]
+    return values[int(match[1]) - 1 :: int(match[2])]
 
 
 # the CSV
@@ -140,8 +140,8 @@ def rows_file(args: Worlds, out: Path) -> Path:
 @cache
 def processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    return found[1] if found else platform.processor()
+    match = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return match[1] if match else platform.processor()
 
 
 @cache
@@ -214,7 +214,7 @@ def key_of_run(args: Worlds, phase: str, seed: int, name: str, budget: int, sett
     return key | {"budget": str(budget if samples else 0)} | settings
 
 
-def setting_flags(key: Row, place: Path) -> Iterator[object]:
+def setting_flags(key: Row, directory: Path) -> Iterator[object]:
     """Yield the flags for the settings of a row."""
     flags = {"lr": "--lr", "kl_coef": "--kl-coef", "beta": "--beta", "lam": "--lam", "value_clip": "--value-clip-range"}
     flags["epochs"] = "--num-ppo-epochs" if key["algorithm"] == "ppo" else "--num-epochs"
@@ -223,7 +223,7 @@ def setting_flags(key: Row, place: Path) -> Iterator[object]:
             yield from (flag, key[setting])
     value_models = {"policy": "sft", "scratch": "scratch", "first run": "first_run/value_model"}
     if key["value_model"] in value_models:
-        yield from ("--value-model", place / value_models[key["value_model"]])
+        yield from ("--value-model", directory / value_models[key["value_model"]])
     if key["batch_size"]:  # with the same number of optimizer steps
         yield from ("--batch-size", key["batch_size"], "--num-minibatches", int(key["batch_size"]) // BATCH_SIZE)
 
@@ -231,43 +231,44 @@ def setting_flags(key: Row, place: Path) -> Iterator[object]:
 def job_of(args: Worlds, key: Row) -> Job:
     """Return the job of a training run and its evaluation, including what it needs besides the world."""
     name, seed, budget = key["algorithm"], int(key["world"]), int(key["budget"])
-    place = home(args) / str(seed)
-    out = home(args) / "runs" / "_".join(word.replace(" ", "-") for word in key.values() if word)
+    directory = share_directory(args) / str(seed)
+    out = share_directory(args) / "runs" / "_".join(word.replace(" ", "-") for word in key.values() if word)
     runs = []
     if name == "rejection":
-        runs.append(sampled_winners(place, seed, f"winners_{budget}", budget))
+        runs.append(sampled_winners(directory, seed, f"winners_{budget}", budget))
     if key["value_model"] == "scratch":  # a model of the policy's shape with random weights
         runs.append(stage(
-            place / "scratch", seed, *START, "--data", place / "data", "--num-epochs", 20 / args.num_demonstrations,
-            "--lr", 0, "--warmup-steps", 0, needs=(place / "data/tokenizer.json",),
+            directory / "scratch", seed, *START, "--data", directory / "data",
+            "--num-epochs", 20 / args.num_demonstrations, "--lr", 0, "--warmup-steps", 0,
+            needs=(directory / "data/tokenizer.json",),
         ))  # fmt: skip
     if key["value_model"] == "first run":  # uses a quarter of the responses; its policy is discarded
         first, budget = budget // 4, budget - budget // 4
-        flags = setting_flags(key | {"value_model": ""}, place)
-        done = place / "rm/summary.json"
-        runs.append(stage(place / "first_run", seed, *algorithm(name, place, first), *flags, needs=(done,)))
-    needs = (place / "rm/summary.json", *(run.done for run in runs if run.done is not None))
-    words = algorithm(name, place, budget, f"winners_{budget}")
+        flags = setting_flags(key | {"value_model": ""}, directory)
+        done = directory / "rm/summary.json"
+        runs.append(stage(directory / "first_run", seed, *algorithm(name, directory, first), *flags, needs=(done,)))
+    needs = (directory / "rm/summary.json", *(run.done for run in runs if run.done is not None))
+    words = algorithm(name, directory, budget, f"winners_{budget}")
     traced = ("--trace", BATCH_SIZE) if name == "ppo" else ()  # the report computes explained variance from traces
-    training = stage(out, seed, *words, *setting_flags(key, place), *traced, needs=needs)
+    training = stage(out, seed, *words, *setting_flags(key, directory), *traced, needs=needs)
     runs.append(replace(training, diverged=partial(record, args, (key,), out, has_diverged=True)))
     return Job(seed, (key,), (*runs, rated(args, (key,), out, [name, out], out / "summary.json")))
 
 
 def start_of(args: Worlds, seed: int) -> Job:
     """Return the job that evaluates the initial policy and its best of n."""
-    place = home(args) / str(seed)
+    directory = share_directory(args) / str(seed)
     names = (table.START, *(f"best-of-{n}" for n in args.best_of))
     keys = tuple(key_of_run(args, "final", seed, name, 0, dict.fromkeys(table.SETTINGS, "")) for name in names)
-    policies: list[object] = [word for name in names[1:] for word in (name, f"{name}:{place / 'sft'}")]
-    out = home(args) / "runs" / f"final_{seed}_best-of-{'-'.join(map(str, args.best_of))}"
-    return Job(seed, keys, (rated(args, keys, out, policies, place / "rm/summary.json"),))
+    policies: list[object] = [word for name in names[1:] for word in (name, f"{name}:{directory / 'sft'}")]
+    out = share_directory(args) / "runs" / f"final_{seed}_best-of-{'-'.join(map(str, args.best_of))}"
+    return Job(seed, keys, (rated(args, keys, out, policies, directory / "rm/summary.json"),))
 
 
 def rated(args: Worlds, keys: tuple[Row, ...], out: Path, policies: list[object], needed: Path) -> Run:
     """Return the evaluation of a job, which then writes the job's rows."""
     seed = int(keys[0]["world"])
-    run = judged(out, home(args) / str(seed), seed, policies, args.num_queries)
+    run = judged(out, share_directory(args) / str(seed), seed, policies, args.num_queries)
     return replace(run, done=rows_file(args, out), needs=(needed,), then=partial(record, args, keys, out))
 
 
@@ -278,8 +279,8 @@ def finals_of(args: Worlds, seed: int, choices: dict[str, Row]) -> Iterator[Job]
         keys = [key_of_run(args, "final", seed, name, budget, settings) for budget in args.budgets]
         if name == "ppo":
             for variant in args.variants:
-                if (other := settings | PPO_VARIANTS[variant]) != settings:
-                    keys.append(key_of_run(args, "final", seed, name, args.budget, other, variant))
+                if (variant_settings := settings | PPO_VARIANTS[variant]) != settings:
+                    keys.append(key_of_run(args, "final", seed, name, args.budget, variant_settings, variant))
         yield from (job_of(args, key) for key in {table.key_of(key): key for key in keys}.values())
 
 
@@ -297,10 +298,10 @@ def job_lists(args: Worlds) -> Iterator[list[Job]]:
     if args.phase != "tune":
         rows, choices = known_rows(args), {}
         for name in args.algorithms:
-            if found := standing(args, rows, name, len(rungs(args))):
-                choices[name] = found[0]
-                for setting in [] if args.dry_run else table.at_edge(name, found[0]):
-                    print(f"{name}: the best {setting}, {found[0][setting]}, is in the outer tenth of its range.")
+            if chosen := standing(args, rows, name, len(rungs(args))):
+                choices[name] = chosen[0]
+                for setting in [] if args.dry_run else table.at_edge(name, chosen[0]):
+                    print(f"{name}: the best {setting}, {chosen[0][setting]}, is in the outer tenth of its range.")
             else:
                 print(f"{name}: tuning isn't finished in {args.csv}; skipping the final runs.")
         yield [job for seed in of_share(args, args.seeds) for job in finals_of(args, seed, choices)]
@@ -321,8 +322,8 @@ def worlds(args: Worlds) -> Iterator[list[Run]]:
     for jobs in job_lists(args):
         runs: list[Run] = []
         for job in jobs if args.dry_run else without_row(args, jobs):
-            place = home(args) / str(job.world)
-            runs += compared_world(place, job.world, args.num_demonstrations, args.num_comparisons)
+            directory = share_directory(args) / str(job.world)
+            runs += compared_world(directory, job.world, args.num_demonstrations, args.num_comparisons)
             runs += job.runs
         yield runs
 
@@ -334,8 +335,8 @@ def check_worlds(args: Worlds) -> None:
     for name in args.variants:
         if name not in PPO_VARIANTS:
             raise InputError(f"--variants {name!r}: choose from {', '.join(PPO_VARIANTS)}.")
-    if both := {*args.seeds} & {*args.tune_seeds}:
-        raise InputError(f"--seeds {min(both)} is also in --tune-seeds: final worlds must not be used for tuning.")
+    if overlap := {*args.seeds} & {*args.tune_seeds}:
+        raise InputError(f"--seeds {min(overlap)} is also in --tune-seeds: final worlds must not be used for tuning.")
     for flag, budget in (("--budget", args.budget), *(("--budgets", budget) for budget in args.budgets)):
         if budget % 256:
             raise InputError(f"{flag} {budget}: must be a multiple of 256, the largest rollout.")
@@ -353,7 +354,7 @@ def hours_left(args: Worlds) -> float:
     seconds = float(A_WORLD * len({job.world for job in jobs}))
     for job in jobs:
         name, budget = job.keys[0]["algorithm"], job.keys[0]["budget"]
-        found = measured.get((name, budget))
+        known_seconds = measured.get((name, budget))
         guess = TRAINING[name] * (int(budget) / 1024 if budget != "0" else 1)
-        seconds += AROUND_A_RUN + (fmean(found) if found else guess)
+        seconds += AROUND_A_RUN + (fmean(known_seconds) if known_seconds else guess)
     return seconds / 3600

@@ -227,7 +227,8 @@ class Programs:
         """
         problem, anchor = self.anchors[number]
         alternatives = [program for program in self.problems[problem] if program != anchor]
-        return problem, anchor, draw.choice(alternatives) if alternatives else rename_variables(anchor, self.language, draw)
+        positive = draw.choice(alternatives) if alternatives else rename_variables(anchor, self.language, draw)
+        return problem, anchor, positive
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs

@@ -17,6 +17,7 @@ from experiments.scaling.report import (
     PANELS,
     Args,
     Point,
+    case_directory,
     difference_lines,
     finished,
     fit_table,
@@ -27,7 +28,6 @@ from experiments.scaling.report import (
     main,
     page_text,
     pictures,
-    place_of,
     points_text,
     read_points,
 )
@@ -175,18 +175,18 @@ def test_a_broken_line_is_named(tmp_path, line, where) -> None:
 
 def test_finished_runs_become_points_and_others_are_left_out(tmp_path) -> None:
     for seed, is_finished in ((1, True), (2, False)):
-        place = place_of(tmp_path, seed, "6,400 comparisons")
-        (place / "best_of").mkdir(parents=True)
+        directory = case_directory(tmp_path, seed, "6,400 comparisons")
+        (directory / "best_of").mkdir(parents=True)
         row = {"step": 0, "objective/kl_exact": 0.5, "gold_score": 2.5, "objective/score": 0.25, "objective/kl": 9.0}
-        (place / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        (directory / "metrics.jsonl").write_text(json.dumps(row) + "\n")
         if is_finished:
-            (place / "summary.json").write_text("{}")
+            (directory / "summary.json").write_text("{}")
     assert finished(tmp_path) == [Point(1, "6,400 comparisons", "rl", 0, 0.5, 2.5, 0.25)]
     policies = {
         "sft": {"kl_estimate": None, "gold_score": 2.4, "rm_score": 0.1},
         "best-of-4": {"kl_estimate": 0.6, "gold_score": 3.0, "rm_score": 0.9},
     }
-    path = place_of(tmp_path, 1, "6,400 comparisons") / "best_of/eval.json"
+    path = case_directory(tmp_path, 1, "6,400 comparisons") / "best_of/eval.json"
     path.write_text(json.dumps({"policies": policies}))
     [_, start, best] = finished(tmp_path)
     assert start == Point(1, "6,400 comparisons", "best-of-n", 1, 0.0, 2.4, 0.1)

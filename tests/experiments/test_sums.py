@@ -108,9 +108,7 @@ def test_the_page_begins_with_who_solves_more_than_the_start(solved, kind, said)
 def test_the_page_says_how_many_found_the_leak_and_which_seed_is_alone(runs, tmp_path):
     main(Args(runs=runs, out=tmp_path / "out"))
     [said] = re.findall(r'<p class="happened warn">(.*?)</p>', (tmp_path / "out/sums.html").read_text())
-    assert said.endswith(
-        "one seed, so no interval: grpo-leak. 1 of 1 runs with a reward for layout found the leak."
-    )
+    assert said.endswith("one seed, so no interval: grpo-leak. 1 of 1 runs with a reward for layout found the leak.")
     assert happened([{"policy": "sft", "seed": "1", "pass@1": "0.1"}], []).html() == ""
 
 

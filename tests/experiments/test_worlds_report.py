@@ -120,11 +120,11 @@ def test_pairs_are_compared_in_the_worlds_that_both_have_and_corrected_together(
     assert len(found) == 8 * 7 / 2 and not any("sft" in (pair.a, pair.b) for pair in found)
     [pair] = [pair for pair in found if (pair.a, pair.b) == ("ppo", "rloo")]
     gaps = [a - b for a, b in zip(RATES["ppo"], RATES["rloo"], strict=True)]
-    assert pair.found.mean == pytest.approx(np.mean(gaps)) and pair.found.share == 1 / 6
-    assert pair.found.p == pytest.approx(stats.wilcoxon(gaps).pvalue)
-    assert pair.corrected >= pair.found.p
+    assert pair.result.mean == pytest.approx(np.mean(gaps)) and pair.result.share == 1 / 6
+    assert pair.result.p == pytest.approx(stats.wilcoxon(gaps).pvalue)
+    assert pair.corrected >= pair.result.p
     narrow = pairs(finals(rows, 256), "gold_win_rate")
-    assert {(p.a, p.b): p.found.num_worlds for p in narrow}["rloo", "dpo"] == 2
+    assert {(p.a, p.b): p.result.num_worlds for p in narrow}["rloo", "dpo"] == 2
     # 0.05 at this spread, and the least difference of six worlds, both by the t-test's power
     sd = np.std(gaps, ddof=1)
     assert pair.needed is not None and pair.detectable is not None
