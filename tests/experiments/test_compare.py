@@ -52,7 +52,7 @@ def write_run(place: Path, rows: list[dict], settings: dict, seconds: float = 30
 
 
 def updates(golds: list[float], length: float, seconds: float) -> list[dict]:
-    """Rows of train_ppo.py: each update samples 8 responses of a length and takes so many seconds."""
+    """Rows of train_ppo.py: each update samples 8 responses of a given length and takes a given time."""
     return [
         {
             "episode": BATCH * (i + 1), "gold_score": gold, "objective/score": 2 * i, "objective/kl": 1.0,
@@ -181,13 +181,13 @@ def test_each_of_many_algorithms_has_its_own_line(runs: Path) -> None:
     assert len(over_optimisation_figure(others).axes[0].lines) == 2 + 2 * 20
 
 
-def test_what_dapo_samples_again_is_paid_for(runs: Path) -> None:
+def test_dapos_resampled_tokens_count(runs: Path) -> None:
     rows = updates([2.0, 2.5, 3.0], length=10, seconds=3)
     rows[1]["groups/refilled_tokens"] = 30
     assert [row["tokens"] for row in with_costs(rows)] == [80, 190, 270]
 
 
-def test_the_page_has_the_tables_and_pictures_that_there_is_something_for(runs: Path, tmp_path: Path, capsys) -> None:
+def test_the_page_has_only_tables_and_pictures_with_data(runs: Path, tmp_path: Path, capsys) -> None:
     assert main(Args(runs=runs, out=tmp_path / "out")) == ["over_optimisation.png", "sampled_tokens.png"]
     assert (tmp_path / "out" / "sampled_tokens.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "out" / "compare.html").read_text()
@@ -223,12 +223,12 @@ def test_the_page_begins_with_who_is_better(tmp_path: Path, golds, kind, said) -
     assert happened(policies, "grpo").html() == ""
 
 
-def test_missing_parts_leave_out_what_needs_them(tmp_path: Path) -> None:
+def test_missing_inputs_omit_only_what_needs_them(tmp_path: Path) -> None:
     write(tmp_path / "1" / "eval" / "eval.json", {"policies": {"sft": row(2.0), "ppo": row(3.0)}})
     policies = read_policies(tmp_path)
     [heading, *lines] = policy_table(policies)
     assert not {"tokens sampled", "seconds", "models held"} & set(heading)
-    assert lines[1][:4] == ["ppo", "1", "0.300", "3.00"]  # of a single seed no interval
+    assert lines[1][:4] == ["ppo", "1", "0.300", "3.00"]  # no interval for a single seed
     [axes] = over_optimisation_figure(policies).axes  # what was evaluated has an end and no curve
     assert axes.get_title("left") == "end of training" and token_figure(policies) is None
     assert len(equal_cost_table(policies)) == len(grid_table(tmp_path)) == 1
@@ -246,7 +246,7 @@ def test_a_mean_of_nothing_is_a_dash() -> None:
     assert cell([], 2, True) == "-" and cell([1.0], 2, True) == "1.00" and cell([12345.6], 0) == "12,346"
 
 
-def test_bad_input_is_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path) -> None:
+def test_bad_input_is_reported_in_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(InputError, match="has an evaluation: run `python -m experiments compare` first"):
         main(Args(runs=tmp_path / "none", out=out))
@@ -273,12 +273,12 @@ def test_bad_input_is_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(("loss", "number"), [("sigmoid", 2), ("kto", 2), ("orpo", 1), ("simpo", 1)])
-def test_orpo_and_simpo_hold_the_policy_alone(loss, number):
+def test_orpo_and_simpo_hold_only_the_policy(loss, number):
     assert models_held({"loss": loss, "beta": 0.1}) == number
 
 
 # ------------------------------------------------------------------------------------ the runs of the study
-def test_all_algorithms_share_the_grid_and_the_budget_and_the_grid_has_a_seed_of_its_own() -> None:
+def test_all_algorithms_share_grid_and_budget_and_the_grid_has_a_separate_seed() -> None:
     commands = runs_of(Compare())
     settings = [(str(command), settings_of(command)) for command in commands if command.program.endswith(".py")]
     rollouts = [args for text, args in settings if "train_ppo.py" in text or "train_grpo.py" in text]

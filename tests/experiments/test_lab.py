@@ -63,7 +63,7 @@ def train(place: Path, lengths: list[float], win_rate: float) -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """flip-rate at three settings, of which one is a link to the base; length-bonus with PPO; a stray directory."""
+    """flip-rate at three settings, one a link to the base; length-bonus with PPO; a stray directory."""
     runs = tmp_path / "lab"
     write(runs / "base" / "eval_rm" / "eval.json", reward_evaluation(0.9))
     train(runs / "base", [7.0, 8.0, 9.0], 0.8)
@@ -112,7 +112,7 @@ def test_a_dial_of_labels_has_a_line_per_measure_over_its_values(runs: Path) -> 
     assert sigmoid.get_ydata() == pytest.approx(1 / (1 + np.exp(-sigmoid.get_xdata())))
 
 
-def test_a_dial_with_policies_has_a_curve_per_value_besides(runs: Path) -> None:
+def test_a_dial_with_policies_also_has_a_curve_per_value(runs: Path) -> None:
     found = panels(dial_figure(read_settings(runs)["length-bonus"]))
     assert {"Annotators", "After PPO", *(title for title, _ in lab.BY_UPDATE.values())} < set(found)
     curves = found["PPO: response length"].lines
@@ -120,7 +120,7 @@ def test_a_dial_with_policies_has_a_curve_per_value_besides(runs: Path) -> None:
     assert curves[1].get_ydata()[1] == pytest.approx(14)  # the mean of three updates
 
 
-def test_remedies_of_one_reward_model_stand_side_by_side_in_the_panels_of_policies(runs: Path) -> None:
+def test_remedies_of_one_reward_model_share_the_panels_of_policies(runs: Path) -> None:
     train(runs / "remedy" / "kl-coef,0.2", [7.0, 9.0, 10.0], 0.5)
     train(runs / "remedy" / "reward-weights,uncertainty", [7.0, 12.0, 20.0], 0.4)
     (runs / "remedy" / "none").symlink_to("../length-bonus/0.6")
@@ -228,7 +228,7 @@ def test_a_directory_without_evaluations_is_refused(tmp_path: Path) -> None:
         main(Args(runs=tmp_path, out=tmp_path / "file"))
 
 
-def test_what_the_experiment_calls_the_base_is_the_default_of_each_dial() -> None:
+def test_the_experiments_base_is_the_default_of_each_dial() -> None:
     """DIAL/VALUE links to the base; were the default another, a picture would show the base at a wrong value."""
     [data, *_] = labels(Lab(), "base")
     world = settings_of(Command(("python", *data.words)))
@@ -238,7 +238,7 @@ def test_what_the_experiment_calls_the_base_is_the_default_of_each_dial() -> Non
         assert default == (World().summarisers if value == "all" else float(value)), point
 
 
-def test_the_laboratory_trains_an_ensemble_of_three_reward_models_with_seeds_of_their_own() -> None:
+def test_the_laboratory_trains_an_ensemble_of_three_reward_models_with_different_seeds() -> None:
     commands = runs_of(Lab())
     [ppo] = [command for command in commands if "--reward-weights" in command.words]
     members = settings_of(ppo).reward_model

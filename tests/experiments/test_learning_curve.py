@@ -30,7 +30,7 @@ def test_the_length_difference_counts_characters_and_changes_its_sign_with_the_r
     assert length_difference(PAIRS) == pytest.approx([math.log(5 / 2), -math.log(5), 0])
 
 
-def test_what_separates_the_pairs_ranks_all_of_them_right_and_noise_half():
+def test_a_separating_feature_ranks_all_pairs_right_and_noise_half():
     noise = np.random.default_rng(0).normal(size=(600, 20))
     queries = np.arange(600)
     right, num_pairs = unseen(noise, queries, 1.0, 2, seed=1)
@@ -43,7 +43,7 @@ def test_what_separates_the_pairs_ranks_all_of_them_right_and_noise_half():
 
 
 def test_pairs_of_a_query_are_never_on_both_sides():
-    """Which way its three pairs are turned depends on the query alone: who has seen one of them knows the others."""
+    """A query decides the order of its three pairs, so seeing one of them in training reveals the others."""
     queries = np.repeat(np.arange(200), 3)
     turned = np.random.default_rng(0).choice((-1.0, 1.0), size=200)
     inputs = np.eye(200)[queries] * turned[queries, None]

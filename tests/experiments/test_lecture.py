@@ -43,7 +43,7 @@ def matplotlib_hex(color: tuple[float, ...]) -> str:
     return "#" + "".join(f"{round(255 * part):02x}" for part in color[:3])
 
 
-def test_all_five_are_written_and_the_numbers_of_the_response_printed(runs, tmp_path, capsys) -> None:
+def test_all_five_pictures_are_written_and_the_response_numbers_printed(runs, tmp_path, capsys) -> None:
     names = main(Args(runs=runs, out=tmp_path / "out"))
     assert names == ["masks.svg", "tokens.svg", "training.svg", "overoptimisation.svg", "calibration.svg"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
@@ -52,7 +52,7 @@ def test_all_five_are_written_and_the_numbers_of_the_response_printed(runs, tmp_
     assert "advantage" in printed and "TL;DR:" in printed
 
 
-def test_the_masks_are_drawn_as_by_hand(runs) -> None:
+def test_the_masks_are_drawn_as_typed(runs) -> None:
     """Two queries of 2 and 6 tokens; one response ends, the other is cut. R = real or counts, # = masked."""
     tokenizer = load_tokenizer(runs / "ppo")
     pad, eos = tokenizer.pad_id, tokenizer.eos_id
@@ -117,7 +117,7 @@ def test_the_curves_are_those_of_the_metrics(runs) -> None:
         ("ppo/value_model", "tokens", "has no value model"),
     ],
 )
-def test_what_is_missing_is_named_and_nothing_written(runs, tmp_path, missing, picture, sentence) -> None:
+def test_missing_runs_are_named_and_nothing_is_written(runs, tmp_path, missing, picture, sentence) -> None:
     for source in (path for path in runs.iterdir() if path.name != missing):
         if source.name == missing.partition("/")[0]:
             (tmp_path / source.name).mkdir()

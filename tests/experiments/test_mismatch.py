@@ -51,7 +51,7 @@ def test_each_row_is_a_setting_and_its_numbers_are_means_over_seeds(runs: Path) 
     assert int8["gold score"] == "2.50" and int8["gold win rate"] == "-"
 
 
-def test_without_an_evaluation_the_columns_of_policies_are_left_out(runs: Path) -> None:
+def test_without_an_evaluation_the_columns_on_policies_are_omitted(runs: Path) -> None:
     (runs / "eval" / "eval.json").unlink()
     assert table_of(read_runs(runs))[0][-1] == "truncated"
 
@@ -79,7 +79,7 @@ def test_the_page_begins_with_who_is_better_than_the_exact_sampler(
     assert said.partition("(")[2][:-1] in [line[-1] for line in table_of(read_runs(runs))]
 
 
-def test_a_panel_has_a_line_per_correction_and_the_exact_sampler_beside_them(runs: Path) -> None:
+def test_a_panel_has_a_line_per_correction_and_one_for_the_exact_sampler(runs: Path) -> None:
     train(runs / "int8" / "none" / "1", 0.5)
     settings = read_runs(runs)
     figure = sampler_figure([setting for setting in settings if setting.sampler == "int8"], settings[0])
@@ -90,7 +90,7 @@ def test_a_panel_has_a_line_per_correction_and_the_exact_sampler_beside_them(run
     assert lines["tis"][1] == pytest.approx(0.4) and lines["exact sampler"] == [0.0] * 3
 
 
-def test_a_seed_on_its_way_shortens_the_mean(runs: Path) -> None:
+def test_an_unfinished_seed_shortens_the_mean(runs: Path) -> None:
     train(runs / "stale" / "none" / "2", 3.0, num_updates=1)
     *_, stale = read_runs(runs)
     [line] = sampler_figure([stale], None).axes[0].lines
@@ -109,7 +109,7 @@ def test_all_can_read_the_page(runs: Path, tmp_path: Path, unreadable) -> None:
     assert not unreadable(tmp_path / "out" / "mismatch.html")
 
 
-def test_what_cannot_be_read_is_one_sentence(runs: Path, tmp_path: Path) -> None:
+def test_unreadable_input_is_reported_in_one_sentence(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "none", tmp_path / "empty"):
         with pytest.raises(InputError, match="has a PPO run: run `python -m experiments mismatch` first"):

@@ -40,7 +40,7 @@ def test_wilcoxon_is_the_enumeration_of_all_signs() -> None:
 
 
 def test_a_permutation_of_signs_agrees_with_the_t_test_to_chance() -> None:
-    """The mean's exact permutation p-value is near that of the interval's t: both say 5% or neither does."""
+    """The mean's exact permutation p-value is near that of the interval's t: both are below 5% or neither is."""
     means = [
         abs(np.mean([s * x for s, x in zip(signs, DIFFERENCES, strict=True)]))
         for signs in itertools.product((1, -1), repeat=8)
@@ -68,14 +68,14 @@ def test_the_effects_interval_solves_the_noncentral_t(effect, n) -> None:
     assert noncentral_t(effect * root, n - 1, high * root) == pytest.approx(0.025, abs=1e-5)
 
 
-def test_holm_by_hand() -> None:
+def test_holm_on_a_worked_example() -> None:
     # sorted: 0.005 * 4, then 0.01 * 3 = 0.03, then max(0.03, 0.03 * 2) = 0.06, then max(0.06, 0.04) = 0.06
     assert holm([0.04, 0.005, 0.03, 0.01]) == pytest.approx([0.06, 0.02, 0.06, 0.03])
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
 
 
 def test_holm_is_the_step_down_test() -> None:
-    """What is below 0.05 is what Holm's procedure rejects: the smallest p at 0.05 / m, the next at 0.05 / (m - 1)..."""
+    """p < 0.05 exactly if Holm's procedure rejects: the smallest p at 0.05 / m, the next at 0.05 / (m - 1)..."""
     for p_values in np.random.default_rng(0).random((200, 6)) ** 4:
         rejected = set()
         for rank, index in enumerate(np.argsort(p_values)):

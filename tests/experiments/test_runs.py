@@ -42,7 +42,7 @@ def test_a_run_starts_after_those_it_needs_and_only_once(here, jobs) -> None:
     assert logged(here) == ["a", "b", "c", "b"]
 
 
-def test_a_run_waits_for_the_end_of_another_whose_file_is_there_already(here) -> None:
+def test_a_run_waits_for_the_end_of_a_run_even_if_its_file_exists(here) -> None:
     early = "Path('a').touch(); import time; time.sleep(1); print('end of a', file=open('log', 'a'))"
     # `slow` keeps a worker busy until `a` has written its file, and its end makes the scheduler look again
     slow = "import time; time.sleep(0.5)"
@@ -68,7 +68,7 @@ def test_a_run_that_fails_or_writes_nothing_stops_the_experiment(here, then) -> 
     assert logged(here) == ["a"]
 
 
-def test_what_a_run_calls_at_its_end_may_write_its_file(here) -> None:
+def test_a_runs_final_callback_may_write_its_file(here) -> None:
     run = replace(writing("a", then="sys.exit(0)"), then=Path("a").touch)
     execute([run, writing("b", "a")], 1)
     assert logged(here) == ["a", "b"]
@@ -77,7 +77,7 @@ def test_what_a_run_calls_at_its_end_may_write_its_file(here) -> None:
     assert not (here / "c").exists()
 
 
-def test_a_run_that_diverges_takes_those_that_need_it_along_and_no_others(here, capfd) -> None:
+def test_a_diverged_run_cancels_only_the_runs_that_need_it(here, capfd) -> None:
     said = "sys.exit('error: loss or gradient is not finite')"
     run = replace(writing("a", then=said), diverged=Path("told").touch)
     execute([run, writing("b", "a"), writing("c")], 1)
@@ -93,7 +93,7 @@ def test_a_table_entry_becomes_flags() -> None:
     assert algorithm("simpo", Path("here"))[5:] == ("--loss", "simpo", "--labels.target-margin", 1)
 
 
-def test_the_comparison_goes_on_with_the_best_point_of_its_grid(here) -> None:
+def test_the_comparison_continues_with_the_best_grid_point(here) -> None:
     args = Compare(out=here, seeds=(1,), algorithms=("ppo",))
     grid = here / "grid" / "ppo" / "eval"
     grid.mkdir(parents=True)
@@ -105,7 +105,7 @@ def test_the_comparison_goes_on_with_the_best_point_of_its_grid(here) -> None:
     assert "--lr 3e-4 --kl-coef 0.1" in words and words.endswith(f"--out {here / '1' / 'ppo'} --seed 1")
 
 
-def test_every_run_of_an_experiment_is_needed_by_none_that_comes_before_it_only() -> None:
+def test_every_run_needs_only_files_of_its_phase_or_an_earlier_one() -> None:
     """Whatever a run waits for is written by a run of the same phase or of one before it."""
     for args in (Lab(), Compare(), Mismatch()):
         written: set[Path | None] = set()

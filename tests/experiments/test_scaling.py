@@ -76,7 +76,7 @@ def test_a_fit_finds_the_coefficients_of_its_curve(method) -> None:
     assert fit.gold(np.array([0.0, 1.5])) == pytest.approx([2.4, 2.4 + gain(np.array(1.5), 1.1, 0.7, method)])
 
 
-def test_what_was_measured_is_the_mean_of_five_updates_in_a_row_and_of_a_single_n() -> None:
+def test_measurements_average_five_consecutive_updates_or_a_single_n() -> None:
     golds = [2.0, 3.0, 3.0, 4.0, 3.0, 3.5, 3.0, 1.0, 1.0, 1.0, 1.0, 1.5]
     points = [Point(1, "base", "rl", i, i / 2, gold, 0.0) for i, gold in enumerate(golds)]
     fit = fitted(points[::-1], 2.0)  # in whichever order
@@ -101,7 +101,7 @@ def test_a_noisy_curve_has_the_coefficients_of_scipy(method) -> None:
     assert fit.explained == pytest.approx(1 - (left**2).sum() / ((gold - gold.mean()) ** 2).sum())
 
 
-def test_the_start_of_a_policy_is_what_was_measured_of_it_without_any_kl(points) -> None:
+def test_the_initial_gold_score_is_the_mean_measured_at_zero_kl(points) -> None:
     """By both methods and in all cases of a world, of the policies of that width."""
     others = [Point(1, "reward model 32", "best-of-n", 1, 0.0, 3.0, 0.0), Point(1, "policy 32", "rl", 0, 0.0, 9.0, 0.0)]
     found = fits([*points, *others], "rl")
@@ -203,7 +203,7 @@ def test_the_page_gets_its_tables_and_pictures(tmp_path, points) -> None:
     main(args)
     text = args.page.read_text()
     assert "### PPO\n\n|" in text and "### Best of n\n\n|" in text and "before" not in text
-    assert "](scaling_rl.png)" in text and "scaling_best_of" not in text  # one case alone has no panel
+    assert "](scaling_rl.png)" in text and "scaling_best_of" not in text  # a single case has no panel
     assert (args.out / "scaling_rl.png").read_bytes().startswith(b"\x89PNG")
     main(args)
     assert args.page.read_text() == text

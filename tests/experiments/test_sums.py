@@ -105,14 +105,14 @@ def test_the_page_begins_with_who_solves_more_than_the_start(solved, kind, said)
     assert line[1] in said
 
 
-def test_the_page_says_how_many_found_the_leak_and_which_seed_is_alone(runs, tmp_path):
+def test_the_page_reports_how_many_found_the_leak_and_single_seeds(runs, tmp_path):
     main(Args(runs=runs, out=tmp_path / "out"))
     [said] = re.findall(r'<p class="happened warn">(.*?)</p>', (tmp_path / "out/sums.html").read_text())
     assert said.endswith("one seed, so no interval: grpo-leak. 1 of 1 runs with a reward for layout found the leak.")
     assert happened([{"policy": "sft", "seed": "1", "pass@1": "0.1"}], []).html() == ""
 
 
-def test_a_difference_of_what_a_run_did_not_measure_is_left_out():
+def test_a_difference_of_an_unmeasured_metric_is_omitted():
     """Fewer than 64 samples per query have no pass@64."""
     row = dict.fromkeys(COMPARED, "0.5")
     rows = [
@@ -147,7 +147,7 @@ def test_all_can_read_the_page(runs, tmp_path, unreadable):
     assert not unreadable(tmp_path / "out" / "sums.html")
 
 
-def test_without_an_evaluation_the_sentence_says_what_makes_one(tmp_path):
+def test_without_an_evaluation_the_error_names_the_command_for_one(tmp_path):
     with pytest.raises(InputError, match="no SEED there has an evaluation"):
         main(Args(runs=tmp_path, out=tmp_path / "out"))
 

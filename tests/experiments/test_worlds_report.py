@@ -91,7 +91,7 @@ def table_of(lines: list[list[str]]) -> dict[str, dict[str, str]]:
 
 
 # ----------------------------------------------------------------------------------------------------------- the tables
-def test_what_samples_nothing_stands_at_every_budget_in_a_fixed_order(rows) -> None:
+def test_algorithms_without_sampling_are_listed_at_every_budget(rows) -> None:
     assert [*finals(rows, 1024)] == [
         *("sft", "ppo", "rloo", "grpo", "reinforce++", "dpo", "rejection", "best-of-4", "best-of-16")
     ]
@@ -174,7 +174,7 @@ def test_a_world_with_two_final_runs_of_an_algorithm_is_refused(rows) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- the CSV
-def test_joining_depends_on_no_order_and_keeps_one_row_of_a_run(rows) -> None:
+def test_joining_is_independent_of_order_and_keeps_one_row_per_run(rows) -> None:
     twice = rows[0] | {"seconds": "99"}
     expected = joined([*rows, twice])
     assert len(expected) == len(rows)
@@ -254,7 +254,7 @@ def test_the_page_gets_its_tables_between_the_marks(tmp_path, rows) -> None:
 
 
 def test_one_table_has_every_budget_and_marks_what_differs_from_ppo() -> None:
-    """In twenty worlds RLOO is always ahead, GRPO in every second one; with so many pairs six worlds prove nothing."""
+    """In twenty worlds RLOO is always ahead, GRPO in every second one; six worlds are too few for these pairs."""
     many = []
     for world in range(1, 21):
         ppo = 0.8 + world / 200

@@ -105,7 +105,7 @@ def run(args: Worlds, monkeypatch, **settings) -> list[str]:
 
 
 def results(path: Path) -> list[dict[str, str]]:
-    """The rows without what a clock says, and a commit while the tests run."""
+    """The rows without times and revision, which vary between runs."""
     return [row | {"seconds": "", "revision": ""} for row in table.read_rows(path)]
 
 
@@ -115,8 +115,8 @@ def elsewhere(args: Worlds, place: Path, **changes) -> Worlds:
     return replace(args, out=place / "runs", csv=place / "worlds.csv", **changes)
 
 
-# -------------------------------------------------------------------------------------------------- 1. what is run
-def test_every_run_has_a_row_and_none_is_repeated_although_its_directory_is_gone(args, monkeypatch) -> None:
+# -------------------------------------------------------------------------------------------------- 1. the runs
+def test_every_run_has_a_row_and_is_not_repeated_without_its_directory(args, monkeypatch) -> None:
     called = run(args, monkeypatch)
     rows = table.read_rows(args.csv)
     tuned = [row for row in rows if row["phase"] == "tune"]
@@ -139,7 +139,7 @@ def test_every_run_has_a_row_and_none_is_repeated_although_its_directory_is_gone
     assert run(args, monkeypatch) == []
 
 
-def test_a_lost_row_is_run_again_with_its_world(args, monkeypatch) -> None:
+def test_a_run_whose_row_is_lost_is_repeated_with_its_world(args, monkeypatch) -> None:
     run(args, monkeypatch)
     rows = table.read_rows(args.csv)
     lost = next(row for row in rows if row["algorithm"] == "dpo" and row["world"] == "2")
@@ -165,7 +165,7 @@ def test_final_runs_take_the_point_that_tuning_chose(args, monkeypatch) -> None:
         assert final and all(table.settings_of(row) == choice for row in final)
 
 
-def test_a_run_that_diverges_counts_as_nothing_and_stops_no_other(args, monkeypatch) -> None:
+def test_a_diverged_run_gets_the_lowest_score_and_stops_no_other(args, monkeypatch) -> None:
     lr = drawn(args, "dpo")[0]["lr"]
     run(args, monkeypatch, diverging=f"101/sft --lr {lr} --beta")
     [row] = [row for row in table.read_rows(args.csv) if row["algorithm"] == "dpo" and row["lr"] == lr]
@@ -180,7 +180,7 @@ def test_another_failure_stops_the_study(args, monkeypatch) -> None:
 
 # ------------------------------------------------------------------------------------ 2. interrupted, and on machines
 @pytest.mark.parametrize("stop_after", [9, 50, 111])
-def test_an_interrupted_study_goes_on_to_the_same_csv(args, monkeypatch, tmp_path, stop_after) -> None:
+def test_an_interrupted_study_resumes_to_the_same_csv(args, monkeypatch, tmp_path, stop_after) -> None:
     run(args, monkeypatch)
     other = elsewhere(args, tmp_path / "other")
     with pytest.raises(KeyboardInterrupt):
@@ -231,7 +231,7 @@ def test_an_algorithm_that_is_not_tuned_has_no_final_runs_and_is_named(args, mon
 
 
 # ----------------------------------------------------------------------------------------------------- 3. the tuning
-def test_points_are_drawn_by_the_seed_alone_and_cover_their_ranges() -> None:
+def test_points_depend_only_on_the_seed_and_cover_their_ranges() -> None:
     args = Worlds()
     for name, space in table.SPACE.items():
         points = drawn(args, name)
@@ -309,7 +309,7 @@ def test_bad_settings_are_refused_before_anything_runs(args, monkeypatch, change
         main(replace(args, **changes))
 
 
-def test_a_dry_run_prints_all_commands_and_the_hours_that_are_left(args, monkeypatch, capsys) -> None:
+def test_a_dry_run_prints_all_commands_and_the_remaining_hours(args, monkeypatch, capsys) -> None:
     main(replace(args, dry_run=True))
     *lines, last = capsys.readouterr().out.splitlines()
     assert not args.csv.exists() and not args.out.exists()
@@ -360,7 +360,7 @@ SMALL = """--algorithms ppo --tune-seeds 101 --num-points 2 --seeds 1 --budgets 
 
 
 def start_study(out: Path) -> subprocess.Popen:
-    """In a group of processes of its own, with the programs that it starts."""
+    """Run in a separate process group, with the programs that it starts."""
     command = (sys.executable, "-m", "experiments", "worlds", *SMALL, "--out", out / "runs")
     return subprocess.Popen(
         list(map(str, (*command, "--csv", out / "worlds.csv"))), cwd=ROOT, start_new_session=True,
@@ -369,7 +369,7 @@ def start_study(out: Path) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_a_world_in_miniature_killed_and_started_again(tmp_path, monkeypatch) -> None:
+def test_a_killed_study_resumes(tmp_path, monkeypatch) -> None:
     """Real runs in one world; the tuning before it, whose programs are the same, is written by stand-ins."""
     csv = tmp_path / "worlds.csv"
     tuning = Worlds(

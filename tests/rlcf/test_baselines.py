@@ -1,4 +1,4 @@
-"""RLCF's two rivals: the gradient that their advantages make in PPO's loss is that of the losses they were given as."""
+"""RLCF's two baselines: their advantages in PPO's loss give the gradient of the losses in the paper."""
 
 from itertools import product
 
@@ -21,7 +21,7 @@ ACTIONS = torch.tensor([[t < n for t in range(T)] for n in (5, 3, 5, 1)])
 
 
 def table(seed=0, dtype=torch.float64):
-    """Logits of a policy that knows only where it is, (B, T, V)."""
+    """Logits of a policy that depend only on the position, (B, T, V)."""
     logits = 2 * torch.randn(B, T, V, generator=torch.Generator().manual_seed(seed), dtype=dtype)
     return logits.requires_grad_()
 
@@ -76,7 +76,7 @@ def test_the_bipolar_advantages_of_a_worked_example():
 
 
 def test_the_floor_stops_the_fall_of_a_token():
-    """Gradient descent on the loss alone: without the floor the log-probability goes on down for ever."""
+    """Gradient descent on only this loss: without the floor, the log-probability would decrease forever."""
     logits = torch.zeros(1, 1, V, requires_grad=True)
     optimizer = torch.optim.SGD([logits], lr=5.0)
     lowest = 0.0
@@ -136,7 +136,7 @@ def test_the_critic_learns_by_the_cross_entropy_of_whether_it_compiles():
     assert torch.allclose(logits.grad.double(), probabilities - passes.double(), atol=1e-6)
 
 
-def test_the_truth_table_of_coderls_advantages():
+def test_coderl_advantages_for_all_outcomes():
     """(r(y') - r(greedy)) times how sure the critic is, at each token, of how it turned out."""
     cases = list(product([True, False], repeat=2))  # y', the greedy response
     logits = torch.tensor([[0.0, 3.0, -3.0]]).repeat(4, 1).double()

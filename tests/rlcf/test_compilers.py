@@ -34,7 +34,7 @@ def method(body: str) -> str:
 
 
 def errors(program: str, diagnostics: list[Diagnostic]) -> list[tuple[str, str]]:
-    """The last part of each code, and the culprit's text."""
+    """Return the last part of each code, and the culprit's text."""
     return [(d.code.split(".", 2)[-1], program[d.start : d.end]) for d in diagnostics if d.kind == "error"]
 
 
@@ -92,7 +92,7 @@ def test_offsets_count_characters_not_utf16_units_nor_columns(java_compiler):
 
 @needs_jdk
 def test_errors_are_in_text_order_and_hide_no_other(java_compiler):
-    # a flow error, a type error and, after both, a syntax error; javac alone would report only the last
+    # a flow error, a type error and, after both, a syntax error; javac by itself would only report the last
     program = method("int x; n = x; n = s; l = ; return n;")
     found = errors(program, java_compiler.check([program])[0])
     assert found == [
@@ -186,7 +186,7 @@ def test_ctrl_z_hides_no_text(java_compiler):
 
 @needs_jdk
 def test_escapes_hide_neither_text_nor_variables(java_compiler):
-    """javac translates them first, wherever they stand."""
+    """javac translates escapes first, anywhere in the text."""
     cases = {
         "return n; }} \\u001a no Java": [("error", "\\u001a")],
         "return n; }} \\uuu001A no Java": [("error", "\\uuu001A")],
@@ -364,7 +364,7 @@ def test_a_timeout_starts_when_the_request_is_sent(tmp_path):
     server.stop()
 
 
-def test_a_request_in_flight_beside_a_late_one_is_sent_again(tmp_path):
+def test_a_request_in_flight_during_a_timeout_is_sent_again(tmp_path):
     server = fake(tmp_path, window=2, timeout=2)
     replies = server.ask([b"nap", b"hang", b"a"])  # `a` is sent when the nap is over, and has time left
     assert replies[::2] == [b"NAP", b"A"] and replies[1].code == "timeout"
@@ -427,7 +427,7 @@ def test_a_missing_jdk_is_reported_at_once():
         JavaCompiler(java="java-of-nowhere")
 
 
-def test_a_java_that_cannot_compile_says_why(tmp_path):
+def test_a_java_that_cannot_compile_is_reported_with_a_reason(tmp_path):
     launcher = tmp_path / "java"
     launcher.write_text("#!/bin/sh\necho 'error: Module jdk.compiler not found' >&2\nexit 1\n")
     launcher.chmod(0o755)
@@ -450,7 +450,7 @@ def test_settings_that_cannot_work_are_refused(settings, words):
 
 
 # -------------------------------------------------------------------------------------------------------- 4. ErrorProne
-# stands in for ErrorProne: a javac plug-in of that name that uses javac's internals and reports variables named `wrong`
+# a fake ErrorProne: a javac plug-in of that name that uses javac's internals and reports variables named `wrong`
 @pytest.fixture(scope="module")
 def error_prone(plugin):
     with JavaCompiler(workers=1, error_prone_jar=plugin) as compiler:
@@ -661,7 +661,7 @@ def test_nesting_too_deep_for_python_is_an_error_at_the_end(python_compiler, pro
     assert diagnostic.kind == "error" and diagnostic.last == len(program)
 
 
-def test_nesting_that_python_accepts_is_no_error(python_compiler):
+def test_nesting_that_python_accepts_is_not_an_error(python_compiler):
     assert python_compiler.check(["x = 1" + " + 1" * 800, "def f(a):\n    return a" + ".b" * 800]) == [[], []]
 
 

@@ -229,7 +229,7 @@ def triplets_by_hand(anchors, positives, problems, margin):
         ([0, 1, 2, 3, 4], 0.5),
         ([0, 1, 1, 2, 0], 0.5),
         ([3, 3, 3, 3, 7], 2.0),
-        ([3, 3, 3, 3, 3], 0.5),  # one problem only: there is no negative
+        ([3, 3, 3, 3, 3], 0.5),  # only one problem, so no negative
         ([0, 1, 2, 3, 4], 0.0),
     ],
 )
@@ -251,7 +251,7 @@ def test_the_triplet_loss_is_that_of_a_double_loop_in_value_and_gradient(problem
 
 def test_distances_of_many_near_programs_far_from_zero_are_exact():
     """More than 25 rows, where cdist would multiply matrices: in float32, |a|^2 + |b|^2 - 2ab loses a distance of 1e-2
-    beside a length of 1e3."""
+    with vectors of length 1e3."""
     torch.manual_seed(0)
     anchors = 1000 + 0.01 * torch.randn(30, 3)
     positives = anchors + 0.01 * torch.randn(30, 3)
@@ -260,7 +260,7 @@ def test_distances_of_many_near_programs_far_from_zero_are_exact():
     assert loss.item() == pytest.approx(expected.item(), rel=1e-3) and num_right.item() == expected_right
 
 
-def test_a_tie_of_positive_and_negative_is_not_ordered_right():
+def test_a_tie_of_positive_and_negative_counts_as_wrong():
     anchors, positives = torch.tensor([[0.0], [-1.0]]), torch.tensor([[1.0], [-1.0]])
     loss, num_right = triplet_loss(anchors, positives, torch.tensor([0, 1]), 0.5)
     assert loss.item() == 0.5 and num_right.item() == 1  # row 0: 1 - 1 + 0.5; row 1: 0 - 1 + 0.5
@@ -361,7 +361,7 @@ def test_another_directory_is_reported_by_name(roberta, tmp_path):
             load_discriminator(where)
 
 
-def test_only_a_whole_encoder_directory_is_accepted(tmp_path, roberta):
+def test_only_a_complete_encoder_directory_is_accepted(tmp_path, roberta):
     with pytest.raises(InputError, match="has no config.json"):
         discriminator_from_encoder(tmp_path)
     shutil.copytree(roberta, tmp_path / "cut")

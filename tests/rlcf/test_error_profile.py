@@ -81,7 +81,7 @@ def test_warnings_have_no_category_and_unknown_codes_are_other():
 
 
 @needs_jdk
-def test_the_profile_of_three_programs_is_the_count_by_hand(java_compiler):
+def test_the_error_profile_of_three_programs_matches_a_manual_count(java_compiler):
     programs = [
         java_program("m = m + n; return s;"),  # m twice, and a String instead of an int
         java_program(

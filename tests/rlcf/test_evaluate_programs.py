@@ -63,7 +63,7 @@ SCRIPT = {
 
 
 def problem(language: str, name: str, right: str) -> dict:
-    """Of the square the written program is known, of twice a number it is not."""
+    """A problem; the square has a written program, twice a number doesn't."""
     written = RESPONSES[language]["right"].replace("{n}", right) if name == "square" else ""
     if language == "python":
         comment, prefix, suffix = f"# {name} a number\n", f"def {name}(n):\n", "\nready = True\n"
@@ -90,7 +90,7 @@ class World:
 
 
 def scripted(language: str, calls: list[tuple]):
-    """Stands for sample_answers: what SCRIPT says instead of what a policy of random weights would."""
+    """Replaces sample_answers: returns SCRIPT's responses instead of a random policy's."""
 
     def sample_answers(policy, queries, tokenizer, num_samples, max_new_tokens, batch_size, seed, temperature, top_p):
         calls.append((policy.config.n_layer, num_samples, max_new_tokens, seed, temperature, top_p))
@@ -213,7 +213,7 @@ def test_differences_are_paired_by_problem_and_the_report_begins_with_them_in_wo
     assert "(+50.00 [+0.00, +100.00] points)" in first
 
 
-def test_the_error_profile_and_the_endings_are_the_count_by_hand(world):
+def test_the_error_profile_and_endings_match_a_manual_count(world):
     sft, rlcf = (row["temperatures"] for row in world.result["policies"].values())
     none = dict.fromkeys(CATEGORIES, 0.0)
     assert sft[0]["errors"] == none | {"cannot_find_symbol": 1 / 8, "syntax": 2 / 8}
@@ -271,7 +271,7 @@ def test_lengths_count_eos(world):
     assert at["response_length"] == pytest.approx(sum(lengths) / 8) and at["eos_rate"] == 1
 
 
-# ------------------------------------------------------------------------------------------------ 2. what is written
+# ------------------------------------------------------------------------------------------------ 2. written files
 def test_eval_json_is_the_result_and_the_table_shows_it_in_percent(world):
     assert json.loads((world.args.out / "eval.json").read_text()) == json.loads(json.dumps(world.result))
     table = text(program_report.page(world.result, {}, []))
@@ -291,7 +291,7 @@ def test_all_can_read_the_report(python_world, unreadable):
     assert not unreadable(python_world.args.out / "report.html")
 
 
-def test_the_page_is_one_file_that_asks_for_nothing(world):
+def test_the_page_is_one_file_without_external_requests(world):
     page = page_of(world.args.out)
     assert set(re.findall(r'src="([^:]+):', page)) == {"data"} and not re.findall(r"<(script\s|link[^>]+sheet)", page)
     assert not re.search(r"(src|href|url)\W{1,3}https?:", page)
@@ -329,7 +329,7 @@ def test_the_bars_are_the_numbers_in_percent_with_their_intervals():
     assert [y for _, y in segment] == pytest.approx([10, 40])
 
 
-def test_the_error_figure_leaves_out_what_nobody_does_wrong():
+def test_the_error_figure_omits_categories_without_errors():
     none = dict.fromkeys(CATEGORIES, 0.0)
     axes = error_figure({"sft": none | {"type": 0.5}, "rlcf": none | {"unused": 0.25}}).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["type", "unused"]
@@ -380,7 +380,7 @@ def unscripted(python_world) -> SimpleNamespace:
     return SimpleNamespace(args=args, result=result, samples=read_jsonl(args.out / "samples.jsonl", {}))
 
 
-def test_temperature_0_says_the_same_every_time_and_the_others_do_not(unscripted):
+def test_only_temperature_0_is_deterministic_across_seeds(unscripted):
     for temperature, num_different in ((0.0, 1), (0.8, 3)):
         texts = [row["response"] for row in unscripted.samples if row["temperature"] == temperature]
         assert [len(set(texts[i : i + 3])) for i in (0, 3)] == [num_different] * 2
@@ -441,7 +441,7 @@ def test_samples_depend_on_the_seed(unscripted, monkeypatch):
         ({"max_query_length": 3}, r"code.test.jsonl:1: .*--max-query-length is 3"),
     ],
 )
-def test_bad_settings_are_one_sentence_and_nothing_is_written(python_world, tmp_path, change, sentence):
+def test_bad_settings_are_reported_in_one_sentence_and_nothing_is_written(python_world, tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence):
         evaluation.main(replace(python_world.args, out=tmp_path / "out", **change))
     assert not (tmp_path / "out").exists()
@@ -455,7 +455,7 @@ def test_a_problem_without_tests_names_its_line(python_world, tmp_path):
         evaluation.main(replace(args, data=tmp_path, out=tmp_path / "out"))
 
 
-def test_the_recipe_holds_the_papers_numbers():
+def test_the_recipe_has_the_papers_numbers():
     args = evaluation.RECIPES["rlcf"][1]
     assert (args.num_samples, args.ks, args.temperatures, args.top_p) == (100, (1, 10, 100), (0.2, 0.6, 0.8), 0.95)
     assert args.response_length == 256  # of 500 in training; no query of the test is left out

@@ -122,8 +122,8 @@ def test_an_empty_response_is_compiled_and_blamed_at_its_eos(compiler, language)
 
 
 @pytest.mark.parametrize("language", ["python", "java"])
-def test_a_response_without_eos_is_compiled_as_it_is(compiler, language):
-    """One that reaches the maximum length is no error as such: it fails at its end if something is missing."""
+def test_a_response_without_eos_is_compiled_unchanged(compiler, language):
+    """Reaching the maximum length isn't an error in itself: a response fails at its end if something is missing."""
     texts = {"python": ["    return a", "    return ("], "java": ["return a; }", "return a; "]}[language]
     width = max(map(len, texts))
     texts = [text.rjust(width) for text in texts] if language == "java" else texts
@@ -141,7 +141,7 @@ def test_nothing_after_the_first_eos_is_compiled(compiler):
 
 
 def test_half_a_character_is_one_replacement_character(compiler):
-    """F0 9F alone isn't UTF-8: in a comment it passes, elsewhere it is an error."""
+    """F0 9F by itself isn't UTF-8: it passes in a comment and is an error elsewhere."""
     half = BYTES.encode("😀")[:2]
     comment, code = BYTES.encode("    return a  # "), BYTES.encode("    return a + ")
     rows = [comment + half + [BYTES.eos_id], code + half + BYTES.encode(" + b") + [BYTES.eos_id]]
@@ -163,8 +163,8 @@ def test_errors_outside_the_response_count_and_unused_variables_outside_do_not(c
     assert [d.kind for d in checked.diagnostics[0]] == ["unused", "unused"]
 
 
-def test_unused_variables_may_be_left_out(compiler):
-    """The first error is blamed then, though a variable before it is unused too; what is found stays the same."""
+def test_unused_variables_can_be_ignored(compiler):
+    """The first error is blamed, although a variable before it is unused; the diagnostics stay the same."""
     rows = [BYTES.encode(text) + [BYTES.eos_id] for text in ("    c = a\n    return b", "    c = a\n    return B")]
     checked = check_responses(
         [PLACES["python"]] * 2, right_pad(rows, BYTES.pad_id), compiler("python"), token_bytes(BYTES), BYTES.eos_id,
@@ -203,7 +203,7 @@ def test_each_language_has_its_compiler(language, kind):
 
 @pytest.mark.parametrize("meta", [{}, {"error_prone": False}, None, ["error_prone"]])
 def test_error_prone_is_refused_on_rows_that_were_not_checked_by_it(meta):
-    """Written programs count as passing: one that ErrorProne fails would turn the comparison round."""
+    """Written programs count as passing: one that ErrorProne fails would reverse the comparison."""
     rows = [Demonstration([], [], {"language": "java", "meta": each}) for each in ({"error_prone": True}, meta)]
     with pytest.raises(
         InputError, match="--error-prone-jar some.jar: row 2 of --data was converted without ErrorProne"
@@ -215,7 +215,7 @@ def test_error_prone_is_refused_on_rows_that_were_not_checked_by_it(meta):
         training_compiler(rows, None).close()
 
 
-def test_error_prone_is_for_java():
+def test_error_prone_only_checks_java():
     sentence = "--error-prone-jar some.jar: ErrorProne only checks Java; these programs are in python"
     with pytest.raises(InputError, match=sentence):
         compiler_for("python", "some.jar")

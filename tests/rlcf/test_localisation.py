@@ -78,7 +78,7 @@ def test_an_unknown_id_is_skipped():
 
 
 @given(st.lists(st.sampled_from(sorted(PIECES)), min_size=1, max_size=30), st.integers(-5, 80))
-def test_the_text_up_to_the_blamed_token_is_the_shortest_that_holds_the_character(ids, offset):
+def test_the_text_up_to_the_blamed_token_is_the_shortest_with_the_character(ids, offset):
     text, ends = response_text(ids, PIECES), character_ends(ids, PIECES)
     assert ends == sorted(ends) and ends[-1] == len(text)
     index = error_token(ends, offset)
@@ -93,7 +93,7 @@ def test_the_text_up_to_the_blamed_token_is_the_shortest_that_holds_the_characte
 
 
 def final_characters(whole: bytes, n: int) -> int:
-    """How many characters of the text lie completely in its first n bytes."""
+    """Return how many characters of the text are complete in its first n bytes."""
     characters = whole.decode(errors="replace")
     halves = [(whole[:i].decode(errors="replace"), whole[i:].decode(errors="replace")) for i in range(n + 1)]
     return max(len(first) for first, second in halves if first + second == characters)

@@ -1,4 +1,4 @@
-"""BipolarRamp and CodeRL end to end: the gradient of each is that of its formula."""
+"""BipolarRamp and CodeRL end to end: each has the gradient of its formula."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def policy_gradients(monkeypatch):
 
 
 def logprobs_of(policy: GPT, query: str, response: list[int], tokenizer) -> torch.Tensor:
-    """(n,) of one response alone, at temperature 1."""
+    """Log-probabilities of a single response, (n,), at temperature 1."""
     row = tokenizer.encode(query)
     table = policy.logits(policy(torch.tensor([row + response])))[0, len(row) - 1 : -1].log_softmax(-1)
     return table[range(len(response)), response]
@@ -84,7 +84,7 @@ def test_bipolar_ramp_refuses_written_programs_that_do_not_fit_into_the_policy(r
     assert not args.out.exists()
 
 
-def test_bipolar_ramp_lowers_the_faults_alone_where_the_other_term_has_no_weight(rlcf, one_update):
+def test_bipolar_ramp_only_lowers_faults_if_the_other_term_has_no_weight(rlcf, one_update):
     rollout = one_update(train_baselines, lr=1e-3, second_coef=0.0)
     tokenizer = load_tokenizer(rlcf.baseline.sft)
     policies = [load_gpt(where) for where in (rlcf.baseline.sft, rlcf.baseline.out)]
@@ -127,7 +127,7 @@ def test_coderl_takes_the_gradient_of_its_two_losses(rlcf, one_update, policy_gr
             fails = any(d.kind == "error" for d in diagnostics)
             difference = (1 if rollout.passes[b] else -1) - (-1 if fails else 1)
             differs += difference != 0
-            # the critic's head begins at 0: it says one half of everything
+            # the critic's head is initialised to 0, so it predicts one half
             loss = loss - difference * 0.5 * logprobs_of(policy, record["query"], ids, tokenizer).sum() / 16
     assert 2 < differs < 16
     expected = torch.autograd.grad(loss, list(policy.parameters()))
@@ -141,8 +141,8 @@ def test_coderl_takes_the_gradient_of_its_two_losses(rlcf, one_update, policy_gr
 
 
 @pytest.mark.parametrize("objective", ["bipolar_ramp", "coderl"])
-def test_unused_variables_fail_no_program_of_a_baseline(one_update, monkeypatch, objective):
-    """[RLCF section 8.6] They are RLCF's own feedback. Here every character of every program declares one."""
+def test_unused_variables_do_not_fail_a_baselines_program(one_update, monkeypatch, objective):
+    """[RLCF section 8.6] Only RLCF uses them. Here every character of every program declares one."""
     plain = PythonCompiler.check
 
     def littered(self, programs, spans=None):
@@ -156,7 +156,7 @@ def test_unused_variables_fail_no_program_of_a_baseline(one_update, monkeypatch,
         found = compiler.check(programs_of(rollout.rows, rollout.texts))
     compiles = [all(d.kind != "error" for d in diagnostics) for diagnostics in found]
     assert rollout.scores == [1.0 if ok else -1.0 for ok in compiles] and set(compiles) == {True, False}
-    # the metrics are those of PPO's runs, in which they count
+    # the metrics are the same as PPO's, which count unused variables
     assert rollout.metrics["compile_rate"] == 0 and rollout.metrics["errors/unused"] > 1
 
 

@@ -163,14 +163,14 @@ def test_resuming_the_discriminator_equals_the_uninterrupted_run(rlcf, monkeypat
         ({"num_pair_epochs": float("nan")}, "--num-pair-epochs nan"),
     ],
 )
-def test_bad_settings_of_the_discriminator_are_one_sentence(rlcf, tmp_path, change, sentence):
+def test_bad_settings_of_the_discriminator_are_reported_in_one_sentence(rlcf, tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence) as raised:
         train_discriminator.main(replace(rlcf.discriminator, out=tmp_path / "d", **change))
     assert "\n" not in str(raised.value) and not (tmp_path / "d").exists()
 
 
 def test_too_few_programs_that_pass_leave_the_old_run_untouched(rlcf, monkeypatch, tmp_path):
-    """That is known only after sampling: late, but before --overwrite deletes anything. The samples are not lost."""
+    """This is only known after sampling, but before --overwrite deletes anything. The samples are kept."""
     args = replace(rlcf.discriminator, out=tmp_path / "d", **SHORT)
     train_discriminator.main(args)
     before = {path: path.read_bytes() for path in args.out.rglob("*") if path.is_file()}
@@ -198,7 +198,7 @@ def test_bfloat16_trains_too(rlcf, tmp_path, stage):
 
 
 def test_either_stage_can_be_left_out(rlcf, monkeypatch, tmp_path):
-    """Table 4 of the paper leaves out the samples: none are taken then. Without either, it is a new discriminator."""
+    """Table 4 of the paper has no samples, so none are taken. Without both stages, it is a new discriminator."""
     pairs = replace(rlcf.discriminator, out=tmp_path / "pairs", num_triplet_epochs=0.0, num_rows=24)
     train_discriminator.main(pairs)
     monkeypatch.setattr(train_discriminator, "sample_programs", None)
@@ -234,16 +234,16 @@ def test_each_program_is_the_anchor_of_one_triplet_per_epoch(rlcf, monkeypatch, 
     assert len(triplets) == len(anchors) == len(problem_of) // 2 * 2 and anchors <= set(problem_of)  # whole batches
     sizes = Counter(problem_of.values())
     assert max(sizes.values()) > 1 == min(sizes.values())
-    for anchor, positive in triplets:  # one alone with its problem is renamed
+    for anchor, positive in triplets:  # a problem's only program is renamed
         of_positive = problem_of[anchor] if sizes[problem_of[anchor]] > 1 else None
         assert anchor != positive and problem_of.get(positive) == of_positive
     rates = [row["lr"] for row in read_metrics(args.out)[:-1]]
     assert max(rates) == args.triplet_lr and len(rates) == len(problem_of) // 2
-    # all of the validation programs, mixed: else those of one problem meet, and none is a negative
+    # all validation programs, shuffled: otherwise programs of one problem share a batch without negatives
     assert 0 < summary["validation_triplet_accuracy"] <= 1 and 0 <= summary["validation_triplet_loss"] < 2
 
 
-def test_interrupted_sampling_goes_on_where_it_stopped(rlcf, monkeypatch, tmp_path):
+def test_interrupted_sampling_continues_where_it_stopped(rlcf, monkeypatch, tmp_path):
     """To the last bit, also after a line that was cut off; with other settings it is refused."""
     whole = replace(rlcf.discriminator, out=tmp_path / "whole", rollout_batch_size=8, **SHORT)
     summary = train_discriminator.main(whole)

@@ -158,7 +158,7 @@ PYTHON = {
 
 
 @pytest.mark.parametrize("trap", PYTHON)
-def test_a_python_program_prints_the_same_under_other_names(trap):
+def test_renaming_keeps_the_output_of_a_python_program(trap):
     program, stay, go = PYTHON[trap]
     before = printed(program)
     assert before and "Error" not in before
@@ -215,7 +215,7 @@ MODULES = "bisect heapq textwrap fnmatch string shlex calendar colorsys statisti
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_real_modules_differ_only_in_names(module):
+def test_renaming_real_modules_changes_only_names(module):
     program = Path(__import__(module).__file__).read_text(encoding="utf-8")
     text = renamed(program, "python")
     assert alpha_equivalent(program, text)
@@ -235,7 +235,7 @@ def test_alpha_equivalence_rejects_a_wrong_renaming():
         assert not alpha_equivalent(program, wrong)
 
 
-def test_solutions_of_the_embedded_world_pass_under_other_names():
+def test_embedded_solutions_pass_after_renaming():
     rng = random.Random(0)
     num_changed = 0
     for _ in range(60):
@@ -354,7 +354,7 @@ def found_in(compiler, texts):
 
 
 @needs_jdk
-def test_a_java_program_has_the_same_diagnostics_under_other_names(java_compiler):
+def test_renaming_keeps_the_diagnostics_of_a_java_program(java_compiler):
     """None, for each of the traps."""
     texts = {trap: java(members) for trap, (members, _, _) in JAVA.items()}
     texts["a static import"] = "import static java.lang.Math.*;\n" + texts["a static import"]
@@ -367,7 +367,7 @@ def test_a_java_program_has_the_same_diagnostics_under_other_names(java_compiler
 
 
 @pytest.mark.parametrize("trap", JAVA)
-def test_java_names_with_another_meaning_stay_and_the_others_change(trap):
+def test_java_names_with_another_meaning_are_kept_and_the_rest_renamed(trap):
     members, stay, go = JAVA[trap]
     text = renamed(java(members), "java")
     assert words(text) >= set(stay.split()) and not words(text) & set(go.split()), text
@@ -387,7 +387,7 @@ class Main {{
 
 @needs_jdk
 @pytest.mark.slow
-def test_java_programs_get_the_same_verdict_under_other_names():
+def test_renaming_keeps_the_verdict_of_java_programs():
     """Correct or not."""
     rng = random.Random(3)
     cases = []
@@ -413,7 +413,7 @@ def test_java_programs_get_the_same_verdict_under_other_names():
 
 
 @needs_jdk
-def test_human_solutions_have_the_same_diagnostics_under_other_names(real_data, java_compiler):
+def test_renaming_keeps_the_diagnostics_of_human_solutions(real_data, java_compiler):
     """Those that compile still do, with the same unused variables."""
     rows = [json.loads(line) for line in (real_data / "mxeval_java/mbxp/mbjp_release_v1.2.jsonl").open()]
     texts = [row["prompt"] + row["canonical_solution"] for row in rows if row["canonical_solution"]][::12]
@@ -431,13 +431,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("language", BROKEN)
-def test_a_program_that_does_not_parse_comes_back_unchanged(language):
+def test_a_program_that_does_not_parse_is_returned_unchanged(language):
     for text in BROKEN[language]:
         assert renamed(text, language) == text
 
 
 @pytest.mark.parametrize("language", ["java", "python"])
-def test_the_names_depend_on_the_seed_alone(language):
+def test_new_names_depend_only_on_the_seed(language):
     rng = random.Random(5)
     problem = programs.draw_problem(rng)
     program = programs.solution(problem, programs.draw_style(problem, rng), language)
@@ -456,7 +456,7 @@ def first_two_draws(seed):
     return first, rng.choice([name for name in free if name != first])
 
 
-def test_two_variables_never_get_one_name_and_without_a_free_name_they_keep_theirs():
+def test_two_variables_never_get_the_same_name_and_keep_theirs_if_none_is_free():
     many = [f"v{i}" for i in range(40)]
     program = "def f():\n" + "".join(f"    {name} = {i}\n" for i, name in enumerate(many))
     program += f"    return {', '.join(many)}\nprint(f())\n"
@@ -476,7 +476,7 @@ STATEMENTS = (
 
 
 @given(st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=6), st.booleans())
-def test_any_mixture_of_scopes_differs_only_in_names(statements, is_method):
+def test_renaming_mixed_scopes_changes_only_names(statements, is_method):
     program = "low = q = 0\ndef f(self, q=1):\n" + "".join(f"    {statement}\n" for statement in statements)
     if is_method:
         program = "class A:\n" + textwrap.indent(program, "    ")

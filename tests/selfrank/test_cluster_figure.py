@@ -35,7 +35,7 @@ def test_the_sign_does_not_depend_on_the_order_of_the_answers() -> None:
 @pytest.mark.parametrize(
     "vectors", [[[3.0, 4.0]], [[3.0, 4.0]] * 5, RNG.normal(size=(1, 384)).repeat(16, 0), [[1.0]] * 3]
 )
-def test_one_answer_or_equal_answers_lie_at_0_and_explain_nothing(vectors) -> None:
+def test_single_or_equal_answers_are_at_0_and_explain_nothing(vectors) -> None:
     points, explained = pca(vectors)
     assert points.shape == (len(vectors), 2) and points.abs().max() < 1e-12 and explained.tolist() == [0, 0]
 

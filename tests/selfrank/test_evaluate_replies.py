@@ -109,9 +109,9 @@ def world(tmp_path_factory) -> World:
 
 @pytest.fixture
 def scripted(monkeypatch) -> list[tuple]:
-    """Stands for sample_answers: the typed replies, of policies that are told apart by their layers. Gives its calls.
+    """Replaces sample_answers by typed replies, with policies identified by their layers. Returns its calls.
 
-    The truth is that of the table."""
+    The gold scores are the table's."""
     calls = []
 
     def sample_answers(policy, queries, tokenizer, num_samples, max_new_tokens, batch_size, seed, temperature, top_p):
@@ -147,12 +147,12 @@ def test_dialogues_are_measured_by_three_overlaps(world, scripted, tmp_path):
 
 def test_squad_is_measured_against_all_answers_and_no_answer_is_one_too(world, scripted, tmp_path):
     result, samples = evaluate(world, tmp_path, data=world.root / "squad")
-    # "dukes of Normandy": one of 3 words, all of "dukes"; then an answer where there is none
+    # "dukes of Normandy": one of 3 words, all of "dukes"; then an answer to a question without one
     squad = ("exact_match", "precision", "recall", "f1")
     assert [mean_of(result, "full")[name] for name in squad] == pytest.approx([0, 1 / 6, 1 / 2, 1 / 4])
     assert [mean_of(result, "str")[name] for name in squad] == [1, 1, 1, 1]
     assert [row["references"] for row in samples] == [["dukes", "the Norman dukes"], [" unanswerable"]]
-    assert samples[1]["policies"]["str"]["google_bleu"] == 1  # against what the data's response says
+    assert samples[1]["policies"]["str"]["google_bleu"] == 1  # against the data's response
     table = text(reply_report.page(result, None, [], []))
     assert re.search(r"^str +100\.00 \[100\.00, 100\.00\] ", table, re.M)
     heads = [line.split() for line in table.splitlines() if line.startswith("× 100")]
@@ -196,7 +196,7 @@ def test_the_table_is_a_recount_of_the_samples(world, scripted, tmp_path):
     assert json.loads((tmp_path / "eval.json").read_text()) == json.loads(json.dumps(result))
 
 
-def test_reward_model_scores_are_those_of_each_text_alone(world, scripted, tmp_path):
+def test_reward_model_scores_are_independent_of_the_batch(world, scripted, tmp_path):
     _, samples = evaluate(world, tmp_path)
     for sample in samples:
         row = sample["policies"]["str"]
@@ -204,7 +204,7 @@ def test_reward_model_scores_are_those_of_each_text_alone(world, scripted, tmp_p
         assert row["rm_score"] == pytest.approx(alone, abs=1e-5)
 
 
-def test_what_policies_say_depends_on_the_seed_and_not_on_the_batch_size(world, tmp_path):
+def test_replies_depend_on_the_seed_and_not_on_the_batch_size(world, tmp_path):
     def texts(name: str, **changes) -> list[str]:
         _, samples = evaluate(world, tmp_path / name, reward_model=None, **changes)
         return [row["response"] for sample in samples for row in sample["policies"].values()]
@@ -224,7 +224,7 @@ def test_a_larger_reward_model_may_be_the_gold_score(world, scripted, ranked, tm
             assert row["gold_score"] == pytest.approx(row["rm_score"], abs=1e-5)
     assert result["reference"]["gold_score"] == pytest.approx(result["reference"]["rm_score"], abs=1e-5)
     assert result["self_ranking"][0]["rm_gold_agreement"] == 1  # with itself
-    assert result["first_answers"] is None  # no score of a model says that an answer is right
+    assert result["first_answers"] is None  # a model's score never means that an answer is right
 
 
 # ------------------------------------------------------------------------------------------------ 2. the ranking
@@ -245,7 +245,7 @@ def ranked(world, tmp_path) -> Path:
         meta = {"noise": noise, "rank_chosen": 1, "rank_rejected": 1 + distance}
         rows.append({"query": query, "chosen": chosen, "rejected": rejected, "meta": meta})
     write_jsonl(data / "comparisons.validation.jsonl", rows)
-    # answers stand in the model's order, in the second question from its worst to its best
+    # answers are in the model's order, in the second question from worst to best
     queries = [f"Dialogue:\n{n}?\nReply:" for n in range(3)]
     listed = [world.best_first(query, ["a", "bb", "c d"])[:: -1 if n == 1 else 1] for n, query in enumerate(queries)]
     rankings = {"ana": ([0, 1, 2], [2, 0, 1], [1, 0, 2]), "ben": ([0, 1, 2], [2, 0, 1], [0, 1, 2])}
@@ -272,7 +272,7 @@ def test_the_reward_model_is_judged_on_the_pairs_by_noise_and_by_distance(world,
     assert re.search(r"^1 rank apart +2 +50\.00 ", table, re.M) and "unequal" not in table
 
 
-def test_self_ranking_is_held_against_the_truth(world, scripted, ranked, tmp_path):
+def test_self_ranking_is_compared_with_gold(world, scripted, ranked, tmp_path):
     rows = read_jsonl(ranked / "comparisons.validation.jsonl", {})
     gains = [TRUTH.get(row["chosen"], 0) - TRUTH.get(row["rejected"], 0) for row in rows]
     assert gains[1] == 0 and {abs(gain) for gain in gains} == {0, 1}
@@ -295,7 +295,7 @@ def test_pairs_by_someone_else_are_one_group(world, scripted, ranked, tmp_path):
     assert [group["num_pairs"] for group in result["self_ranking"]] == [4]
 
 
-def test_pairs_of_one_question_are_no_independent_draws():
+def test_pairs_of_one_question_are_resampled_together():
     resamples = {"seed": 1, "num_resamples": 200}
     hits, queries = [True] * 50 + [None] + [False] * 50, ["a"] * 50 + ["b"] * 51
     assert share(hits, queries, **resamples) == (0.5, (0, 1))
@@ -304,11 +304,11 @@ def test_pairs_of_one_question_are_no_independent_draws():
     assert share([None], ["a"], **resamples) is None
 
 
-def test_people_agree_with_the_reward_model_as_far_as_they_were_made_to(world, scripted, ranked, tmp_path):
+def test_agreement_with_people_is_as_constructed(world, scripted, ranked, tmp_path):
     files = tuple(sorted(ranked.glob("rankings.*")))
     result, _ = evaluate(world, tmp_path / "out", data=ranked, rankings=files)
     study = result["human_study"]
-    # in the second question the last two are exchanged; in the third people tie, and answers stand in the model's order
+    # in the second question the last two are exchanged; in the third people tie, and answers are in the model's order
     assert (study["order_probability"], study["num_questions"], study["num_answers"]) == (2 / 3, 3, 3)
     assert study["chance"] == 1 / 6
     assert study["pairwise_agreement"] == pytest.approx(8 / 9) and study["kendall_tau"] == pytest.approx(7 / 9)
@@ -361,10 +361,10 @@ def test_the_first_answer_is_right_more_often_than_one_at_random(world, scripted
     assert without["first_answers"] is None and "TextRank" not in text(reply_report.page(without, None, [], []))
 
 
-# ---------------------------------------------------------------------------------------------- 3. what is written
+# ---------------------------------------------------------------------------------------------- 3. written files
 @pytest.fixture
 def letters(monkeypatch):
-    """An encoder that knows letters: a text's vector says how often each of them is in it."""
+    """An encoder that counts letters: a text's vector has the count of each letter."""
 
     def encode(texts, **settings):
         counts = [[text.count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
@@ -412,7 +412,7 @@ def test_a_run_whose_metrics_are_damaged_is_refused_and_nothing_is_written(world
     assert not (tmp_path / "new").exists()
 
 
-def test_without_a_reward_model_gold_and_rankings_their_parts_are_gone_and_a_note_says_so(world, scripted, tmp_path):
+def test_sections_without_reward_model_gold_or_rankings_are_omitted_with_a_note(world, scripted, tmp_path):
     result, _ = evaluate(
         world, tmp_path, reward_model=None, policies=("str", str(world.root / "str")), data=world.root / "dialogues"
     )
@@ -462,7 +462,7 @@ def test_the_test_split_has_its_own_file(world, scripted, tmp_path):
         ({"max_query_length": 3}, "sft.validation.jsonl:1: .*--max-query-length is 3"),
     ],
 )
-def test_bad_settings_are_one_sentence_and_nothing_is_written(world, tmp_path, change, sentence):
+def test_bad_settings_are_reported_in_one_sentence_and_nothing_is_written(world, tmp_path, change, sentence):
     write_jsonl(tmp_path / "ranked.jsonl", SELF_RANKED)
     if change.get("self_rank") == "ranked":
         change = change | {"self_rank": tmp_path / "ranked.jsonl"}
@@ -481,7 +481,7 @@ def test_bad_settings_are_one_sentence_and_nothing_is_written(world, tmp_path, c
         ([], "sft.validation.jsonl:2: the field 'meta' must be dict, not list"),
     ],
 )
-def test_answers_that_can_not_be_meant_name_their_line(world, tmp_path, meta, sentence):
+def test_malformed_answers_are_reported_with_their_line(world, tmp_path, meta, sentence):
     first, second = read_jsonl(world.root / "squad" / "sft.validation.jsonl", {})
     write_jsonl(tmp_path / "sft.validation.jsonl", [first, second | {"meta": meta}])
     with pytest.raises(InputError, match=sentence):
@@ -504,21 +504,21 @@ def test_answers_that_can_not_be_meant_name_their_line(world, tmp_path, meta, se
         {"answers": ["dog", "cat", None, "no"]},
     ],
 )
-def test_a_row_that_self_ranking_can_not_have_written_names_its_line(world, tmp_path, change):
+def test_a_malformed_self_ranking_row_is_reported_with_its_line(world, tmp_path, change):
     write_jsonl(tmp_path / "ranked.jsonl", [SELF_RANKED[1], SELF_RANKED[0] | change])
     sentence = "expected a text, a weight and a cluster .* data.self_rank|the field '(weights|answers).*' must be"
     with pytest.raises(InputError, match=f"ranked.jsonl:2: ({sentence})"):
         evaluation.main(replace(world.args, self_rank=tmp_path / "ranked.jsonl", out=tmp_path / "out"))
 
 
-def test_a_ranked_question_that_the_reward_model_can_not_take_in_is_said_before_anything_is_sampled(world, tmp_path):
+def test_a_ranked_question_too_long_for_the_reward_model_is_reported_before_sampling(world, tmp_path):
     row = {"query": "Dialogue:\n" + "q " * 200 + "\nReply:", "answers": ["a", "b"], "ranking": [1, 0], "annotator": "a"}
     write_jsonl(tmp_path / "ana.jsonl", [row])
     with pytest.raises(InputError, match="^--rankings: the longest query and response have .* the 128 positions"):
         evaluation.main(replace(world.args, rankings=(tmp_path / "ana.jsonl",), out=tmp_path / "out"))
 
 
-def test_the_recipe_holds_the_papers_numbers():
+def test_the_recipe_has_the_papers_numbers():
     args = evaluation.RECIPES["str"][1]
     assert (args.temperature, args.top_p, args.response_length) == (0.8, 0.95, 100)
     assert args.policies[::2] == ("original", "full", "adapter", "bitfit", "lora", "str")

@@ -1,4 +1,4 @@
-"""ISODATA against a version with plain loops, examples by hand, and properties of any vectors."""
+"""ISODATA against a version with plain loops, typed examples, and properties of random vectors."""
 
 import importlib.util
 import math
@@ -139,7 +139,7 @@ def test_equal_answers_share_a_cluster(vectors, seed):
     for i in range(len(vectors)):
         assert (labels[(units == units[i]).all(1)] == labels[i]).all()
     different = {tuple(units[i]) for i in representatives}
-    assert len(different) == len(representatives)  # so no pair holds two equal answers
+    assert len(different) == len(representatives)  # so no pair has two equal answers
 
 
 @given(some_vectors(), st.integers(0, 5))
@@ -166,7 +166,7 @@ def at(*degrees):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_few_or_equal_answers_by_hand(seed):
+def test_clusters_of_few_or_equal_answers(seed):
     def result(vectors):
         return [array.tolist() for array in isodata(vectors, seed)]
 
@@ -174,7 +174,7 @@ def test_few_or_equal_answers_by_hand(seed):
     assert result([[1.0, 2.0]] * 16) == [[0] * 16, [0]]
     assert result(at(0, 90)) == [[0, 1], [0, 1]]
     assert result(at(0, 1)) == [[0, 0], [0]]
-    # half of two is one: by the paper's steps alone a cluster of both is too large
+    # half of two is one: by the paper's steps, a cluster of both is too large
     assert isodata(at(0, 1), seed, PRINTED)[0].tolist() == [0, 1]
     assert result(at(0, 180, 0, 180, 0)) == [[0, 1, 0, 1, 0], [0, 1]]
 
@@ -217,13 +217,13 @@ def test_a_variance_at_the_limit_is_not_above_it():
     assert split(vectors, labels, Limits(max_share=1.0, max_variance=0.999)).max() == 2
 
 
-def test_a_pass_leaves_the_labels_that_it_was_given():
+def test_a_pass_does_not_modify_its_input_labels():
     vectors, labels = at(0, 90, 180), np.array([0, 0, 1])
     assert merge(vectors, labels).tolist() == [0, 0, 0] and labels.tolist() == [0, 0, 1]
     assert split(vectors, labels).tolist() == [0, 1, 2] and labels.tolist() == [0, 0, 1]
 
 
-def test_a_cluster_of_one_joins_its_nearest_which_takes_one_per_pass():
+def test_a_cluster_of_one_is_merged_into_its_nearest_once_per_pass():
     assert merge(at(0, 10, 11, 90, 91), np.array([0, 1, 1, 2, 2])).tolist() == [0, 0, 0, 1, 1]
     assert merge(at(0, 10, 11, 15), np.array([0, 1, 1, 2])).tolist() == [0, 0, 0, 1]
     assert merge(at(0, 1, 90, 92), np.array([0, 1, 2, 3])).tolist() == [0, 0, 1, 1]
@@ -277,7 +277,7 @@ def encoded():
 
 
 @pytest.mark.parametrize(("one", "other", "variance"), PARAPHRASES)
-def test_paraphrases_under_minilm_fall_together_and_make_no_pair(one, other, variance, encoded):
+def test_minilm_paraphrases_share_a_cluster_and_make_no_pair(one, other, variance, encoded):
     assert ((encoded[one] - encoded[other]) ** 2).sum() / 4 == pytest.approx(variance, abs=6e-4)
 
     def partition(times, others, seed, limits):
@@ -290,5 +290,5 @@ def test_paraphrases_under_minilm_fall_together_and_make_no_pair(one, other, var
             assert set(partition(times, [], seed, Limits())[0]) == {0}
             labels, kinds = partition(times, OTHERS, seed, Limits())
             assert not {one, other} <= kinds and len(kinds & set(OTHERS)) >= 1
-            # by the paper's steps alone they are preferred to each other: whatever holds half of all is split
+            # by the paper's steps they are preferred to each other: any cluster with half of all is split
             assert partition(times, [], seed, PRINTED)[1] == {one, other}

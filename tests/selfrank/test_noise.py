@@ -52,7 +52,7 @@ def test_without_a_negation_a_single_auxiliary_gets_one(text, expected):
     assert draws(negation_noise, text) == {expected}
 
 
-def test_one_of_several_places_is_drawn():
+def test_one_of_several_positions_is_drawn():
     assert draws(negation_noise, "I am here and it was late") == {
         "I am not here and it was late",
         "I am here and it was not late",
@@ -61,12 +61,12 @@ def test_one_of_several_places_is_drawn():
 
 
 @pytest.mark.parametrize("text", ["", "Yes.", "Tomorrow at noon", "not", "Never", "a canal, an island, a knot", "it's"])
-def test_a_text_without_either_or_of_a_negation_only_gets_no_negation_noise(text):
+def test_a_text_without_auxiliary_or_with_only_a_negation_gets_no_negation_noise(text):
     assert draws(negation_noise, text) == {None}
 
 
 # -------------------------------------------------------------------------------------------------------------- shuffle
-def test_sentences_change_places_and_the_whitespace_between_them_stays():
+def test_sentences_are_reordered_and_the_whitespace_between_them_kept():
     text = "One. Two?\nThree!"
     expected = {"One. Three!\nTwo?", "Two? One.\nThree!", "Two? Three!\nOne.", "Three! One.\nTwo?", "Three! Two?\nOne."}
     assert draws(shuffle_noise, text) == expected
@@ -94,7 +94,7 @@ def test_up_to_three_words_are_deleted_replaced_or_inserted_and_no_more():
 def test_new_words_are_adjacent_in_one_other_answer():
     found = draws(ngram_noise, "a", ["x y", "z"])  # nothing can be deleted
     assert found == {"x", "y", "z", "a x", "a y", "a z", "x a", "y a", "z a", "x y a", "a x y"}
-    assert draws(ngram_noise, "a", ["a"]) == {"a a"}  # replacing it by itself is no noise
+    assert draws(ngram_noise, "a", ["a"]) == {"a a"}  # replacing it by itself isn't noise
 
 
 def test_without_other_answers_words_can_only_be_deleted():

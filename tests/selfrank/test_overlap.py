@@ -144,7 +144,7 @@ def test_meteor_of_words_that_occur_once_is_its_definition(words, num_response, 
 
 
 # ------------------------------------------------------------------------------------------------------- 3. WordNet
-def test_without_wordnet_meteor_says_so_and_matches_no_synonyms() -> None:
+def test_without_wordnet_meteor_matches_no_synonyms_and_reports_it() -> None:
     assert meteor_matching() == "exact and stem"
     assert meteor([["the car"], ["the car"]], ["the auto", "the cars"]) == pytest.approx([0.5 * 0.5, 1 - 0.5 / 2**3])
 
@@ -165,12 +165,12 @@ def tiny_wordnet(no_wordnet, tmp_path, monkeypatch) -> Path:
     return directory
 
 
-def test_with_wordnet_meteor_says_so_and_matches_synonyms(tiny_wordnet) -> None:
+def test_with_wordnet_meteor_matches_synonyms_and_reports_it(tiny_wordnet) -> None:
     assert meteor_matching() == "exact, stem and WordNet synonyms"
     assert meteor([["the car"], ["the car"]], ["the auto", "the bus"]) == pytest.approx([1 - 0.5 / 2**3, 0.5 * 0.5])
 
 
-def test_an_incomplete_wordnet_is_one_sentence(tiny_wordnet) -> None:
+def test_an_incomplete_wordnet_is_reported_in_one_sentence(tiny_wordnet) -> None:
     (tiny_wordnet / "lexnames").unlink()
     with pytest.raises(InputError, match="WordNet data is incomplete .*lexnames"):
         meteor_matching()

@@ -1,4 +1,4 @@
-"""Sentence embeddings against poolings by hand, and directories that hold no usable sentence encoder."""
+"""Sentence embeddings against manual pooling, and directories without a usable sentence encoder."""
 
 import importlib.util
 import json
@@ -33,7 +33,7 @@ def directory(original, tmp_path) -> Path:
 
 
 def tokens_of(directory: Path, text: str, limit: int) -> torch.Tensor:
-    """(T, C): the last hidden states of a text's first `limit` tokens, by transformers alone."""
+    """(T, C): the last hidden states of a text's first `limit` tokens, computed with transformers."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -86,7 +86,7 @@ def test_a_plain_roberta_reads_no_more_tokens_than_it_has_positions(directory, t
     check(tmp_path / "plain", 32, lambda tokens: tokens.mean(0))  # positions start at 2
 
 
-def test_a_vector_does_not_depend_on_the_texts_beside_it(original) -> None:
+def test_a_vector_does_not_depend_on_the_other_texts_in_the_batch(original) -> None:
     encoder = load_sentence_encoder(original)
     together, again = embed(TEXTS, encoder), embed(TEXTS, encoder)
     for text in TEXTS:
@@ -108,7 +108,7 @@ def test_code_in_the_directory_is_not_run(directory) -> None:
         load_sentence_encoder(directory)
 
 
-def test_a_directory_without_an_encoder_is_one_sentence(directory, tmp_path) -> None:
+def test_a_directory_without_an_encoder_is_reported_in_one_sentence(directory, tmp_path) -> None:
     broken, listless = tmp_path / "broken", tmp_path / "listless"
     shutil.copytree(directory, broken)
     (broken / "model.safetensors").write_bytes(b"no weights")
@@ -129,7 +129,7 @@ def test_a_directory_without_an_encoder_is_one_sentence(directory, tmp_path) -> 
         assert "\n" not in str(raised.value)
 
 
-def test_missing_tensors_and_weights_that_are_nan_are_refused(directory) -> None:
+def test_missing_tensors_and_nan_weights_are_refused(directory) -> None:
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(directory / "model.safetensors")
@@ -142,7 +142,7 @@ def test_missing_tensors_and_weights_that_are_nan_are_refused(directory) -> None
         load_sentence_encoder(directory)
 
 
-def test_without_the_library_the_error_says_how_to_install_it(monkeypatch) -> None:
+def test_without_the_library_the_error_names_the_install_command(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(InputError, match="install it with `pip install sentence-transformers`"):
         load_sentence_encoder("anywhere")

@@ -15,7 +15,7 @@ def positive_graph(m: int, seed: int) -> np.ndarray:
     return upper + upper.T + np.eye(m)
 
 
-def test_a_path_of_three_nodes_by_hand():
+def test_weights_of_a_path_of_three_nodes():
     # the ends vote for the middle only, the middle half for each end: e = .15 + .85 m / 2, m = .15 + .85 * 2e
     middle = 0.405 / 0.2775
     end = 0.15 + 0.425 * middle
@@ -88,8 +88,8 @@ def test_an_answer_without_edges_keeps_one_minus_the_damping():
     assert text_rank(path) == pytest.approx([0.15 + 0.425 * middle, middle, 0.15 + 0.425 * middle, 0.15], abs=1e-8)
 
 
-def test_an_answer_shares_out_its_own_row():
-    """Not its column: 0 votes for 1 alone, 1 for both others alike, 2 for 0 and 1 as three to one."""
+def test_an_answer_distributes_its_vote_by_its_row():
+    """Not its column: 0 votes only for 1; 1 for both others equally; 2 for 0 and 1 at three to one."""
     weights = text_rank([[9, 2, 0], [1, 9, 1], [3, 1, 9]])
     votes = np.array([[0, 0.5, 0.75], [1, 0, 0.25], [0, 0.5, 0]])  # [i, j]: share of j's vote that goes to i
     assert weights == pytest.approx(np.linalg.solve(np.eye(3) - 0.85 * votes, np.full(3, 0.15)), abs=1e-8)
