@@ -178,7 +178,7 @@ def main(args: Args) -> dict[str, float]:
                 num_responses = minibatch.loss_actions.any(1).sum()
                 num_ratios = num_responses if algorithm.has_response_ratio else num_actions
                 steps.zero_grad()
-                for mb in minibatch.mine().micro_batches(args.micro_batch_size):
+                for mb in minibatch.shard().micro_batches(args.micro_batch_size):
                     with autocast:
                         new_logprobs, entropy = response_logprobs(
                             policy, mb.query_response, mb.real, mb.actions, args.temperature

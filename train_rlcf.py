@@ -189,7 +189,7 @@ def main(args: Args) -> dict[str, float]:
                 num_actions = minibatch.loss_actions.sum()
                 num_states = minibatch.loss_states.sum()
                 steps.zero_grad()
-                for mb in minibatch.mine().micro_batches(args.micro_batch_size):
+                for mb in minibatch.shard().micro_batches(args.micro_batch_size):
                     with autocast:
                         new_logprobs, entropy = response_logprobs(
                             policy, mb.query_response, mb.real, mb.actions, args.temperature

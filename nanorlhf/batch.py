@@ -162,7 +162,7 @@ class Batch:
             if self.loss_actions[start : start + size].any():
                 yield self[start : start + size]
 
-    def mine(self) -> "Batch":
+    def shard(self) -> "Batch":
         """Return this rank's rows."""
         return self[distributed.rank_slice(len(self))]
 
@@ -180,10 +180,10 @@ class Batch:
         Each rank computes its share. Returns (B,) or (B, T), 0 in the columns that a micro-batch
         dropped, or a tuple of them, the same on every rank.
         """
-        share = self.mine()
+        shard = self.shard()
         T = self.response.size(1)
-        order = share.real.sum(1).argsort().cpu()
-        results = [function(share[index]) for index in order.split(size)]
+        order = shard.real.sum(1).argsort().cpu()
+        results = [function(shard[index]) for index in order.split(size)]
         columns = zip(*(r if isinstance(r, tuple) else (r,) for r in results), strict=True)
         gathered = []
         for pieces in columns:

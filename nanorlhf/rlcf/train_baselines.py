@@ -160,7 +160,7 @@ def main(args: Args) -> dict[str, float]:
         steps.zero_grad()
         num_actions = batch.actions.sum()
         stats = UpdateStatistics(device)
-        for mb in batch.mine().micro_batches(args.micro_batch_size):
+        for mb in batch.shard().micro_batches(args.micro_batch_size):
             with autocast:
                 new_logprobs, entropy = response_logprobs(
                     policy, mb.query_response, mb.real, mb.actions, args.temperature
