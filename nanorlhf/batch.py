@@ -37,7 +37,7 @@ class Batch:
     actions: Tensor  # (B, T)
     states: Tensor  # (B, T) the actions, and with score_at after_eos one more position
     in_loss: Tensor  # (B, T) True; a script drops a token or a response by setting it to False
-    eos_index: Tensor  # (B,) position of the last token; T - 1 without EOS
+    eos_index: Tensor  # (B,) position of the last token
     score_index: Tensor  # (B,) position of the reward that the score is added to
     has_eos: Tensor  # (B,) bool
     sampled_logprobs: Tensor  # (B, T) under the distribution sampled from, after its filters

@@ -193,7 +193,8 @@ def load(
                 )
             if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
                 raise InputError(
-                    f"{file}: {family_name} has dtype {tensor.dtype}; weights must be floating-point."
+                    f"{file}: {family_name} has dtype {tensor.dtype}; "
+                    "weights must be floating-point."
                 )
             stored[name].append(tensor)
     if tensors:
