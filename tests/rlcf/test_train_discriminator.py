@@ -151,8 +151,8 @@ def test_resuming_the_discriminator_equals_the_uninterrupted_run(rlcf, monkeypat
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"batch_size": 1000}, r"--batch-size 1000 is more than the \d+ rows that the policy answers"),
-        ({"triplet_batch_size": 1000}, r"--triplet-batch-size 1000 is more than the \d+ programs in .*remarked"),
+        ({"batch_size": 1000}, r"--batch-size 1000 exceeds the \d+ rows that the policy answers"),
+        ({"triplet_batch_size": 1000}, r"--triplet-batch-size 1000 exceeds the \d+ programs in .*remarked"),
         ({"warmup_steps": 1000}, r"--warmup-steps 1000 must be less than the \d+ steps of the run"),
         ({"n_head": 3}, "--n-head 3 must divide --d-model 16"),
         ({"sft": "/nowhere/at/all"}, "/nowhere/at/all"),
@@ -174,7 +174,7 @@ def test_too_few_programs_that_pass_leave_the_old_run_untouched(rlcf, monkeypatc
     args = replace(rlcf.discriminator, out=tmp_path / "d", **SHORT)
     train_discriminator.main(args)
     before = {path: path.read_bytes() for path in args.out.rglob("*") if path.is_file()}
-    with pytest.raises(InputError, match="--batch-size 24 is more than the .* of 24 sampled programs that pass"):
+    with pytest.raises(InputError, match="--batch-size 24 exceeds the .* of 24 sampled programs that pass"):
         train_discriminator.main(replace(args, batch_size=24, overwrite=True))
     assert {path: path.read_bytes() for path in before} == before
     assert {path.name for path in args.out.rglob("*") if path.is_file() and path not in before} == {SAMPLING}

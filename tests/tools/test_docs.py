@@ -142,6 +142,7 @@ ELSEWHERE = {
     "tools.check": "tests/tools/test_check.py",
     "tools.compile_kernels": "tests/tools/test_compile.py",
     "tools.doctor": "tests/doctor/test_judging.py",
+    "tools.prose": "tests/tools/test_prose.py",
     "tools.sick_runs": "tests/doctor/test_judging.py",
     "tools.fuzz": "tests/test_bad_input.py",
     "tools.gpu": "tests/tools/test_gpu.py",
