@@ -224,7 +224,7 @@ def test_ppo_learns_to_write_programs_that_pass(rlcf, tmp_path):
         ({"compiler": False, "discriminator": None}, "--discriminator None: nothing is left to score with"),
         ({"compiler": False, "localise": False}, "--no-localise needs the compiler"),
         ({"discriminator": None, "freeze_discriminator": True}, "--freeze-discriminator needs a --discriminator"),
-        ({"discriminator": "/nowhere"}, "/nowhere holds no discriminator.json"),
+        ({"discriminator": "/nowhere"}, "/nowhere has no discriminator.json"),
         ({"value_model": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"data": Path("/nowhere")}, "/nowhere/code.train.jsonl does not exist"),
         ({"discriminator_lr": -1.0}, "--discriminator-lr -1.0"),

@@ -49,7 +49,7 @@ def number_of_updates(
     if total_episodes < batch_size:
         raise InputError(f"--total-episodes {total_episodes} is less than one --batch-size {batch_size}.")
     if temperature <= 0:
-        raise InputError(f"--temperature {temperature} must be above 0 to sample rollouts.")
+        raise InputError(f"--temperature {temperature}: rollouts need a temperature above 0.")
     return total_episodes // batch_size
 
 
