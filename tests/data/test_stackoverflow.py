@@ -665,7 +665,7 @@ def test_a_policy_that_does_not_fit_is_rejected(args, policy, tmp_path):
     for changes, reason in (
         (
             {"generated_by": str(tmp_path / "small"), "tokenizer": policy},
-            "ids but the embedding of .*small only 100 rows",
+            "ids, but the embedding of .*small has only 100 rows",
         ),
         ({"generated_by": str(tmp_path / "nowhere")}, "nowhere"),
         ({"generated_by": policy, "device": "abacus"}, "--device abacus: it must be auto, cpu"),
