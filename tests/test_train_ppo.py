@@ -549,7 +549,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
         return (loss * float("nan"), clipped) if len(calls) > 6 else (loss, clipped)
 
     monkeypatch.setattr(train_ppo, "policy_loss", explodes)
-    with pytest.raises(InputError, match=r"in 2 step\(s\) in a row \(the loss is nan\): lower --lr"):
+    with pytest.raises(InputError, match=r"for 2 step\(s\) in a row \(the loss is nan\): lower --lr"):
         train_ppo.main(args)
     assert all(p.isfinite().all() for p in load_gpt(args.out).parameters())
     assert not (args.out / "summary.json").exists()

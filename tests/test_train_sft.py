@@ -174,7 +174,7 @@ def test_losses_that_stay_infinite_stop_the_run(miniature, tmp_path, monkeypatch
     monkeypatch.setattr(train_sft, "demonstration_loss", explodes)
     args = replace(miniature.sft, out=tmp_path / "sft", save_every=1)
     monkeypatch.setattr(optimizer, "MAX_SKIPPED_STEPS", 1)
-    with pytest.raises(InputError, match=r"in 2 step\(s\) in a row \(the loss is inf\): lower --lr"):
+    with pytest.raises(InputError, match=r"for 2 step\(s\) in a row \(the loss is inf\): lower --lr"):
         train_sft.main(args)
     assert [row["skipped_steps"] for row in read_metrics(args.out)] == [0, 0, 0, 1]
     assert all(p.isfinite().all() for p in load_gpt(args.out).parameters())

@@ -66,7 +66,7 @@ class Programs:
             (out / "eval.json").write_text(json.dumps({"policies": rows}))
         else:
             if self.diverging in said:
-                return 2, b"error: loss or gradient are not finite in 4 step(s) in a row"
+                return 2, b"error: loss or gradient is not finite for 4 step(s) in a row"
             settings = " ".join(word for word in words if "/" not in word)  # on every machine the same
             row = {"step": 0, "episode": 64, "response_length": 10.0, "episodes_per_second": 8.0, "objective/kl": 1.0}
             (out / "metrics.jsonl").write_text(json.dumps(row) + "\n")
