@@ -397,4 +397,4 @@ def test_a_killed_study_resumes(tmp_path, monkeypatch) -> None:
     page = tmp_path / "page.md"
     page.write_text("\n".join(("# Page", *table.SUMMARY, *table.MARKS)))
     table.main(table.Args(csv=csv, page=page, out=tmp_path / "pictures"))
-    assert "| `ppo` | 1 |" in page.read_text()
+    assert "| `ppo` | 0.000 |" in page.read_text()
