@@ -178,7 +178,9 @@ def test_passing_samples_become_solutions_of_training_problems(args, tmp_path, c
     printed = capsys.readouterr().out
     assert re.search(r"for the training problems\n.*\nmathqa +4 +100.00% +100.00% +50.00%   2 wrong_a", printed)
     assert re.search(r"^code.train.jsonl +mathqa +1 problems, 1 with a solution, 1 of them sampled", printed, re.M)
-    with pytest.raises(InputError, match="--solutions: with --test-share 1.0, these files have no completion for a training problem"):
+    with pytest.raises(
+        InputError, match="--solutions: with --test-share 1.0, these files have no completion for a training problem"
+    ):
         convert(replace(args, solutions=(samples,), test_share=1.0), *problems)
 
 
