@@ -46,27 +46,13 @@ PHRASES = {
 OPENINGS = r"(?:Of|What|How|Whether|With|That|As) [a-z]"
 """A docstring starts with an imperative verb or a noun phrase."""
 
-NAMES = {
-    "place",
-    "places",
-    "mine",
-    "given",
-    "found",
-    "others",
-    "own",
-    "said",
-    "told",
-    "blank",
-    "truth",
-    "thing",
-    "things",
-}
+NAMES = {"place", "places", "mine", "given", "found", "others", "own", "said", "told", "blank", "truth"}
+NAMES |= {"thing", "things"}
 """words that don't name what a variable, parameter or function is"""
 
 
 @dataclass(frozen=True)
 class Hit:
-    path: Path
     line: int
     instead: str
     text: str
@@ -120,17 +106,17 @@ def hits(path: Path) -> tuple[list[Hit], int]:
     names = list(assigned_names(tree))
     tests = [(number, name.replace("_", " ")) for number, name in names if name.startswith("test_")]
     all_hits = [
-        Hit(path, number, instead, line.strip())
+        Hit(number, instead, line.strip())
         for number, line in [*lines, *tests]
         for instead, pattern in PHRASES.items()
         for _ in re.finditer(pattern, line.strip(), re.IGNORECASE)
     ]
     all_hits += [
-        Hit(path, number, "start with a verb or a noun", line)
+        Hit(number, "start with a verb or a noun", line)
         for number, line in docstring_starts(tree)
         if re.match(OPENINGS, line)
     ]
-    all_hits += [Hit(path, number, "name what it is", name) for number, name in names if name.strip("_") in NAMES]
+    all_hits += [Hit(number, "name what it is", name) for number, name in names if name.strip("_") in NAMES]
     return all_hits, sum(len(line.split()) for _, line in lines)
 
 
@@ -141,15 +127,9 @@ def directory(path: Path) -> str:
 
 
 def tracked(paths: list[str]) -> list[Path]:
-    patterns = [f"{path}/**" if (ROOT / path).is_dir() else path for path in paths]
-    names = subprocess.run(
-        ["git", "ls-files", "--", *[f":(glob){pattern}" for pattern in patterns]],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [Path(name) for name in names.stdout.split() if name.endswith((".md", ".py"))]
+    """The tracked Markdown and Python files in these directories, without deleted ones."""
+    listed = subprocess.run(["git", "ls-files", "--", *paths], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [Path(name) for name in listed.stdout.split() if name.endswith((".md", ".py")) and (ROOT / name).is_file()]
 
 
 def main() -> None:
