@@ -282,13 +282,11 @@ def difference_lines(points: Sequence[Point]) -> Lines:
     lines = [["method", "case", "quantity", "worlds", "difference", "low", "high"]]
     for method in METHODS:
         by_case = fits(points, method)
-        for case in [case for case in by_case if case != BASE]:
+        for case in by_case:
             for quantity, gaps in gaps_to_base(by_case, case).items():
-                if gaps:
-                    ends = t_interval(gaps) or ("", "")
-                    numbers = (fmean(gaps), *ends)
-                    cells = (x if x == "" else f"{x:.6g}" for x in numbers)
-                    lines.append([method, case, quantity, str(len(gaps)), *cells])
+                if gaps and case != BASE:
+                    ends = [f"{end:.6g}" for end in t_interval(gaps) or ()] or ["", ""]
+                    lines.append([method, case, quantity, str(len(gaps)), f"{fmean(gaps):.6g}", *ends])
     return lines
 
 

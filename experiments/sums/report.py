@@ -55,7 +55,8 @@ COLUMNS = (  # of sums.csv: heading of the table, digits
     ("tokens", "tokens sampled", 0),
     ("seconds", "seconds", 0),
 )
-SHOWN = ("pass@1", "pass@64", "outcome", "steps", "length", "seconds")  # in the tables
+HIDDEN = ("pass@8", "eos_rate", "tokens")  # only in sums.csv
+SHOWN = tuple(column for column in COLUMNS if column[0] not in HIDDEN)
 COMPARED = ("pass@1", "pass@64", "steps")  # in the tables of differences
 TABLES = (  # title, what is in it
     ("The outcome as reward", lambda name: "-" not in name or name in ("dr-grpo", "online-dpo")),
@@ -145,7 +146,7 @@ def tables_of(rows: Iterable[dict[str, str]]) -> dict[str, Lines]:
     for title, belongs in TABLES:
         names = [name for name in by_name if name == START or belongs(name)]
         if len(names) > 1:
-            tables[title] = [["policy", "solved, by seed", *(heading for key, heading, _ in COLUMNS if key in SHOWN)]]
+            tables[title] = [["policy", "solved, by seed", *(heading for _, heading, _ in SHOWN)]]
             for name in names:
                 by_seed = " ".join(f"{float(row['pass@1']):.2f}" for row in by_name[name])
                 tables[title].append([name, by_seed, *row_cells(by_name[name])])
@@ -154,9 +155,7 @@ def tables_of(rows: Iterable[dict[str, str]]) -> dict[str, Lines]:
 
 def row_cells(rows: list[dict[str, str]]) -> list[str]:
     cells = []
-    for key, _, digits in COLUMNS:
-        if key not in SHOWN:
-            continue
+    for key, _, digits in SHOWN:
         values = [float(row[key]) for row in rows if row[key]]
         interval = t_interval(values) if key != "seconds" else None
         half = interval and (interval[1] - interval[0]) / 2

@@ -253,23 +253,29 @@ def complete_worlds(by_name: ByWorld) -> int:
     return len(set.intersection(*(set(by_name.get(name, ())) for name in expected)))
 
 
+def numbers(by_world: dict[str, Row], key: str) -> dict[str, float]:
+    """Return the known numbers by world, in the order of the worlds."""
+    return {world: float(by_world[world][key]) for world in sorted(by_world, key=int) if by_world[world][key]}
+
+
 def column(by_world: dict[str, Row], key: str) -> list[float]:
-    """Return the known numbers in the order of the worlds."""
-    return [float(by_world[world][key]) for world in sorted(by_world, key=int) if by_world[world][key]]
+    return [*numbers(by_world, key).values()]
 
 
-def differences(ours: dict[str, Row], theirs: dict[str, Row], key: str) -> list[float]:
+def differences(ours: dict[str, Row], theirs: dict[str, Row], key: str) -> dict[str, float]:
     """Return ours minus theirs in the worlds that have both."""
-    worlds = (world for world in ours.keys() & theirs.keys() if ours[world][key] and theirs[world][key])
-    return [float(ours[world][key]) - float(theirs[world][key]) for world in sorted(worlds, key=int)]
+    their_numbers = numbers(theirs, key)
+    return {
+        world: value - their_numbers[world] for world, value in numbers(ours, key).items() if world in their_numbers
+    }
 
 
-def spread_cells(values: list[float], digits: int) -> list[str]:
+def spread_cells(values: list[float]) -> list[str]:
     """Format mean with half its interval, median, quartiles and worst."""
     if not values:
         return ["-"] * 4
-    quartiles = ", ".join(f"{x:.{digits}f}" for x in np.quantile(values, (0.25, 0.75)))
-    return [cell(values, digits, True), f"{median(values):.{digits}f}", quartiles, f"{min(values):.{digits}f}"]
+    quartiles = ", ".join(f"{x:.3f}" for x in np.quantile(values, (0.25, 0.75)))
+    return [cell(values, 3, True), f"{median(values):.3f}", quartiles, f"{min(values):.3f}"]
 
 
 def mean_lines(rows: list[Row]) -> Lines:
@@ -338,7 +344,7 @@ class Pair:
 def pairs(by_name: ByWorld, key: str) -> list[Pair]:
     """Compare all pairs of algorithms with a common world, except the initial policy."""
     compared = {
-        (a, b): paired(gaps)
+        (a, b): paired([*gaps.values()])
         for a, b in combinations([name for name in by_name if name != START], 2)
         if (gaps := differences(by_name[a], by_name[b], key))
     }
@@ -378,11 +384,11 @@ def variant_table(by_name: ByWorld) -> Lines:
     base = by_name.get("as tuned", {})
     for name, by_world in by_name.items():
         rates = column(by_world, "gold_win_rate")
-        gaps = [] if name == "as tuned" else differences(by_world, base, "gold_win_rate")
+        gaps = [] if name == "as tuned" else [*differences(by_world, base, "gold_win_rate").values()]
         gap = number(fmean(gaps), t_interval(gaps), 3, "+") if gaps else "-"
         sd = f"{np.std(rates, ddof=1):.3f}" if len(rates) > 1 else "-"
         variances = [cell(column(by_world, key), 2) for key in reversed(VARIANCE)]
-        spread = spread_cells(rates, 3)
+        spread = spread_cells(rates)
         lines.append([name, str(len(by_world)), *spread, sd, gap, *variances, correlation(by_world)])
     return lines
 
@@ -414,29 +420,23 @@ def fresh_lines(rows: list[Row]) -> Lines:
         known, fresh = finals(rows, budget), finals(rows, budget, fresh=True)
         for name in known:
             for base in ("", AGAINST):
-                if name == START or (base and name == AGAINST):
+                if name in (START, base):
                     continue
-                gaps = gaps_by_world(known, name, base)
-                if len(gaps) < 2:
+                predicting, measured = (
+                    differences(by_name.get(name, {}), by_name.get(base, {}), "gold_win_rate")
+                    if base
+                    else numbers(by_name.get(name, {}), "gold_win_rate")
+                    for by_name in (known, fresh)
+                )
+                if len(predicting) < 2:
                     continue
-                low, high = min(gaps.values()), max(gaps.values())
-                line = [str(budget), name, base, str(len(gaps)), f"{low:.3f}", f"{high:.3f}"]
-                measured = gaps_by_world(fresh, name, base)
+                low, high = min(predicting.values()), max(predicting.values())
+                line = [str(budget), name, base, str(len(predicting)), f"{low:.3f}", f"{high:.3f}"]
                 for world, value in measured.items():
                     lines.append([*line, world, f"{value:.3f}", str(low <= value <= high).lower()])
                 if not measured:
                     lines.append([*line, "", "", ""])
     return lines
-
-
-def gaps_by_world(by_name: ByWorld, name: str, base: str) -> dict[str, float]:
-    """Return the gold win rate of an algorithm in each world, minus the base algorithm's if one is named."""
-    theirs = by_name.get(base, {})
-    return {
-        world: float(row["gold_win_rate"]) - (float(theirs[world]["gold_win_rate"]) if base else 0.0)
-        for world, row in by_name.get(name, {}).items()
-        if row["gold_win_rate"] and (not base or (world in theirs and theirs[world]["gold_win_rate"]))
-    }
 
 
 def fresh_section(rows: list[Row]) -> list[str]:
