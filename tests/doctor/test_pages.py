@@ -63,14 +63,12 @@ def test_the_table_has_a_row_per_bug_and_the_page_counts_it():
     assert [(row["bug"], row["from"]) for row in rows] == [(case.name, case.kind) for case in all_cases()]
     course = [row for row in rows if row["from"] == "course"]
     page = (ROOT / "docs/doctor.md").read_text(encoding="utf-8")
-    easy, new = [row for row in course if row["level"] == "1"], [row for row in rows if row["from"] == "new"]
-    for group in (course, easy, new):
+    easy = [row for row in course if row["level"] == "1"]
+    kinds = ([row for row in rows if row["from"] == kind] for kind in ("course", "new", "right", "wrong"))
+    for group in (easy, *kinds):
         by_code, by_run = sum(bool(row["code"]) for row in group), sum(bool(row["run"]) for row in group)
         neither = sum(not row["code"] and not row["run"] for row in group)
         assert f"| {len(group)} | {by_code} | {by_run} | {neither} |" in page
-    changes = {row["bug"]: row for row in rows if row["from"] == "wrong"}
-    listed = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| `([a-z-]+)` \| `?([a-z-]*)`?\s*\|$", page, re.MULTILINE)
-    assert listed == [(name, row["code"], row["run"]) for name, row in changes.items()]
     assert not any(row["code"] or row["run"] for row in rows if row["from"] == "right")
     assert sum(bool(row["code"]) for row in course) >= 50
     assert sum(bool(row["run"]) for row in easy) >= 14
