@@ -1,4 +1,4 @@
-"""Compare every family with transformers on random weights: `python -m tools.parity` prints the table of docs/data.md.
+"""Compare every family with transformers on random weights: `python -m tools.parity` prints a row per family.
 
 We and transformers each write a checkpoint, and each loads both. We compare the logits at the real tokens of
 left-padded rows, and the gradients of all weights for a loss on log-probabilities and entropies: ours from
