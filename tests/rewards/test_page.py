@@ -51,9 +51,20 @@ def test_the_pages_functions(function):
     assert (slow.time_limit, slow.timeout_score) == (5, -1.0) and slow(GIVEN) == [1.0, 1.0]
 
 
-SENTENCES = dict(re.findall(r"^\| ([^|`]+) \| `(.+)` \|$", PAGE.split("## Errors")[1], re.M))
-
-
+FINITE = "it must return a finite number, a list with one per token, or None."
+SENTENCES = {
+    "a field that no row has": "my.py:3 has the parameter 'solution', but no row of the data has this field in its "
+    "meta (fields: answer, level).",
+    "a wrong number of values": "my.py:3 returned 1 values for 2 responses.",
+    "NaN or infinity": f"my.py:3 returned nan for the response 'abc': {FINITE}",
+    "text": f"my.py:3 returned 'good' for the response 'abc': {FINITE}",
+    "a list of the wrong length": "my.py:3 returned 3 rewards for the response 'abc', which has 4 tokens with its EOS.",
+    "an exception": "my.py:4 raises ZeroDivisionError: division by zero.",
+    "rewards per token in GRPO": "returns rewards per token, but --algorithm grpo compares whole responses: return "
+    "their sum, or train with train_ppo.py or --algorithm reinforce++.",
+    "a weight too few": "--reward-weights 1: expected 2, one for each --reward.",
+    "a worker that dies": "a worker process ended (exit code 3) while scoring responses.",
+}
 MISTAKES = {
     "a field that no row has": "\n\ndef score(q, r, solution): ...",
     "a wrong number of values": "\n\ndef score(q, r): return [1.0]",
@@ -74,7 +85,7 @@ def test_the_sentence_of_a_mistake_in_a_function(function, tmp_path, mistake):
     assert SENTENCES[mistake] in said and said.startswith("--reward my.py:score")
 
 
-def test_the_other_sentences_and_that_there_are_no_more(tmp_path):
+def test_the_other_sentences_and_the_one_on_the_page(tmp_path):
     (tmp_path / "my.py").write_text("def score(q, r, response_ids): return [[1.0] * len(ids) for ids in response_ids]")
     rule = Rule(f"{tmp_path}/my.py:score", Letters(), 8, RECORDS)
     with pytest.raises(InputError) as caught:
@@ -83,7 +94,8 @@ def test_the_other_sentences_and_that_there_are_no_more(tmp_path):
     with pytest.raises(InputError) as caught:
         check_reward(None, ("a.py:f", "b.py:g"), (1.0,))
     assert SENTENCES["a weight too few"] in str(caught.value)
-    assert SENTENCES.keys() == {*MISTAKES, "rewards per token in GRPO", "a weight too few"}
+    [example] = re.findall(r"^ {4}(my\.py.+)$", PAGE.split("## Errors")[1], re.M)
+    assert example == SENTENCES["a field that no row has"]
 
 
 def test_the_judges_fields_and_defaults_are_those_of_the_page(tmp_path):
