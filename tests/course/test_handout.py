@@ -46,7 +46,7 @@ def test_the_page_states_the_measured_times() -> None:
     assert (
         f"solved all {len(found)} in {sum(seconds) / 60:.0f} minutes, {min(seconds)} to {max(seconds)} seconds" in page
     )
-    assert f"{attempts.count(1)} of them at the first asking" in page
+    assert f"{attempts.count(1)} of them on the first attempt" in page
 
 
 def test_pages_are_written_for_exercises_and_weeks(tmp_path) -> None:
