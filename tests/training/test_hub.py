@@ -114,7 +114,7 @@ def test_the_card_of_a_reward_model_loads_it_with_nanorlhf(recorded, tmp_path) -
     push(args.out)
     card = ModelCard(recorded.files["README.md"].decode())
     assert card.data.to_dict() == {"library_name": "nanorlhf", "tags": ["nanorlhf", "rlhf", "sft"]}
-    assert "A reward model" in card.text and "transformers" not in card.text
+    assert "This model is a reward model" in card.text and "transformers" not in card.text
     [code] = re.findall(r"```python\n(.*?)```", card.text, re.S)
     scope: dict = {}
     exec(code.replace(ID, str(args.out)), scope)
@@ -125,6 +125,7 @@ def test_a_policy_with_adapters_is_not_said_to_load_in_transformers(recorded, tm
     finished(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "adapter_size": 8}))
     card = hub.model_card(tmp_path, ID)
+    assert "This model is a policy with adapters" in card.text
     assert "has adapters, which transformers does not support" in card.text and "import load_gpt" in card.text
 
 
