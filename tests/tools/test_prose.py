@@ -30,7 +30,7 @@ CEILINGS = {
     "nanorlhf/selfrank": 4,
     "nanorlhf/stackoverflow": 1,
     "nanorlhf/training": 7,
-    "tests": 87,
+    "tests": 83,
     "tests/course": 26,
     "tests/data": 56,
     "tests/doctor": 5,
