@@ -490,7 +490,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="value-loss",
         functions=("nanorlhf.ppo:value_loss",),
-        read="docs/lecture.md, 3.4; docs/formulas.md",
+        read="docs/lecture.md, 3.4; docs/algorithms.md, PPO",
         hint="It has the same form as the policy loss: the larger of two squared errors.",
         tests=(
             "tests/test_ppo.py::test_value_loss_by_hand_with_and_without_clipping",

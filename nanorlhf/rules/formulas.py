@@ -1,8 +1,8 @@
 """The formulas of PPO and related algorithms as strings, which are evaluated in float64.
 
 The microscope displays these formulas and computes its page with them, the doctor's rules compare a run's tensors with
-them, and a test checks docs/formulas.md against them. The training code doesn't use them, so each comparison is between
-two independent implementations.
+them, and a test checks docs/algorithms.md against them. The training code doesn't use them, so each comparison is
+between two independent implementations.
 
 {name} is the number at this position: a tensor of the trace (nanorlhf/training/trace.py), the result of another
 formula, or a constant of the response or the run. {name+1} is the number at the next position. A formula with several

@@ -1,4 +1,4 @@
-"""Tests of the formulas: handwritten numbers, definitions, and docs/formulas.md."""
+"""Tests of the formulas: handwritten numbers, definitions, and docs/algorithms.md."""
 
 import re
 
@@ -44,7 +44,7 @@ def test_gae_is_the_discounted_sum_of_later_deltas():
     assert (delta.triu(1) == 0).all() and delta[1, 0] == rewards[1, 0] + 0.9 * values[1, 1] - values[1, 0]
 
 
-# ------------------------------------------------------------------------------------------------ docs/formulas.md
+# ---------------------------------------------------------------------------------------------- docs/algorithms.md
 SYMBOLS = {
     "rewards": "r_t", "values": "V_t", "values+1": "V_{t+1}", "delta": r"\delta_t", "raw_advantages": "A_t",
     "raw_advantages+1": "A_{t+1}", "advantages": "A_t", "returns": "R_t", "ratio": r"\rho_t", "gamma": r"\gamma",
@@ -83,6 +83,6 @@ def test_the_docs_have_the_same_formulas():
         "k_3=" + in_symbols(formulas.K3).replace("exp(-d)", "e^{-d}"),
         "A_i=" + in_symbols(formulas.NORMALISED),
     )
-    text = plain((ROOT / "docs" / "formulas.md").read_text())
+    text = plain((ROOT / "docs" / "algorithms.md").read_text())
     for formula in expected:
         assert formula in text, formula

@@ -235,7 +235,7 @@ def test_every_formula_of_the_pages_can_be_drawn() -> None:
 
 # ----------------------------------------------------------------------------------------------------- 4. in a browser
 # one page of each kind, because pages of a kind have the same problems
-KINDS = ("index", "readme", "docs/lecture", "docs/formulas", "docs/nano", "docs/stackoverflow", "kernels/gae.py",
+KINDS = ("index", "readme", "docs/lecture", "docs/algorithms", "docs/nano", "docs/stackoverflow", "kernels/gae.py",
          "course/exercises/index", "course/exercises/whitening", "docs/microscope/demo",
          "nanorlhf/doctor/__main__.py")  # fmt: skip
 SEARCH = """new Promise(done => {
