@@ -3,8 +3,8 @@
     python -m experiments.worlds.report
 
 The CSV has a row per finished run. Writes the tables between the marks of --page; worlds_means.csv, every algorithm at
-every budget; worlds_pairs.csv, every pair of algorithms with its statistics; worlds_fresh.csv, the predictions for
-worlds outside the study; and the plots worlds_spread.png and worlds_variance.png.
+every budget; worlds_pairs.csv, every pair of algorithms with its statistics; worlds_variants.csv, the variants of PPO;
+worlds_fresh.csv, the predictions for worlds outside the study; and the plots worlds_spread.png and worlds_variance.png.
 """
 
 import csv
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 import scipy  # .stats loads with its first use
@@ -204,19 +204,30 @@ def at_edge(algorithm: str, settings: Row) -> list[str]:
 
 
 def tuning_table(rows: list[Row]) -> Lines:
-    lines = [["algorithm", "runs", "chosen", "worlds", "gold score", "at the edge of its range"]]
+    lines = [["algorithm", "chosen settings", "gold score"]]
     for algorithm in SPACE:
         if tried := tuned(rows, algorithm):
             settings, golds = tried[0]
             chosen = ", ".join(f"{name} {value}" for name, value in settings.items() if value)
-            edge = ", ".join(at_edge(algorithm, settings)) or "nothing"
-            runs = sum(len(scores) for _, scores in tried)
-            lines.append([f"`{algorithm}`", str(runs), chosen, str(len(golds)), f"{fmean(golds):.2f}", edge])
+            lines.append([f"`{algorithm}`", chosen, f"{fmean(golds):.2f}"])
     return lines
+
+
+def tuning_section(rows: list[Row]) -> list[str]:
+    """Return a heading, the chosen settings, and a sentence on choices at the edge of their range."""
+    table = tuning_table(rows)
+    if len(table) == 1:
+        return []
+    chosen = {algorithm: tried[0][0] for algorithm in SPACE if (tried := tuned(rows, algorithm))}
+    edges = {algorithm: at_edge(algorithm, settings) for algorithm, settings in chosen.items()}
+    named = "; ".join(f"`{algorithm}`: {', '.join(names)}" for algorithm, names in edges.items() if names)
+    text = f"Choices in the outer tenth of their range: {named or 'none'}."
+    return ["### Chosen settings", markdown(table), text]
 
 
 # -------------------------------------------------------------------------------------------------------- 3. the tables
 ByWorld = dict[str, dict[str, Row]]  # name -> world -> row
+SPREAD = ("median", "lower_quartile", "upper_quartile", "worst")  # of gold win rates over worlds
 
 
 def finals(rows: Iterable[Row], budget: int, variants: bool = False, fresh: bool = False) -> ByWorld:
@@ -270,51 +281,54 @@ def differences(ours: dict[str, Row], theirs: dict[str, Row], key: str) -> dict[
     }
 
 
-def spread_cells(values: list[float]) -> list[str]:
-    """Format mean with half its interval, median, quartiles and worst."""
-    if not values:
-        return ["-"] * 4
-    quartiles = ", ".join(f"{x:.3f}" for x in np.quantile(values, (0.25, 0.75)))
-    return [cell(values, 3, True), f"{median(values):.3f}", quartiles, f"{min(values):.3f}"]
+def spread(rates: list[float]) -> list[float | None]:
+    """Return SPREAD."""
+    return [*np.quantile(rates, (0.5, 0.25, 0.75)), min(rates)] if rates else [None] * len(SPREAD)
+
+
+def half_width(values: list[float]) -> float | None:
+    """Return half of the mean's 95% interval."""
+    interval = t_interval(values)
+    return (interval[1] - interval[0]) / 2 if interval else None
+
+
+def csv_cells(numbers: Iterable[float | None]) -> list[str]:
+    return ["" if x is None else f"{x:.6g}" for x in numbers]
 
 
 def mean_lines(rows: list[Row]) -> Lines:
     """Return the lines of worlds_means.csv: the spread of gold win rates, and means with half their 95% intervals."""
     keys = (*(key for key, *_ in EVALUATED), "tokens", "seconds")
-    spread = ("median", "lower_quartile", "upper_quartile", "worst")
-    lines = [["budget", "algorithm", "worlds", *spread, *(name for key in keys for name in (key, f"{key}_half"))]]
+    lines = [["budget", "algorithm", "worlds", *SPREAD, *(name for key in keys for name in (key, f"{key}_half"))]]
     for budget in budgets_of(rows):
         for name, by_world in finals(rows, budget).items():
-            rates = column(by_world, "gold_win_rate")
-            numbers = [*np.quantile(rates, (0.5, 0.25, 0.75)), min(rates)] if rates else [None] * len(spread)
+            numbers = spread(column(by_world, "gold_win_rate"))
             for key in keys:
                 values = column(by_world, key)
-                interval = t_interval(values)
-                numbers += [mean_of(values), (interval[1] - interval[0]) / 2 if interval else None]
-            cells = ("" if x is None else f"{x:.6g}" for x in numbers)
-            lines.append([str(budget), name, str(len(by_world)), *cells])
+                numbers += [mean_of(values), half_width(values)]
+            lines.append([str(budget), name, str(len(by_world)), *csv_cells(numbers)])
     return lines
 
 
 def summary_table(rows: list[Row]) -> Lines:
-    """Return the summary: each algorithm's mean gold win rate and its worst world, bold if different from PPO.
+    """Return each algorithm's mean gold win rate at every budget, and its difference to PPO, paired by world.
 
-    Different means Holm's p < 0.05 over all pairs at the budget.
+    A difference is bold if Holm's p < 0.05 over all pairs at the budget.
     """
     by_budget = {budget: finals(rows, budget) for budget in budgets_of(rows)}
-    different = {
-        (budget, name)
-        for budget, by_name in by_budget.items()
-        for pair in pairs(by_name, "gold_win_rate")
-        for name in (pair.a, pair.b)
-        if pair.corrected < 0.05 and AGAINST in (pair.a, pair.b) and name != AGAINST
-    }
-    lines = [["gold win rate", *(f"{words} {budget:,}" for budget in by_budget for words in ("after", "worst after"))]]
+    cells: dict[tuple[int, str], str] = {}  # budget, algorithm -> difference to PPO
+    for budget, by_name in by_budget.items():
+        for pair in pairs(by_name, "gold_win_rate"):
+            if AGAINST in (pair.a, pair.b):
+                name, sign = (pair.a, 1) if pair.b == AGAINST else (pair.b, -1)
+                mark = "**" * (pair.corrected < 0.05)
+                difference = number(sign * pair.result.mean, flipped(pair.result.ci, sign), 3, "+")
+                cells[budget, name] = f"{mark}{difference}{mark}"
+    lines = [["gold win rate", *(text for budget in by_budget for text in (f"after {budget:,}", f"minus `{AGAINST}`"))]]
     for name in dict.fromkeys(name for by_name in by_budget.values() for name in by_name):
         line = [f"`{name}`"]
         for budget, by_name in by_budget.items():
-            rates, mark = column(by_name.get(name, {}), "gold_win_rate"), "**" * ((budget, name) in different)
-            line += [f"{mark}{cell(rates, 3, True)}{mark}", f"{min(rates):.3f}" if rates else "-"]
+            line += [cell(column(by_name.get(name, {}), "gold_win_rate"), 3), cells.get((budget, name), "-")]
         lines.append(line)
     return lines
 
@@ -352,55 +366,58 @@ def pairs(by_name: ByWorld, key: str) -> list[Pair]:
     return [Pair(a, b, result, p) for ((a, b), result), p in zip(compared.items(), corrected, strict=True)]
 
 
-def against_table(rows: list[Row]) -> Lines:
-    """Return each algorithm minus PPO in gold win rate at every budget, with Holm's p."""
-    by_budget = {budget: pairs(finals(rows, budget), "gold_win_rate") for budget in budgets_of(rows)}
-    lines = [[f"minus `{AGAINST}`", *(words for budget in by_budget for words in (f"after {budget:,}", "p"))]]
-    cells: dict[str, dict[int, list[str]]] = {}  # algorithm -> budget -> difference, p
-    for budget, compared in by_budget.items():
-        for pair in compared:
-            if AGAINST in (pair.a, pair.b):
-                name, sign = (pair.a, 1) if pair.b == AGAINST else (pair.b, -1)
-                difference = number(sign * pair.result.mean, flipped(pair.result.ci, sign), 3, "+")
-                cells.setdefault(name, {})[budget] = [difference, f"{pair.corrected:.2g}"]
-    for name, results in cells.items():
-        lines.append([f"`{name}`", *(text for budget in by_budget for text in results.get(budget, ["-", "-"]))])
-    return lines
-
-
 def flipped(ends: tuple[float, float] | None, sign: int) -> tuple[float, float] | None:
     """Return the interval of a number times `sign`."""
     return ends if ends is None or sign > 0 else (-ends[1], -ends[0])
 
 
+def gaps_to_tuned(by_name: ByWorld, name: str) -> list[float]:
+    """Return a variant of PPO minus PPO as tuned in gold win rate, in the worlds that both have."""
+    return [*differences(by_name[name], by_name.get("as tuned", {}), "gold_win_rate").values()] * (name != "as tuned")
+
+
 def variant_table(by_name: ByWorld) -> Lines:
-    """Return PPO and its variants: results, spread and explained variance of the value models."""
-    lines = [
-        [
-            *("PPO", "worlds", "gold win rate", "median", "quartiles", "worst", "sd", "minus as tuned"),
-            *("variance explained over the run", "at the end", "rank correlation with gold"),
-        ]
-    ]
-    base = by_name.get("as tuned", {})
+    """Return PPO and its variants: gold win rate, and the variance that the value model explains over the run."""
+    lines = [["PPO", "worlds", "gold win rate", "minus as tuned", "variance explained"]]
     for name, by_world in by_name.items():
-        rates = column(by_world, "gold_win_rate")
-        gaps = [] if name == "as tuned" else [*differences(by_world, base, "gold_win_rate").values()]
+        gaps = gaps_to_tuned(by_name, name)
         gap = number(fmean(gaps), t_interval(gaps), 3, "+") if gaps else "-"
-        sd = f"{np.std(rates, ddof=1):.3f}" if len(rates) > 1 else "-"
-        variances = [cell(column(by_world, key), 2) for key in reversed(VARIANCE)]
-        spread = spread_cells(rates)
-        lines.append([name, str(len(by_world)), *spread, sd, gap, *variances, correlation(by_world)])
+        rate, explained = cell(column(by_world, "gold_win_rate"), 3), cell(column(by_world, VARIANCE[1]), 2)
+        lines.append([name, str(len(by_world)), rate, gap, explained])
     return lines
 
 
-def correlation(by_world: dict[str, Row]) -> str:
-    """Format Spearman's correlation over worlds between explained variance and gold score, with its p-value."""
+def variant_lines(rows: list[Row]) -> Lines:
+    """Return the lines of worlds_variants.csv: spread, differences, and explained variance of PPO's variants."""
+    lines = [
+        [
+            *("budget", "variant", "worlds", *SPREAD, "gold_win_rate", "gold_win_rate_half", "sd"),
+            *("minus_as_tuned", "low", "high", *VARIANCE, "rank_correlation", "rank_correlation_p"),
+        ]
+    ]
+    for budget in budgets_of(rows):
+        by_name = finals(rows, budget, variants=True)
+        for name, by_world in by_name.items() if len(by_name) > 1 else ():
+            rates, gaps = column(by_world, "gold_win_rate"), gaps_to_tuned(by_name, name)
+            numbers = [
+                *(*spread(rates), mean_of(rates), half_width(rates)),
+                float(np.std(rates, ddof=1)) if len(rates) > 1 else None,
+                *(mean_of(gaps), *(t_interval(gaps) or (None, None))),
+                *(mean_of(column(by_world, key)) for key in VARIANCE),
+                *correlation(by_world),
+            ]
+            lines.append([str(budget), name, str(len(by_world)), *csv_cells(numbers)])
+    return lines
+
+
+def correlation(by_world: dict[str, Row]) -> tuple[float | None, float | None]:
+    """Return Spearman's correlation over worlds between explained variance and gold score, and its p-value."""
     known = [row for row in by_world.values() if row[VARIANCE[1]]]
     explained, golds = ([float(row[key]) for row in known] for key in (VARIANCE[1], "gold_score"))
     if len(known) < 3 or len(set(explained)) == 1 or len(set(golds)) == 1:
-        return "-"
-    correlation_result = scipy.stats.spearmanr(explained, golds)
-    return f"{correlation_result.statistic:+.2f} (p {correlation_result.pvalue:.2g})"
+        return None, None
+    result = scipy.stats.spearmanr(explained, golds)
+    return float(result.statistic), float(result.pvalue)
 
 
 def budgets_of(rows: Iterable[Row]) -> list[int]:
@@ -442,7 +459,7 @@ def fresh_lines(rows: list[Row]) -> Lines:
 def fresh_section(rows: list[Row]) -> list[str]:
     """Return a heading and a paragraph on how many numbers of fresh worlds were inside their predicted range.
 
-    The next of n + 1 exchangeable worlds is equally likely to have any rank, so it lies between the lowest and the
+    The next of n + 1 exchangeable worlds is equally likely to have any rank, so it is between the lowest and the
     highest of the n with probability (n - 1) / (n + 1), whatever the distribution of gold win rates.
     """
     _, *lines = fresh_lines(rows)
@@ -450,7 +467,7 @@ def fresh_section(rows: list[Row]) -> list[str]:
         return []
     fewest = min(int(line[3]) for line in lines)
     text = (
-        f"With {fewest} worlds, each number of a new world lies between the lowest and the highest so far with "
+        f"With {fewest} worlds, each number of a new world is between the lowest and the highest so far with "
         f"probability {(fewest - 1) / (fewest + 1):.2f}, whatever the distribution."
     )
     if inside := [line[-1] == "true" for line in lines if line[-1]]:
@@ -469,10 +486,7 @@ def page_text(rows: list[Row]) -> str:
     else:
         counts = (f"{complete_worlds(by_name)} at {budget:,} responses" for budget, by_name in by_budget.items())
         sections.append(f"Worlds with every algorithm, of {len(WORLDS)}: {', '.join(counts)}.")
-    if len(table := tuning_table(rows)) > 1:
-        sections += ["### Chosen settings", markdown(table)]
-    if len(table := against_table(rows)) > 1:
-        sections += ["### Differences to PPO", markdown(table)]
+    sections += tuning_section(rows)
     variants = [(budget, finals(rows, budget, variants=True)) for budget in by_budget]
     for budget, by_name in variants:
         if len(by_name) > 1:
@@ -502,8 +516,7 @@ def pair_lines(rows: list[Row]) -> Iterator[list[str]]:
                     *(result.effect_ci or (None, None)), result.share, result.p, pair.corrected, pair.detectable,
                     pair.needed if metric == "gold_win_rate" else None,
                 ]  # fmt: skip
-                cells = ("" if x is None else f"{x:.6g}" for x in numbers)
-                yield [str(budget), metric, pair.a, pair.b, str(result.num_worlds), *cells]
+                yield [str(budget), metric, pair.a, pair.b, str(result.num_worlds), *csv_cells(numbers)]
 
 
 def spread_figure(rows: list[Row]) -> Figure | None:
@@ -552,14 +565,22 @@ def pictures(rows: list[Row]) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure}
 
 
+def csv_lines(rows: list[Row]) -> dict[str, Iterable[list[str]]]:
+    """Return the lines of worlds_NAME.csv by NAME."""
+    return {
+        "means": mean_lines(rows), "pairs": pair_lines(rows), "variants": variant_lines(rows),
+        "fresh": fresh_lines(rows),
+    }  # fmt: skip
+
+
 def main(args: Args) -> None:
-    """Write the page's tables, worlds_pairs.csv and the pictures."""
+    """Write the page's tables, the other CSVs and the pictures."""
     check_out(args.out)
     rows = joined(read_rows(args.csv))
     page = with_tables(read_text(args.page), args.page, markdown(summary_table(rows)), SUMMARY)
     page = with_tables(page, args.page, page_text(rows), MARKS)
     write_pictures(args.out, pictures(rows))
-    for name, lines in (("means", mean_lines(rows)), ("pairs", pair_lines(rows)), ("fresh", fresh_lines(rows))):
+    for name, lines in csv_lines(rows).items():
         write_text(args.out / f"worlds_{name}.csv", csv_text(lines))
     write_text(args.page, page)
     print(f"written: {args.page} and the tables in {args.out}, from {len(rows)} rows of {args.csv}")

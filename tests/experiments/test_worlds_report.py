@@ -20,9 +20,9 @@ from experiments.worlds.report import (
     SUMMARY,
     Args,
     Row,
-    against_table,
     at_edge,
     complete_worlds,
+    csv_lines,
     explained_variance,
     finals,
     fresh_lines,
@@ -37,7 +37,9 @@ from experiments.worlds.report import (
     rows_text,
     summary_table,
     tuned,
+    tuning_section,
     tuning_table,
+    variant_lines,
     variant_table,
 )
 from nanorlhf.errors import InputError
@@ -135,17 +137,16 @@ def test_pairs_are_compared_in_the_worlds_that_both_have_and_corrected_together(
 
 
 def test_differences_to_ppo_have_the_sign_of_the_other_algorithm_at_every_budget(rows) -> None:
-    lines = against_table(rows)
-    assert lines[0] == ["minus `ppo`", "after 256", "p", "after 1,024", "p"]
+    lines = summary_table(rows)
+    assert lines[0] == ["gold win rate", "after 256", "minus `ppo`", "after 1,024", "minus `ppo`"]
     table = {line[0].strip("`"): line[1:] for line in lines[1:]}
     gaps = [b - a for a, b in zip(RATES["ppo"], RATES["rloo"], strict=True)]
     mean, sd = np.mean(gaps), np.std(gaps, ddof=1)
     half = 2.570582 * sd / math.sqrt(6)
-    assert {*table} == {"rloo", "grpo", "reinforce++", "dpo", "rejection", "best-of-4", "best-of-16"}
-    assert table["rloo"][2] == f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
-    [pair] = [pair for pair in pairs(finals(rows, 1024), "gold_win_rate") if (pair.a, pair.b) == ("ppo", "rloo")]
-    assert table["rloo"][3] == f"{pair.corrected:.2g}"
-    assert "0.000 [" in table["rloo"][0] and table["grpo"][:2] == ["-", "-"]
+    assert {*table} == RATES.keys()
+    assert table["rloo"][3] == f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
+    assert "0.000 [" in table["rloo"][1] and table["grpo"][:2] == ["-", "-"]
+    assert table["ppo"][1] == table["ppo"][3] == table["sft"][1] == table["sft"][3] == "-"
 
 
 def test_variants_are_compared_with_ppo_as_it_was_tuned(rows) -> None:
@@ -153,19 +154,30 @@ def test_variants_are_compared_with_ppo_as_it_was_tuned(rows) -> None:
     gaps = [b - a for a, b in zip(RATES["ppo"], (0.92, 0.74, 0.85, 0.95, 0.86, 0.70), strict=True)]
     assert table["lambda 1"]["minus as tuned"].startswith(f"{np.mean(gaps):+.3f} [")
     assert table["as tuned"]["minus as tuned"] == "-"
-    assert table["as tuned"]["variance explained over the run"] == "0.40"
-    assert table["as tuned"]["rank correlation with gold"] == "+1.00 (p 0)"
-    assert table["lambda 1"]["rank correlation with gold"] == "-"  # the same in every world
+    assert table["as tuned"]["variance explained"] == "0.40" and table["as tuned"]["gold win rate"] == "0.800"
+    head, *lines = variant_lines(rows)
+    assert [line[:3] for line in lines] == [["1024", "as tuned", "6"], ["1024", "lambda 1", "6"]]
+    tuned_one, other = (dict(zip(head, line, strict=True)) for line in lines)
+    assert float(tuned_one["sd"]) == pytest.approx(np.std(RATES["ppo"], ddof=1), rel=1e-5)
+    assert (tuned_one["median"], tuned_one["worst"], tuned_one["minus_as_tuned"]) == ("0.825", "0.6", "")
+    assert (tuned_one["explained_variance_run"], tuned_one["explained_variance_end"]) == ("0.4", "0.8")
+    assert (tuned_one["rank_correlation"], tuned_one["rank_correlation_p"]) == ("1", "0")
+    assert float(other["minus_as_tuned"]) == pytest.approx(np.mean(gaps), rel=1e-5)
+    half = 2.570582 * np.std(gaps, ddof=1) / math.sqrt(6)
+    assert float(other["high"]) == pytest.approx(np.mean(gaps) + half, rel=1e-5)
+    assert other["rank_correlation"] == ""  # the same in every world
 
 
 def test_the_choice_has_the_most_worlds_and_then_the_highest_mean(rows) -> None:
     [(best, golds), (second, _), _] = tuned(rows, "ppo")
     assert best["lr"] == "0.001" and golds == [3.0, 3.2] and second["lr"] == "0.009"
     table = table_of(tuning_table(rows))
-    assert table["ppo"]["runs"] == "4" and table["ppo"]["gold score"] == "3.10"
-    assert table["ppo"]["at the edge of its range"] == "nothing"
+    assert table["ppo"]["gold score"] == "3.10" and table["ppo"]["chosen settings"].startswith("lr 0.001, kl_coef")
+    assert tuning_section(rows)[-1] == "Choices in the outer tenth of their range: none."
     assert at_edge("ppo", best | {"lr": "0.0064", "kl_coef": "0.0079"}) == ["lr", "kl_coef"]
     assert at_edge("ppo", best | {"lr": "0.0063", "kl_coef": "0.008"}) == []  # a tenth is a factor of 1.585
+    only = [row(101, "dpo", 0.5, 0, phase="tune", lr="0.001", beta="1.9")]
+    assert tuning_section(only)[-1] == "Choices in the outer tenth of their range: `dpo`: beta."
 
 
 def test_a_world_with_two_final_runs_of_an_algorithm_is_refused(rows) -> None:
@@ -239,8 +251,8 @@ def test_the_page_gets_its_tables_between_the_marks(tmp_path, rows) -> None:
     assert "of 20: 0 at 256 responses, 6 at 1,024 responses." in text
     headings = [line for line in text.splitlines() if line.startswith("### ")]
     assert headings == [
-        *("### Chosen settings", "### Differences to PPO"),
-        *("### PPO and its variants after 1,024 responses", "### Predictions for a new world"),
+        *("### Chosen settings", "### PPO and its variants after 1,024 responses"),
+        "### Predictions for a new world",
     ]
     for name in ("worlds_spread.png", "worlds_variance.png"):
         assert f"]({name})" in text and (args.out / name).read_bytes().startswith(b"\x89PNG")
@@ -262,17 +274,18 @@ def test_one_table_has_every_budget_and_marks_what_differs_from_ppo() -> None:
         many += [row(world, "grpo", ppo + 0.01 * (-1) ** world), row(world, "sft", 0.5 + world / 100, 0)]
         many.append(row(world, "ppo", 0.7, 256))
     head, *lines = summary_table(many)
-    assert head == ["gold win rate", "after 256", "worst after 256", "after 1,024", "worst after 1,024"]
+    assert head == ["gold win rate", "after 256", "minus `ppo`", "after 1,024", "minus `ppo`"]
     assert [line[0] for line in lines] == ["`sft`", "`ppo`", "`rloo`", "`grpo`"]
-    assert lines[1] == ["`ppo`", "0.700 ± 0.000", "0.700", "0.853 ± 0.014", "0.805"]
-    assert lines[2][1:3] == ["-", "-"] and lines[2][3:] == ["**0.913 ± 0.017**", "0.856"]
-    assert lines[3][3].startswith("0.8") and lines[0][1] == lines[0][3] and "**" not in lines[0][3]
+    assert lines[1] == ["`ppo`", "0.700", "-", "0.853", "-"]
+    assert lines[2][1:3] == ["-", "-"] and lines[2][3:] == ["0.913", "**+0.061 [+0.058, +0.063]**"]
+    assert lines[3][3].startswith("0.8") and lines[0][1] == lines[0][3] and "**" not in lines[3][4]
 
 
 def test_a_single_world_has_tables_without_intervals(tmp_path) -> None:
     one = [row(1, name, 0.5 + i / 10, explained_variance_run=0.2) for i, name in enumerate(("ppo", "rloo"))]
     text = page_text(one)
-    assert "| `rloo` | +0.100 | 1 |" in text and len(pictures(one)) == 2
+    assert "No worlds" not in text and len(pictures(one)) == 2
+    assert "| `rloo` | 0.600 | +0.100 |" in markdown(summary_table(one))
     head, ppo, _ = mean_lines(one)
     assert dict(zip(head, ppo, strict=True))["gold_win_rate_half"] == ""
 
@@ -311,7 +324,7 @@ def test_the_pages_tables_and_pairs_are_those_of_its_csv() -> None:
     page = (ROOT / "experiments/worlds/README.md").read_text()
     assert f"{SUMMARY[0]}\n\n{markdown(summary_table(rows))}\n\n{SUMMARY[1]}" in page
     assert f"{MARKS[0]}\n\n{page_text(rows)}\n\n{MARKS[1]}" in page
-    for name, lines in (("means", mean_lines(rows)), ("pairs", pair_lines(rows)), ("fresh", fresh_lines(rows))):
+    for name, lines in csv_lines(rows).items():
         assert (ROOT / f"experiments/worlds/worlds_{name}.csv").read_text() == csv_text(lines)
     assert all((ROOT / "experiments/worlds" / name).exists() for name in pictures(rows))
 
