@@ -1,4 +1,4 @@
-"""How far a reward model can be optimised before the gold score falls: the fits of Gao et al. 2022.
+"""Tables and pictures of `experiments scaling`: the fits of Gao et al. 2022 to gold scores over KL.
 
     python -m experiments.scaling.report --runs runs/scaling   # the CSV from finished runs, then the page and pictures
     python -m experiments.scaling.report                       # the page and pictures from the CSV
@@ -81,7 +81,7 @@ class Args:
     page: Path = Path("experiments/scaling/README.md")
     """page whose tables are replaced, between its two marks"""
     out: Path = Path("experiments/scaling")
-    """directory of scaling_differences.csv and the plots"""
+    """directory of scaling_differences.csv, scaling_fits.csv and the plots"""
 
 
 @dataclass(frozen=True)
@@ -238,30 +238,36 @@ def over_worlds(values: Sequence[float], digits: int = 2, sign: str = "") -> str
     return number(fmean(values), t_interval(values), digits, sign)
 
 
-def fit_table(by_case: dict[str, dict[int, Fit]]) -> Lines:
-    lines = [
-        [
-            *("", "alpha", "beta", "R²", "R², other formula", "gained at best", "minus base", "KL there, nats"),
-            *("gained in the end", "KL there, nats"),
-        ]
-    ]
+def fit_table(by_case: dict[str, dict[int, Fit]], with_end: bool = True) -> Lines:
+    """Return the fits of each case, means over worlds. with_end: gain and KL at the end too."""
+    lines = [["", "alpha", "beta", "gain at best", *["gain at the end", "KL at the end"] * with_end]]
     for case, by_seed in by_case.items():
         fits_of_case = list(by_seed.values())
-        gaps = gaps_to_base(by_case, case)["best"] if case != BASE else []
-        lines.append(
-            [
-                case,
-                over_worlds([fit.alpha for fit in fits_of_case]),
-                over_worlds([fit.beta for fit in fits_of_case]),
-                f"{fmean(fit.explained for fit in fits_of_case):.2f}",
-                f"{fmean(fit.other for fit in fits_of_case):.2f}",
-                over_worlds([fit.best[0] for fit in fits_of_case]),
-                over_worlds(gaps, sign="+") if gaps else "-",
-                over_worlds([fit.best[1] for fit in fits_of_case], 1),
-                over_worlds([fit.end[0] for fit in fits_of_case]),
-                over_worlds([fit.end[1] for fit in fits_of_case], 1),
-            ]
-        )
+        line = [
+            case,
+            over_worlds([fit.alpha for fit in fits_of_case]),
+            over_worlds([fit.beta for fit in fits_of_case]),
+            over_worlds([fit.best[0] for fit in fits_of_case]),
+        ]
+        if with_end:
+            line += [over_worlds([fit.end[i] for fit in fits_of_case], digits) for i, digits in ((0, 2), (1, 1))]
+        lines.append(line)
+    return lines
+
+
+def fit_lines(points: Sequence[Point]) -> Lines:
+    """Return the lines of scaling_fits.csv: the fit of every case in every world."""
+    lines = [
+        [
+            *("method", "case", "seed", "alpha", "beta", "r2", "r2_other_formula"),
+            *("best_gain", "best_kl", "end_gain", "end_kl"),
+        ]
+    ]
+    for method in METHODS:
+        for case, by_seed in fits(points, method).items():
+            for seed, fit in by_seed.items():
+                numbers = (fit.alpha, fit.beta, fit.explained, fit.other, *fit.best, *fit.end)
+                lines.append([method, case, str(seed), *(f"{x:.6g}" for x in numbers)])
     return lines
 
 
@@ -332,7 +338,7 @@ def page_text(points: Sequence[Point]) -> str:
         by_case = fits(points, method)
         if not by_case:
             continue
-        sections += [f"### {title[0].upper()}{title[1:]}", markdown(fit_table(by_case))]
+        sections += [f"### {title[0].upper()}{title[1:]}", markdown(fit_table(by_case, with_end=method == "rl"))]
         if name in names:
             sections.append(f"![Gold and proxy score of {title} over the square root of the KL]({name})")
     return "\n\n".join(sections) or "No runs yet."
@@ -349,6 +355,7 @@ def main(args: Args) -> None:
     if args.runs is not None:
         write_text(args.csv, points_text(points))
     write_text(args.out / "scaling_differences.csv", csv_text(difference_lines(points)))
+    write_text(args.out / "scaling_fits.csv", csv_text(fit_lines(points)))
     write_text(args.page, page)
     print(f"written: {args.page} and its pictures, from {len(points):,} points")
 

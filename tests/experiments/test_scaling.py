@@ -20,6 +20,7 @@ from experiments.scaling.report import (
     case_directory,
     difference_lines,
     finished,
+    fit_lines,
     fit_table,
     fits,
     fitted,
@@ -120,18 +121,29 @@ def test_too_few_points_and_mixed_methods_are_refused(points) -> None:
 def test_the_tables_have_means_over_worlds_and_differences_within_them(points) -> None:
     by_case = fits(points, "rl")
     assert [*by_case] == ["base", "reward model 32"] and [*by_case["base"]] == [1, 2, 3]
-    head, base, narrow = fit_table(by_case)
+    head, base, _ = fit_table(by_case)
     half = 4.302653 * 0.1 / math.sqrt(3)  # of 0.9, 1 and 1.1
-    assert base[:2] == ["base", f"1.00 [{1 - half:.2f}, {1 + half:.2f}]"] and base[head.index("minus base")] == "-"
+    assert base[:2] == ["base", f"1.00 [{1 - half:.2f}, {1 + half:.2f}]"]
     last = np.linspace(0, 6, 40)[-5:]
-    assert base[head.index("R²")] == "1.00" and base[-1].startswith(f"{np.mean(last**2):.1f} [")
+    assert head[-1] == "KL at the end" and base[-1].startswith(f"{np.mean(last**2):.1f} [")
     _, *lines = difference_lines(points)
     by_quantity = {line[2]: line for line in lines if line[:2] == ["rl", "reward model 32"]}
     for quantity, gap in (("alpha", -0.3), ("beta", 0.1)):  # in every world the same: intervals without width
         assert by_quantity[quantity][3] == "3"
         assert [float(x) for x in by_quantity[quantity][4:]] == pytest.approx([gap] * 3)
     assert float(by_quantity["end"][4]) == pytest.approx(np.mean(last * (-0.3 - 0.1 * np.log(last))), rel=1e-5)
-    assert narrow[head.index("minus base")].startswith(f"{float(by_quantity['best'][4]):+.2f} [")
+    best = [by_case["reward model 32"][seed].best[0] - by_case["base"][seed].best[0] for seed in SEEDS]
+    assert float(by_quantity["best"][4]) == pytest.approx(np.mean(best), rel=1e-5)
+
+
+def test_the_csv_of_fits_has_every_case_in_every_world(points) -> None:
+    head, *lines = fit_lines(points)
+    rows = [dict(zip(head, line, strict=True)) for line in lines]
+    assert len(rows) == 9 and [row["seed"] for row in rows[:3]] == ["1", "2", "3"]
+    assert [(row["alpha"], row["beta"], row["r2"]) for row in rows[3:5]] == [("0.6", "0.9", "1"), ("0.7", "0.9", "1")]
+    [last] = [row for row in rows if (row["method"], row["seed"]) == ("best-of-n", "2")]
+    assert float(last["end_kl"]) == pytest.approx(1.8**2) and float(last["r2_other_formula"]) < 0.999
+    assert float(last["end_gain"]) == pytest.approx(gain(np.array(1.8), 1.2, 0.4, "best-of-n"), rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------------- the CSV
@@ -214,6 +226,7 @@ def test_the_pages_tables_are_those_of_its_csv() -> None:
     assert f"{MARKS[0]}\n\n{page_text(points)}\n\n{MARKS[1]}" in (ROOT / "experiments/scaling/README.md").read_text()
     csv = (ROOT / "experiments/scaling/scaling_differences.csv").read_text()
     assert csv == csv_text(difference_lines(points))
+    assert (ROOT / "experiments/scaling/scaling_fits.csv").read_text() == csv_text(fit_lines(points))
     assert all((ROOT / "experiments/scaling" / name).exists() for name in pictures(points))
 
 
