@@ -7,8 +7,8 @@
     SEED/eval/eval.json            eval.py sums: first the initial policy, then the trained ones
     SEED/ALGORITHM[-VARIANT]/      the run of train_ppo.py or train_grpo.py
 
-Out: sums.csv, a line per seed and policy; sums.md, the tables in README.md; sums.html; pass_at_k.png, training.png,
-leak.png.
+Out: sums.csv, a line per seed and policy; sums.md, the tables in README.md and those of differences; sums.html;
+pass_at_k.png, training.png, leak.png.
 """
 
 import csv
@@ -51,12 +51,11 @@ COLUMNS = (  # of sums.csv: heading of the table, digits
     ("outcome", "right answer", 3),
     ("steps", "right steps", 3),
     ("eos_rate", "EOS rate", 3),
-    ("length", "length, tokens", 1),
+    ("length", "length", 1),
     ("tokens", "tokens sampled", 0),
     ("seconds", "seconds", 0),
 )
-HIDDEN = ("pass@8", "eos_rate", "tokens")  # only in sums.csv
-SHOWN = tuple(column for column in COLUMNS if column[0] not in HIDDEN)
+BY_SEED, MEANS = ("pass@1", "pass@64", "outcome"), ("length", "seconds")  # in the tables; the others are in sums.csv
 COMPARED = ("pass@1", "pass@64", "steps")  # in the tables of differences
 TABLES = (  # title, what is in it
     ("The outcome as reward", lambda name: "-" not in name or name in ("dr-grpo", "online-dpo")),
@@ -135,31 +134,31 @@ def policy_lines(policies: Iterable[Policy]) -> Iterator[list[str]]:
 
 
 def tables_of(rows: Iterable[dict[str, str]]) -> dict[str, Lines]:
-    """Return title -> table from the lines of sums.csv: means over seeds, ± half of their 95% interval.
+    """Return title -> table from the lines of sums.csv: BY_SEED, and the means of MEANS over seeds.
 
     The initial policy is in each table. Tables with no other policy are omitted.
     """
     by_name: dict[str, list[dict[str, str]]] = {}
     for row in rows:
         by_name.setdefault(row["policy"], []).append(row)
+    headings = {key: heading for key, heading, _ in COLUMNS}
     tables = {}
     for title, belongs in TABLES:
         names = [name for name in by_name if name == START or belongs(name)]
         if len(names) > 1:
-            tables[title] = [["policy", "solved, by seed", *(heading for _, heading, _ in SHOWN)]]
-            for name in names:
-                by_seed = " ".join(f"{float(row['pass@1']):.2f}" for row in by_name[name])
-                tables[title].append([name, by_seed, *row_cells(by_name[name])])
+            tables[title] = [["policy", *(headings[key] for key in (*BY_SEED, *MEANS))]]
+            tables[title] += [[name, *row_cells(by_name[name])] for name in names]
     return tables
 
 
 def row_cells(rows: list[dict[str, str]]) -> list[str]:
+    digits = {key: number_of_digits for key, _, number_of_digits in COLUMNS}
     cells = []
-    for key, _, digits in SHOWN:
+    for key in BY_SEED:
+        cells.append(" ".join(f"{float(row[key]):.2f}" if row[key] else "-" for row in rows))
+    for key in MEANS:
         values = [float(row[key]) for row in rows if row[key]]
-        interval = t_interval(values) if key != "seconds" else None
-        half = interval and (interval[1] - interval[0]) / 2
-        cells.append(plus_minus(fmean(values) if values else None, half, digits))
+        cells.append(plus_minus(fmean(values) if values else None, None, digits[key]))
     return cells
 
 

@@ -58,17 +58,16 @@ def runs(tmp_path: Path) -> Path:
     return runs
 
 
-def test_a_row_is_a_policy_and_its_numbers_are_means_over_seeds(runs, tmp_path):
+def test_a_row_is_a_policy_with_numbers_by_seed_and_means_over_seeds(runs, tmp_path):
     main(Args(runs=runs, out=tmp_path / "out"))
     tables = tables_of(csv.DictReader((tmp_path / "out/sums.csv").open()))
     assert list(tables) == ["The outcome as reward", "Other rewards"]  # no run had another sampler
     headings, *rows = tables["The outcome as reward"]
     of = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
     assert list(of) == ["sft", "ppo", "dapo"]
-    assert (
-        of["ppo"]["solved, by seed"] == "0.20 0.40" and of["ppo"]["solved"] == "0.300 ± 1.271"
-    )  # t(0.975, 1) * 0.1, by a table
-    assert of["ppo"]["right answer"].startswith("0.400") and of["ppo"]["right steps"].startswith("0.500")
+    assert of["ppo"]["solved"] == "0.20 0.40" and of["ppo"]["pass@64"] == "1.00 1.00"
+    assert of["ppo"]["right answer"] == "0.30 0.50" and of["ppo"]["seconds"] == "7" and of["sft"]["seconds"] == "-"
+    assert of["ppo"]["length"] == "20.0"
     lines = list(csv.DictReader((tmp_path / "out/sums.csv").open()))
     tokens = {(line["seed"], line["policy"]): line["tokens"] for line in lines}
     assert tokens["1", "sft"] == "" and tokens["1", "ppo"] == "640"
@@ -138,7 +137,7 @@ def test_the_page_the_table_and_the_pictures_are_written(runs, tmp_path, capsys)
     assert all(
         (out / name).read_bytes().startswith(b"\x89PNG") for name in ("pass_at_k.png", "training.png", "leak.png")
     )
-    assert "| ppo | 0.20 0.40 | 0.300 ± 1.271 |" in (out / "sums.md").read_text()
+    assert "| ppo | 0.20 0.40 | 1.00 1.00 | 0.30 0.50 |" in (out / "sums.md").read_text()
     assert "grpo-leak" in (out / "sums.html").read_text() and "Other rewards" in capsys.readouterr().out
 
 
@@ -163,8 +162,18 @@ def test_the_page_shows_the_tables_of_its_csv():
     with (ROOT / "experiments/sums/sums.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert {row["seed"] for row in rows} == {"1", "2", "3"}
-    tables = [*tables_of(rows).values(), differences(rows, "sft")]
-    assert len(tables) == 4 and all(markdown(table) in page for table in tables)
+    tables = [*tables_of(rows).values()]
+    assert len(tables) == 3 and all(markdown(table) in page for table in tables)
+
+
+def test_the_page_quotes_the_differences_of_its_csv():
+    page = (ROOT / "experiments/sums/README.md").read_text()
+    with (ROOT / "experiments/sums/sums.csv").open(newline="") as stream:
+        headings, *lines = differences(list(csv.DictReader(stream)), "sft")
+    by_name = {line[0]: dict(zip(headings, line, strict=True)) for line in lines}
+    quoted = [by_name[name]["pass@64"] for name in ("ppo", "grpo", "rloo", "gspo", "ppo-process")]
+    quoted += [by_name["ppo"]["solved"], by_name["ppo-process"]["right steps"]]
+    assert all(text in page for text in quoted)
 
 
 def test_the_study_evaluates_all_it_trains_and_refuses_names_it_does_not_know():
