@@ -521,8 +521,8 @@ BUGS: tuple[Bug, ...] = (
                GENERATE + "autocast_does_not_round_the_logits"),
     ),
     Bug(
-        name="dpo-by-mean", level=3, where="nanorlhf.dpo:pair_logprobs",
-        old="unpack(logprobs, actions).sum(1)", new="unpack(logprobs, actions).sum(1) / actions.sum(1)",
+        name="dpo-by-mean", level=3, where="nanorlhf.dpo:summed_logprobs",
+        old="logprobs.sum(1)", new="logprobs.sum(1) / (logprobs != 0).sum(1)",
         symptom="With train_dpo.py, the margins are an order of magnitude smaller, and long responses are favoured.",
         cause="The log-probabilities of a response are averaged over its tokens; DPO sums them.",
         who=NOBODY,

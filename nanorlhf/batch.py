@@ -167,9 +167,22 @@ class Batch:
         return self[distributed.rank_slice(len(self))]
 
     def micro_batches(self, size: int) -> "Iterator[Batch]":
-        """Yield all rows, at most `size` at a time, sorted by length to save padding."""
-        for index in self.real.sum(1).argsort().cpu().split(size):
+        """Yield all rows, at most `size` at a time, in `reading_order`."""
+        for index in self.reading_order().split(size):
             yield self[index]
+
+    def reading_order(self) -> Tensor:
+        """Return indices (B,) that sort rows by length, which saves padding.
+
+        Equal queries are next to each other, so that they are read once (shared_queries.py).
+        """
+        lengths = self.real.sum(1).cpu()  # (B,)
+        queries, group = self.query.cpu().unique(dim=0, return_inverse=True)  # (G, Q), (B,)
+        if len(queries) == len(self):
+            return lengths.argsort()
+        longest = torch.zeros_like(lengths).scatter_reduce(0, group, lengths, reduce="amax")[group]
+        keys = list(zip(longest.tolist(), group.tolist(), lengths.tolist(), strict=True))
+        return torch.tensor(sorted(range(len(self)), key=keys.__getitem__))
 
     @torch.no_grad()
     def read(self, function: Callable[["Batch"], Any], size: int) -> Any:
@@ -182,7 +195,7 @@ class Batch:
         """
         shard = self.shard()
         T = self.response.size(1)
-        order = shard.real.sum(1).argsort().cpu()
+        order = shard.reading_order()
         results = [function(shard[index]) for index in order.split(size)]
         columns = zip(*(r if isinstance(r, tuple) else (r,) for r in results), strict=True)
         gathered = []

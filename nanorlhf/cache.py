@@ -91,7 +91,7 @@ class KVCache:
         self.length += num_tokens
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with these indices (n,): the others have ended."""
+        """Keep the rows with these indices (n,); an index may come twice."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
         self.positions, self.bias = self.positions[rows], self.bias[rows]
         for settings, (cos, sin) in self.rotary.items():

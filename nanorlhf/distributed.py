@@ -195,6 +195,8 @@ def shard(
         for p in model.parameters()
     }
     model.elsewhere = Sharded(copy.deepcopy(model, empty))
+    # every rank must gather a block equally often, whatever queries its micro-batch has
+    model.transformer.share_queries = False
     if ranks_per_copy is None:
         mesh = init_device_mesh(device.type, (world_size(),))
     else:

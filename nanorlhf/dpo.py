@@ -13,15 +13,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from kernels import linear_logprobs
 from nanorlhf import distributed
 from nanorlhf.cli import NonNegativeFloat, Range
 from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.errors import InputError
-from nanorlhf.logprobs import response_logprobs, unpack
+from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, right_pad
-from nanorlhf.pairs import join_pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,28 +68,12 @@ def summed_logprobs(
 def pair_logprobs(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
     """Return `summed_logprobs` of the chosen and the rejected responses, (B,) each.
 
-    Takes one forward pass, in which a GPT reads each query once.
+    The two responses to a query are adjacent rows, so it is read once (shared_queries.py).
     """
-    responses = [row.chosen for row in rows] + [row.rejected for row in rows]
-    if model.config.num_decoder_blocks:
-        sums = summed_logprobs(model, [row.query for row in rows] * 2, responses, pad_id)  # (2B,)
-    else:
-        with distributed.on_device(model):
-            pairs = join_pairs(rows, pad_id, model.lm_head.weight.device)
-            response = right_pad(responses, pad_id).to(pairs.ids.device)  # (2B, T)
-            actions = response != pad_id
-            last = pairs.ids.size(1) - pairs.first
-            # (B, L - first, C)
-            hidden = model(pairs.ids, pairs.ids != pad_id, last=last, branch=pairs.branch)
-            # (N, C) of the tokens that count: column `before` predicts the token
-            hidden = hidden[pairs.row[:, None], pairs.before - pairs.first][actions]
-            labels, cap = response[actions], model.config.logit_cap
-            logprobs, _ = linear_logprobs(
-                hidden, model.lm_head.weight, labels, model.head_bias, cap=cap
-            )  # (N,)
-            sums = unpack(logprobs, actions).sum(1)  # (2B,)
-    chosen, rejected = sums.chunk(2)
-    return chosen, rejected
+    queries = [row.query for row in rows for _ in range(2)]
+    responses = [response for row in rows for response in (row.chosen, row.rejected)]
+    sums = summed_logprobs(model, queries, responses, pad_id)  # (2B,)
+    return sums[0::2], sums[1::2]
 
 
 def kto_loss(

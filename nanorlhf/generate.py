@@ -17,6 +17,7 @@ from nanorlhf.model import GPT, Linear
 from nanorlhf.padding import left_pad
 from nanorlhf.peft import has_updates, merge
 from nanorlhf.progress import Progress
+from nanorlhf.shared_queries import Groups, find_groups
 from nanorlhf.tokenizer import Tokenizer
 
 
@@ -159,10 +160,23 @@ def sample(logits: Tensor, live: LiveRows, how: Sampling) -> None:
 
 # -------------------------------------------------------------------------- 3. prefill, then decode
 def prefill(
-    model: GPT, head: Tensor | Packed, query: Tensor, mask: Tensor, live: LiveRows, how: Sampling
+    model: GPT,
+    head: Tensor | Packed,
+    query: Tensor,
+    mask: Tensor,
+    groups: Groups,
+    live: LiveRows,
+    how: Sampling,
 ) -> None:
-    """Fill the cache with the queries (B, Q) and draw the first token of each response."""
-    hidden = model(query, mask, cache=live.cache, last=1)[:, -1]  # (B, C)
+    """Fill the cache with the queries (B, Q) and draw the first token of each response.
+
+    groups: rows with the same query, which share its prefill; the cache has a row per group.
+    """
+    first = groups.first
+    hidden = model(query[first], mask[first], cache=live.cache, last=1)[:, -1]  # (G, C)
+    if len(first) < len(query):
+        live.cache.keep(groups.group)
+        hidden = hidden[groups.group]  # (B, C)
     sample(model.logits(hidden, head).float(), live, how)
 
 
@@ -247,6 +261,7 @@ def generate(
     response = torch.full((B, max_new_tokens), pad_id, device=device)  # (B, T)
     logprobs = torch.zeros((B, max_new_tokens), device=device)  # (B, T)
     dtype = matmul_dtype(model.transformer.embedding.weight)
+    groups = find_groups(query, query_mask)
     live = LiveRows(
         index=torch.arange(B, device=device),
         query=query.masked_fill(~query_mask, -1),
@@ -256,12 +271,12 @@ def generate(
         token=query[:, -1:].clone(),
         ended=torch.zeros((B, 1), dtype=torch.bool, device=device),
         t=torch.zeros(1, dtype=torch.long, device=device),
-        cache=model.transformer.cache(query_mask, max_new_tokens, dtype),
+        cache=model.transformer.cache(query_mask[groups.first], max_new_tokens, dtype),
         all_responses=response,
         all_logprobs=logprobs,
     )
     head = cast_head(model.lm_head.weight)  # (V, C)
-    prefill(model, head, query, query_mask, live, how)
+    prefill(model, head, query, query_mask, groups, live, how)
     decode(model, head, live, how)
     live.store()
     if not logprobs.isfinite().all():

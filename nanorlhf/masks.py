@@ -38,21 +38,6 @@ def attention_mask(mask: Tensor, window: int | None, causal: bool = True) -> Ten
     return (visible & mask[:, None, None, :]) | (key == query)
 
 
-def branch_mask(mask: Tensor, branch: Tensor) -> Tensor:
-    """`attention_mask` for rows of several responses: a token sees the query and its own response.
-
-    mask (B, L), branch (B, L): 0 in the query, 1, 2, ... in its responses -> (B, 1, L, L) bool. A
-    token's position is the number of earlier tokens that it sees, so each response is computed as
-    it would be in a separate row.
-
-        ids       q q q a b x y z
-        branch    0 0 0 1 1 2 2 2
-        position  0 1 2 3 4 3 4 5
-    """
-    same_branch = branch[:, :, None] == branch[:, None, :]  # (B, L, L)
-    return attention_mask(mask, None) & (same_branch | (branch == 0)[:, None, :])[:, None]
-
-
 def attention_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a mask into a bias of 0 or -inf on the attention logits, once for all layers."""
     bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
@@ -78,7 +63,6 @@ def positions_and_biases(
     config: GPTConfig,
     ids: Tensor,
     mask: Tensor | None,
-    branch: Tensor | None,
     last: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, list[Tensor | None]]:
@@ -90,7 +74,6 @@ def positions_and_biases(
         no mask                            None            all tokens are real
         padding only after the text, GPU   None            causal attention never reaches it
           its last layer, if last < L      attention_mask  the causal kernel takes L queries
-        several responses per row          branch_mask     no response may see another
         padding before the text, windows,
           capped logits, a CPU,
           both directions                  attention_mask  the mask must be explicit
@@ -99,7 +82,7 @@ def positions_and_biases(
     """
     L = ids.size(1)
     is_plain = not any(config.windows) and config.attention_cap is None
-    only_causal = config.causal and is_plain and branch is None
+    only_causal = config.causal and is_plain
     if mask is None and only_causal and last == L:
         return torch.arange(L, device=ids.device).expand_as(ids), [None] * config.n_layer
     if mask is None:
@@ -111,13 +94,8 @@ def positions_and_biases(
             biases[-1] = attention_bias(attention_mask(mask, None)[:, :, -last:], dtype)
         return positions, biases
 
-    windows = set(config.windows)
-    if branch is None:
-        masks = {window: attention_mask(mask, window, config.causal) for window in windows}
-    else:
-        seen = branch_mask(mask, branch)
-        positions = (seen.sum(3)[:, 0] - 1).masked_fill(~mask, 0)  # (B, L)
-        query, key = positions[:, None, :, None], positions[:, None, None, :]
-        masks = {window: seen & (query - key < window) if window else seen for window in windows}
-    by_window = {window: attention_bias(masks[window], dtype) for window in windows}
+    by_window = {
+        window: attention_bias(attention_mask(mask, window, config.causal), dtype)
+        for window in set(config.windows)
+    }
     return positions, [by_window[window] for window in config.windows]

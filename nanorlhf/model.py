@@ -25,8 +25,9 @@ from torch.utils.checkpoint import checkpoint
 from kernels.attention import attend_capped, attend_one, rotated_heads, split_heads
 from kernels.linear import Packed, cast, cast_head, linear, matmul_dtype, wide_linear
 from nanorlhf.cache import KVCache
-from nanorlhf.config import GPTConfig
+from nanorlhf.config import GPTConfig, RotaryTables
 from nanorlhf.masks import positions_and_biases
+from nanorlhf.shared_queries import Groups, QueryKeys, find_groups, read_queries_once
 
 
 # ----------------------------------------------------------------------------------------- a block
@@ -109,7 +110,7 @@ class Attention(nn.Module):
         x: Tensor,  # (B, S, C)
         bias: Tensor | None,  # (B, 1 or H, S, L) added to the logits; None: causal, with last = S
         rotary: tuple[Tensor, Tensor] | None,
-        cache: KVCache | None,
+        cache: KVCache | QueryKeys | None,
         layer: int,
         last: int,  # compute only the last `last` of the S tokens
     ) -> Tensor:
@@ -180,7 +181,7 @@ class Block(nn.Module):
         x: Tensor,
         bias: Tensor | None,
         rotary: tuple[Tensor, Tensor] | None,
-        cache: KVCache | None,
+        cache: KVCache | QueryKeys | None,
         layer: int,
         last: int,
     ) -> Tensor:
@@ -220,6 +221,7 @@ class Transformer(nn.Module):
         self.norm = norm(config)
         # save only a block's input and recompute the block in the backward pass
         self.checkpoint_activations = False
+        self.share_queries = True
         self.initialise()
 
     @torch.no_grad()
@@ -251,7 +253,7 @@ class Transformer(nn.Module):
         cache: KVCache | None = None,
         last: int | None = None,
         query_length: Tensor | int | None = None,
-        branch: Tensor | None = None,
+        groups: Groups | None = None,
     ) -> Tensor:
         """ids (B, L) -> hidden (B, L, C) after the final norm.
 
@@ -260,19 +262,44 @@ class Transformer(nn.Module):
         last          return the hidden states of the last `last` tokens only, (B, last, C); the
                       last block computes no others
         query_length  where the responses begin, for an encoder-decoder (t5.py); ignored here
-        branch        (B, L), the response that each token belongs to, if rows have several
+        groups        rows whose query, all but the last - 1 columns, is read once; None: find them
         """
         S = ids.size(1)
         last = S if last is None else last
-        biases: Sequence[Tensor | None]
         if cache is not None and cache.length:
-            positions, rotary, biases = cache.next_token()
+            positions, rotary, decode_biases = cache.next_token()
+            x = self.run_blocks(ids, positions, decode_biases, cache, last, rotary)
         else:
             dtype = matmul_dtype(self.embedding.weight)  # dtype of queries and keys
-            positions, biases = positions_and_biases(self.config, ids, mask, branch, last, dtype)
-            rotary = self.config.rotary_tables(positions)
             if mask is not None:
                 ids = ids.masked_fill(~mask, 0)  # [PAD] may be outside the embedding
+            if mask is not None and cache is None and self.config.causal and 1 < last < S:
+                if groups is None and self.share_queries:
+                    Q = S - last + 1
+                    groups = find_groups(ids[:, :Q], mask[:, :Q])
+                if groups is not None and len(groups.first) < len(ids):
+                    x = read_queries_once(
+                        self.run_blocks, ids, mask, groups, last, self.config.windows, dtype
+                    )
+                    return self.norm(x)
+            positions, biases = positions_and_biases(self.config, ids, mask, last, dtype)
+            x = self.run_blocks(ids, positions, biases, cache, last)
+        if cache is not None:
+            cache.advance(S)
+        return self.norm(x)
+
+    def run_blocks(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        biases: Sequence[Tensor | None],
+        cache: KVCache | QueryKeys | None,
+        last: int,
+        rotary: RotaryTables | None = None,
+    ) -> Tensor:
+        """ids, positions (B, S), a bias per layer -> (B, last, C), before the final norm."""
+        S = ids.size(1)
+        rotary = self.config.rotary_tables(positions) if rotary is None else rotary
         x = self.embedding(ids)  # (B, S, C)
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
@@ -283,9 +310,7 @@ class Transformer(nn.Module):
             is_last_block = layer + 1 == self.config.n_layer
             num = last if is_last_block else S
             x = self.run(block, x, bias, tables[layer], cache, layer, num)
-        if cache is not None:
-            cache.advance(S)
-        return self.norm(x)
+        return x
 
     def run(self, block: Block, *arguments: Any) -> Tensor:
         """Run a block; with checkpoint_activations, the backward pass recomputes it."""
@@ -394,24 +419,19 @@ class ScalarModel(nn.Module):
             scores = self.score(hidden.float()).squeeze(-1) - self.reward_bias  # (B, last)
         if not self.config.mean_pooled:
             return scores
-        branch = others.get("branch")
-        if branch is None:  # one response, which begins after the query
-            begin = torch.as_tensor(others.get("query_length", 0), device=ids.device).view(-1, 1)
-            branch = (torch.arange(ids.size(1), device=ids.device) >= begin).long()  # (B or 1, L)
+        begin = torch.as_tensor(others.get("query_length", 0), device=ids.device).view(-1, 1)
+        in_response = torch.arange(ids.size(1), device=ids.device) >= begin  # (B or 1, L)
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         S = scores.size(1)
-        return mean_so_far(scores, branch[:, -S:] * real[:, -S:])
+        return mean_so_far(scores, in_response[:, -S:] & real[:, -S:])
 
 
-def mean_so_far(scores: Tensor, branch: Tensor) -> Tensor:
+def mean_so_far(scores: Tensor, in_response: Tensor) -> Tensor:
     """Replace each token's score with the mean over its response up to this token.
 
-    scores (B, S), branch (B, S) -> (B, S). branch is 1 or 2 in a response, 0 where scores are kept.
+    scores (B, S), in_response (B, S) bool -> (B, S); scores outside the response are kept.
 
-        scores 5 1 3 2    branch 0 1 1 2    ->    5 1 2 2
+        scores 5 1 3 2    in_response . # # #    ->    5 1 2 2
     """
-    for response in (1, 2):
-        inside = branch == response
-        mean = torch.where(inside, scores, 0.0).cumsum(1) / inside.cumsum(1).clamp(min=1)
-        scores = torch.where(inside, mean, scores)
-    return scores
+    total = torch.where(in_response, scores, 0.0).cumsum(1)
+    return torch.where(in_response, total / in_response.cumsum(1).clamp(min=1), scores)

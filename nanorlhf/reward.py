@@ -13,7 +13,6 @@ from nanorlhf.checkpoint import load_scalar
 from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import first_true_index, left_pad, right_pad
-from nanorlhf.pairs import join_pairs
 from nanorlhf.tokenizer import Tokenizer
 
 
@@ -60,18 +59,14 @@ def before_skipped(ids: Tensor, end: Tensor, skipped_id: int) -> Tensor:
 
 
 def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Score chosen and rejected responses, (B,) each, in one pass; a GPT reads each query once."""
-    if model.config.num_decoder_blocks or model.skipped_id is not None:
-        texts = [Demonstration(row.query, row.chosen, row.record) for row in rows]
-        texts += [Demonstration(row.query, row.rejected, row.record) for row in rows]
-        scores = response_scores(model, texts, pad_id, "right")  # (2B,)
-    else:
-        ids, branch, row, _, end, first = join_pairs(rows, pad_id, model.score.weight.device)
-        last = ids.size(1) - first
-        per_token = model(ids, ids != pad_id, last=last, branch=branch)  # (B, L - first)
-        scores = per_token[row, end - first]  # (2B,)
-    chosen, rejected = scores.chunk(2)
-    return chosen, rejected
+    """Score chosen and rejected responses, (B,) each, in one pass that reads each query once."""
+    texts = [
+        Demonstration(row.query, response, row.record)
+        for row in rows
+        for response in (row.chosen, row.rejected)
+    ]
+    scores = response_scores(model, texts, pad_id, "left")  # (2B,)
+    return scores[0::2], scores[1::2]
 
 
 def response_scores(

@@ -24,6 +24,7 @@ from nanorlhf.cache import KVCache
 from nanorlhf.config import GPTConfig
 from nanorlhf.masks import attention_bias, attention_mask
 from nanorlhf.model import AdaptedLinear, Block, Linear, Transformer, norm, trunk
+from nanorlhf.shared_queries import Groups, QueryKeys, find_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,7 @@ class DecoderBlock(Block):
         x: Tensor,
         bias: Tensor | None,
         rotary: tuple[Tensor, Tensor] | None,
-        cache: KVCache | None,
+        cache: KVCache | QueryKeys | None,
         layer: int,
         last: int,
         memory: Tensor | None = None,  # (B, Q, C); None: their keys and values are in the cache
@@ -265,7 +266,7 @@ class EncoderDecoder(Transformer):
         cache: KVCache | None = None,
         last: int | None = None,
         query_length: Tensor | int | None = None,
-        branch: Tensor | None = None,
+        groups: Groups | None = None,
     ) -> Tensor:
         """Run query and response in one row, like a GPT: ids, mask (B, L) -> hidden (B, L, C).
 
@@ -278,10 +279,8 @@ class EncoderDecoder(Transformer):
 
         query_length is where the responses begin: a number for left-padded queries, (B,) for
         right-padded texts; None: all but the first of the `last` tokens are response. With a cache,
-        first pass the query with last = 1, then ids (B, 1), the next token of each row. A row has
-        one response, so branch must be None.
+        first pass the query with last = 1, then ids (B, 1), the next token of each row.
         """
-        assert branch is None
         if cache is not None and cache.length:
             assert isinstance(cache, DecoderCache)
             return self.decode(ids, cache.next_bias(), None, cache.memory_bias, cache)
@@ -299,7 +298,11 @@ class EncoderDecoder(Transformer):
         column = torch.arange(L, device=ids.device)
         is_query = mask & (column < begin)
         query, query_mask = self.enclosed(ids[:, :width], is_query[:, :width])  # (B, Q)
-        memory = self.encode(query, query_mask)
+        groups = find_groups(query, query_mask) if groups is None else groups
+        if len(groups.first) < len(query):
+            memory = self.encode(query[groups.first], query_mask[groups.first])[groups.group]
+        else:
+            memory = self.encode(query, query_mask)
         # a row of only padding attends to all of it: a softmax over nothing is NaN
         readable = query_mask | ~query_mask.any(1, keepdim=True)
         dtype = matmul_dtype(self.embedding.weight)  # dtype of queries and keys

@@ -1,4 +1,4 @@
-"""Comparisons in rows with one copy of the query give the same results as separate texts."""
+"""Comparisons that read each query once give the same results as separate texts."""
 
 from dataclasses import replace
 
@@ -8,9 +8,7 @@ import torch.nn.functional as F
 
 from nanorlhf.dataset import Comparison
 from nanorlhf.dpo import pair_logprobs
-from nanorlhf.masks import branch_mask
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.pairs import join_pairs
 from nanorlhf.reward import pair_scores
 from tests.test_model import CONFIGS, model_of
 
@@ -29,34 +27,6 @@ def texts(pair: Comparison) -> list[list[int]]:
 def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
     gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
     return torch.cat([g.flatten() for g in gradients])
-
-
-def test_the_branch_mask_equals_a_triple_loop() -> None:
-    mask = torch.tensor([[True] * 6 + [False] * 2, [False] * 2 + [True] * 6])
-    branch = torch.tensor([[0, 0, 1, 1, 2, 2, 2, 2], [0, 0, 0, 0, 1, 2, 2, 3]])
-    visible = branch_mask(mask, branch)
-    assert visible.shape == (2, 1, 8, 8)
-    for row in range(2):
-        for i in range(8):
-            for j in range(8):
-                is_seen = branch[row, j].item() in (0, branch[row, i].item())
-                expected = i == j or (j < i and is_seen and mask[row, j].item())
-                assert visible[row, 0, i, j].item() == expected
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_hidden_states_equal_those_of_single_texts_in_float64(name) -> None:
-    """With all kinds of positions, windows and shared keys, each response has the positions of a separate text."""
-    model = model_of(CONFIGS[name]).double()
-    ids, branch, row, before, end, first = join_pairs(PAIRS, PAD, torch.device("cpu"))
-    joined = model(ids, ids != PAD, last=ids.size(1) - first, branch=branch)  # (B, L - first, C)
-    for b, pair in enumerate(PAIRS):
-        for i, (text, response) in enumerate(zip(texts(pair), (pair.chosen, pair.rejected), strict=True)):
-            alone, n = model(torch.tensor([text]))[0], b + i * len(PAIRS)
-            assert row[n] == b
-            assert torch.allclose(joined[b, end[n] - first], alone[-1], atol=1e-9)
-            predicting = joined[b, before[n, : len(response)] - first]
-            assert torch.allclose(predicting, alone[len(pair.query) - 1 : -1], atol=1e-9)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -88,9 +58,9 @@ def test_the_gradient_of_scores_equals_that_of_single_texts(name) -> None:
 def test_neither_response_changes_the_other() -> None:
     model = model_of(CONFIGS["gpt_neox"], ScalarModel)
     changed = [replace(pair, rejected=[17, 18, 19, 2, 3, 1]) for pair in PAIRS]
-    assert torch.allclose(pair_scores(model, PAIRS, PAD)[0], pair_scores(model, changed, PAD)[0], atol=1e-6)
+    assert torch.allclose(pair_scores(model, PAIRS, PAD)[0], pair_scores(model, changed, PAD)[0], atol=1e-5)
     changed = [replace(pair, chosen=[17, 18, 19, 2, 3, 1]) for pair in PAIRS]
-    assert torch.allclose(pair_scores(model, PAIRS, PAD)[1], pair_scores(model, changed, PAD)[1], atol=1e-6)
+    assert torch.allclose(pair_scores(model, PAIRS, PAD)[1], pair_scores(model, changed, PAD)[1], atol=1e-5)
 
 
 @torch.no_grad()
@@ -114,4 +84,7 @@ def test_the_query_is_read_once(kind, monkeypatch) -> None:
 
     monkeypatch.setattr(model.transformer.embedding, "forward", spy)
     (pair_logprobs if kind is GPT else pair_scores)(model, PAIRS[:1], PAD)
-    assert [ids.tolist() for ids in seen] == [[PAIRS[0].query + PAIRS[0].chosen + PAIRS[0].rejected]]
+    (query, responses), pair = seen, PAIRS[0]
+    assert query.tolist() == [pair.query]
+    padding = [0] * (len(pair.rejected) - len(pair.chosen))  # [PAD] is embedded as 0
+    assert responses.tolist() == [pair.chosen + padding, pair.rejected]

@@ -27,7 +27,7 @@ def eval_work(args: EvalArgs) -> Work:
         query_length = max(query_length, args.max_cnndm_query_length)
     response_length = max(getattr(args, name, 0) for name in ("response_length", "max_response_length"))
     num_responses = 2 if isinstance(args, reward_models.Args) else 1  # a row is a pair
-    rows = Rows(query_length, num_responses * response_length, args.dtype)
+    rows = Rows(query_length, response_length, args.dtype, num_responses)
     models: dict[str, Model] = {}
     phases: list[Phase] = []
 

@@ -7,7 +7,8 @@ Bytes on a GPU:
     optimizer     8 per trained parameter: AdamW's two moments
     copies        2 per parameter that autocast casts to bfloat16
     cache         keys and values, while sampling
-    activations   one block's; while updating, also everything saved for the backward pass
+    activations   one block's; in comparisons, also the keys and values of the queries; while updating, also everything
+                  saved for the backward pass
 
 Activations are measured: the models' code runs on fake tensors, which have a shape but no memory, and hooks record what
 autograd saves. With --checkpoint-activations, only the inputs of all blocks are saved, in float32.
@@ -35,6 +36,7 @@ from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import tune
+from nanorlhf.shared_queries import Groups
 from nanorlhf.t5 import T5Config
 from nanorlhf.training.settings import LoRAArgs, TrainingArgs
 
@@ -63,12 +65,13 @@ class Rows:
     """The lengths of the longest rows, and the compute dtype."""
 
     query_length: int
-    response_length: int  # total of both responses in a comparison
+    response_length: int
     dtype: str
+    num_responses: int = 1  # 2 in a comparison, which reads its query once
 
     @property
     def tokens(self) -> int:
-        return self.query_length + self.response_length
+        return self.query_length + self.num_responses * self.response_length
 
 
 @dataclass(frozen=True)
@@ -160,12 +163,14 @@ def saved_bytes(model: GPT | ScalarModel, num_rows: int, rows: Rows) -> int:
         storages.add(tensor.untyped_storage())
         return tensor
 
-    T = rows.response_length
-    ids = torch.zeros((num_rows, rows.tokens), dtype=torch.long)
+    T, k = rows.response_length, rows.num_responses
+    ids = torch.zeros((num_rows * k, rows.query_length + T), dtype=torch.long)
     real = torch.ones_like(ids, dtype=torch.bool)
+    groups = Groups(torch.arange(0, num_rows * k, k), torch.arange(num_rows * k) // k)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=rows.dtype == "bfloat16")
     with autocast, torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        output = model(ids, real, last=T + 1, query_length=rows.query_length)[:, :-1]  # (b, T, C) or (b, T)
+        hidden = model(ids, real, last=T + 1, query_length=rows.query_length, groups=groups)
+        output = hidden[:, :-1]  # (b, T, C) or (b, T)
         if isinstance(model, GPT):
             labels = ids[:, -T:].flatten()
             linear_logprobs(
@@ -203,10 +208,16 @@ def phase_memory(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Memor
     copies = cache = saved = block = 0
     for model in (work.models[name] for name in phase.models):
         config = model.config
-        block = max(block, rows * model.saved // config.n_layer)
+        keys = 2 * config.n_layer * config.kv_heads * config.head_width * width  # and values, of a token
+        reading = rows * model.saved // config.n_layer
+        is_saved = phase.kind == "update" and model.trained and not flags.checkpoint_activations
+        if work.rows.num_responses > 1 and not is_saved:  # the queries' pass, then the responses'
+            Q = work.rows.query_length
+            reading = reading * max(Q, work.rows.tokens - Q) // work.rows.tokens + keys * rows * Q
+        block = max(block, reading)
         cast = model.trained  # copies of frozen weights are kept only for a backward pass
         if phase.kind == "sample":
-            cache += 2 * config.n_layer * config.kv_heads * config.head_width * tokens * width
+            cache += keys * tokens
         if phase.kind == "update" and model.trained:
             inputs = 4 * config.n_layer * config.d_model * tokens
             saved += inputs if flags.checkpoint_activations else rows * model.saved

@@ -20,13 +20,13 @@ def sft_plan(args: SupervisedArgs, model: str | None, num_samples: int) -> str:
 
 def rm_plan(args: SupervisedArgs, sft: str, loss: str) -> str:
     num_responses = 1 if loss == "regression" else 2
-    rows = Rows(args.max_query_length, num_responses * args.max_response_length, args.dtype)
+    rows = Rows(args.max_query_length, args.max_response_length, args.dtype, num_responses)
     config = read_shape("--sft", sft, args.max_query_length + args.max_response_length)
     return supervised_plan(args, rows, {"reward": sized_model(ScalarModel, config, rows, args)}, READ_FACTOR)
 
 
 def dpo_plan(args: SupervisedArgs, sft: str, has_reference: bool = True) -> str:
-    rows = Rows(args.max_query_length, 2 * args.max_response_length, args.dtype)
+    rows = Rows(args.max_query_length, args.max_response_length, args.dtype, num_responses=2)
     config = read_shape("--sft", sft, args.max_query_length + args.max_response_length)
     models = {"policy": sized_model(GPT, config, rows, args)}
     if has_reference:

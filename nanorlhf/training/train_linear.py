@@ -23,8 +23,7 @@ from nanorlhf.dataset import Comparison, Rows, load_comparisons, load_demonstrat
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, to_json, write_text
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.padding import micro_batches
-from nanorlhf.pairs import join_pairs
+from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.progress import Progress
 from nanorlhf.reward import response_scores
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
@@ -84,17 +83,18 @@ def pair_features(policy: GPT, rows: Sequence[Comparison], pad_id: int, size: in
     """Return the mean hidden state of the chosen response minus that of the rejected one, (pairs, C)."""
     features = []
     for batch in Progress(micro_batches(rows, size), desc="pairs", unit="batch"):
-        joined = join_pairs(batch, pad_id, torch.device("cpu"))
-        hidden = policy.transformer(joined.ids, joined.ids != pad_id, branch=joined.branch)  # (B, L, C)
-        chosen, rejected = (response_mean(hidden, joined.ids, joined.branch == i, pad_id) for i in (1, 2))
-        features.append(chosen - rejected)
+        query = left_pad([row.query for row in batch for _ in range(2)], pad_id)  # (2B, Q)
+        response = right_pad([text for row in batch for text in (row.chosen, row.rejected)], pad_id)  # (2B, T)
+        ids = torch.cat((query, response), dim=1)
+        hidden = policy.transformer(ids, ids != pad_id, last=response.size(1) + 1)[:, 1:]  # (2B, T, C)
+        means = response_mean(hidden, response != pad_id)  # (2B, C)
+        features.append(means[0::2] - means[1::2])
     return torch.cat(features).numpy()
 
 
-def response_mean(hidden: Tensor, ids: Tensor, branch: Tensor, pad_id: int) -> Tensor:
-    """Average the hidden states over the tokens of a branch: hidden (B, L, C), ids and branch (B, L) -> (B, C)."""
-    mask = (branch & (ids != pad_id))[:, :, None]  # (B, L, 1)
-    return torch.where(mask, hidden, 0.0).sum(1) / mask.sum(1).clamp(min=1)
+def response_mean(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Average the hidden states over the tokens of a response: hidden (B, T, C), mask (B, T) -> (B, C)."""
+    return torch.where(mask[:, :, None], hidden, 0.0).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 def query_numbers(rows: Sequence[Comparison], data: Path) -> np.ndarray:

@@ -84,7 +84,8 @@ def test_the_core_is_small_and_the_model_imports_little() -> None:
     core.remove("nanorlhf.__main__")  # the command, which runs the others by name
     assert len(core) <= 24, sorted(core)
     model = {name for name in imports("nanorlhf.model") if name.split(".")[0] != "kernels"}
-    assert model == {"nanorlhf.config", "nanorlhf.masks", "nanorlhf.cache"}  # three parts of it
+    parts = ("config", "masks", "cache", "shared_queries")
+    assert model == {f"nanorlhf.{part}" for part in parts}
 
 
 def test_no_script_imports_an_embedded_world() -> None:

@@ -44,8 +44,8 @@ T5 = T5Config(vocab_size=41, d_model=24, n_layer=2, n_head=4, d_mlp=40)
 
 # ----------------------------------------------------------------------------------------------- the mean of a response
 def test_the_example_of_the_mean_so_far():
-    scores, branch = torch.tensor([[5.0, 1.0, 3.0, 2.0]]), torch.tensor([[0, 1, 1, 2]])
-    assert mean_so_far(scores, branch).tolist() == [[5.0, 1.0, 2.0, 2.0]]
+    scores, in_response = torch.tensor([[5.0, 1.0, 3.0, 2.0]]), torch.tensor([[False, True, True, True]])
+    assert mean_so_far(scores, in_response).tolist() == [[5.0, 1.0, 2.0, 2.0]]
 
 
 @pytest.mark.parametrize("family", [*CONFIGS, "t5"])
@@ -71,10 +71,10 @@ def test_a_pooled_score_is_the_mean_over_the_tokens_of_the_response(family):
 
 def test_numbers_outside_the_response_reach_no_mean():
     nan = torch.nan
-    scores, branch = torch.tensor([[nan, 1.0, nan, 3.0, nan]]), torch.tensor([[0, 1, 0, 1, 0]])
-    assert mean_so_far(scores, branch)[0, [1, 3]].tolist() == [1.0, 2.0]
-    hidden, ids = torch.tensor([[[nan], [1.0], [nan], [3.0]]]), torch.tensor([[5, 6, PAD, 7]])
-    assert response_mean(hidden, ids, torch.tensor([[False, True, True, True]]), PAD).tolist() == [[2.0]]
+    scores, in_response = torch.tensor([[nan, 1.0, nan, 3.0, nan]]), torch.tensor([[False, True] * 2 + [False]])
+    assert mean_so_far(scores, in_response)[0, [1, 3]].tolist() == [1.0, 2.0]
+    hidden, mask = torch.tensor([[[nan], [1.0], [nan], [3.0]]]), torch.tensor([[False, True] * 2])
+    assert response_mean(hidden, mask).tolist() == [[2.0]]
 
 
 @pytest.mark.parametrize("family", [*CONFIGS, "t5"])
