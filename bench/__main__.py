@@ -25,7 +25,7 @@ from bench.compilers import bench_compile
 from bench.generation import bench_generate
 from bench.operations import bench_gae, bench_logprobs
 from bench.settings import SHAPES, Args, Shape
-from bench.updates import bench_ppo, bench_supervised
+from bench.updates import bench_grpo, bench_ppo, bench_supervised
 from nanorlhf import launch
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
@@ -78,7 +78,7 @@ def main(args: Args) -> None:
     args = replace(args, device=device.type)
     parts = {
         "generate": bench_generate, "logprobs": bench_logprobs, "gae": bench_gae, "supervised": bench_supervised,
-        "ppo": bench_ppo, "compile": bench_compile,
+        "ppo": bench_ppo, "grpo": bench_grpo, "compile": bench_compile,
     }  # fmt: skip
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     if args.quick:

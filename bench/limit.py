@@ -128,13 +128,14 @@ def num_parameters(config: GPTConfig, with_head: bool = True) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------- 3. algorithms
-def generation(config: GPTConfig, queries: Sequence[int], num_tokens: int, itemsize: int) -> Work:
-    """Sample `num_tokens` after queries of these lengths: a step reads the cache and all weights but the embedding.
+def generation(config: GPTConfig, queries: Sequence[int], num_tokens: int, itemsize: int, k: int = 1) -> Work:
+    """Sample `num_tokens` k times after each query: a step reads the cache and all weights but the embedding.
 
-    itemsize: bytes of a weight, and of a number in the cache
+    queries: their lengths; itemsize: bytes of a weight, and of a number in the cache
     """
     prefill = total([text(length) for length in queries])
     work = Work(forward_flops(config, prefill, total([text(length, 1) for length in queries]), len(queries)))
+    queries = [length for length in queries for _ in range(k)]
     embedding = 0 if config.tied_head else config.vocab_size * config.d_model
     weights = num_parameters(config) - embedding
     per_token = 2 * config.n_layer * config.kv_heads * config.head_width  # numbers in the cache
@@ -163,29 +164,50 @@ def ppo_iteration(config: GPTConfig, queries: Sequence[int], num_tokens: int, nu
     return work
 
 
+def grpo_iteration(
+    config: GPTConfig, queries: Sequence[int], k: int, num_tokens: int, num_epochs: int, itemsize: int
+) -> Work:
+    """One update with one minibatch: k samples per query, three models read them, and training for epochs.
+
+    queries: lengths of the distinct queries; itemsize: see `generation`
+    """
+    n = num_tokens - 1  # the last token predicts nothing
+    groups = [group(length, n, last=n, k=k) for length in queries]
+    read = total([read for read, _ in groups])
+    used = total([used for _, used in groups] + [text(length, 1) for length in queries])
+    scored = [group(length, num_tokens, last=1, k=k) for length in queries]
+    num_logits = len(queries) * k * num_tokens
+    work = generation(config, queries, num_tokens, itemsize, k)
+    work += Work(2 * forward_flops(config, read, used, num_logits))  # policy and reference
+    work += Work(forward_flops(config, total([full for full, _ in scored]), total([end for _, end in scored])))
+    for _ in range(num_epochs):
+        work += training(config, read, used, num_logits)
+    return work
+
+
 def sft_step(config: GPTConfig, rows: Sequence[tuple[int, int]]) -> Work:
     """One step on (query, response) pairs of these lengths, with a loss on all tokens but the first."""
     read = total([text(query + response - 1) for query, response in rows])
     return training(config, read, read, read.tokens)
 
 
-def comparison(query: int, response: int, last: int) -> tuple[Read, Read]:
-    """Work for a query with two responses of equal length: all tokens, and the last positions of each response."""
+def group(query: int, response: int, last: int, k: int) -> tuple[Read, Read]:
+    """Work for a query with k responses of equal length: all tokens, and the last positions of each response."""
     query_read = text(query)
-    both = text(query + response, response)
+    each = text(query + response, response)
     end = text(query + response, last)
-    return Read(query + 2 * both.tokens, query_read.pairs + 2 * both.pairs), Read(2 * end.tokens, 2 * end.pairs)
+    return Read(query + k * each.tokens, query_read.pairs + k * each.pairs), Read(k * end.tokens, k * end.pairs)
 
 
 def rm_step(config: GPTConfig, rows: Sequence[tuple[int, int]]) -> Work:
     """One step on comparisons with (query, response) of these lengths; each response's score is at its end."""
-    comparisons = [comparison(query, response, last=1) for query, response in rows]
+    comparisons = [group(query, response, last=1, k=2) for query, response in rows]
     return training(config, total([read for read, _ in comparisons]), total([used for _, used in comparisons]))
 
 
 def dpo_step(config: GPTConfig, rows: Sequence[tuple[int, int]]) -> Work:
     """The same for policy and reference; the query's last token predicts the first token of both responses."""
-    comparisons = [comparison(query, response - 1, last=response - 1) for query, response in rows]
+    comparisons = [group(query, response - 1, last=response - 1, k=2) for query, response in rows]
     read = total([read for read, _ in comparisons])
     used = total([used for _, used in comparisons] + [text(query, 1) for query, _ in rows])
     return training(config, read, used, used.tokens) + Work(forward_flops(config, read, used, used.tokens))

@@ -17,8 +17,8 @@ from nanorlhf.tokenizer import load_tokenizer
 class Args:
     shape: Literal["tiny", "small", "124m", "1b", "6.9b"] = "tiny"
     """model and episode sizes, see SHAPES"""
-    parts: tuple[Literal["generate", "logprobs", "gae", "supervised", "ppo", "compile"], ...] = (
-        "generate", "logprobs", "gae", "supervised", "ppo", "compile",
+    parts: tuple[Literal["generate", "logprobs", "gae", "supervised", "ppo", "grpo", "compile"], ...] = (
+        "generate", "logprobs", "gae", "supervised", "ppo", "grpo", "compile",
     )  # fmt: skip
     """what to measure; without a JDK, compile is skipped unless requested"""
     rounds: int = 5
@@ -77,7 +77,8 @@ SHAPES = {
     "6.9b": Shape(32, 4096, 32, 50432, 512, 53, 64),
 }
 
-NUM_EPOCHS = 4  # per PPO iteration, over one minibatch
+NUM_EPOCHS = 4  # per PPO or GRPO iteration, over one minibatch
+SAMPLES_PER_QUERY = 8  # of GRPO
 MICRO_BATCH_SIZE = {"cpu": 32, "cuda": 16}  # on CUDA also of plain PyTorch and TRL: 1b would not fit otherwise
 
 

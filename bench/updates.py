@@ -17,12 +17,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import train_dpo
+import train_grpo
 import train_ppo
 import train_rm
 import train_sft
 from bench import limit
 from bench.generation import rollout_dtypes
-from bench.settings import MICRO_BATCH_SIZE, NUM_EPOCHS, SHAPES, Args, Shape, make_run, random_queries
+from bench.settings import (
+    MICRO_BATCH_SIZE,
+    NUM_EPOCHS,
+    SAMPLES_PER_QUERY,
+    SHAPES,
+    Args,
+    Shape,
+    make_run,
+    random_queries,
+)
 from bench.stopwatch import in_processes, peak_of_process, plain_matmuls, synchronise, table_rows, with_limit
 from kernels.gae import gae_loop
 from nanorlhf import distributed, launch
@@ -32,6 +42,7 @@ from nanorlhf.generate import generate
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.ppo import eos_masks, policy_loss, value_loss, whiten
+from nanorlhf.shared_queries import Groups
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.run import Run
 from nanorlhf.training.settings import SamplerSettings
@@ -58,6 +69,20 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
     itemsize = getattr(torch, args.dtype).itemsize
     work = limit.ppo_iteration(shape.config, shape.query_lengths, shape.response_length, NUM_EPOCHS, itemsize)
     return with_limit(table_rows("PPO iteration", size, result), work, device, args)
+
+
+def bench_grpo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """Measure one update of train_grpo.py, with shared queries and with a row per response: 4 epochs, 1 minibatch."""
+    ways = {"ours": our_grpo, "ours, a row per response": partial(our_grpo, shares_queries=False)}
+    with tempfile.TemporaryDirectory() as directory:
+        make_run(shape, Path(directory), device)
+        result = in_processes(ways, args, Path(directory), "grpo")
+    k = min(SAMPLES_PER_QUERY, shape.episodes)
+    queries = shape.query_lengths[: shape.episodes // k]
+    size = f"{len(queries)} x ({shape.query_length} + {k} x {shape.response_length}) {args.dtype}"
+    itemsize = getattr(torch, args.dtype).itemsize
+    work = limit.grpo_iteration(shape.config, queries, k, shape.response_length, NUM_EPOCHS, itemsize)
+    return with_limit(table_rows("GRPO iteration", size, result), work, device, args)
 
 
 def bench_supervised(args: Args, shape: Shape, device: torch.device) -> list[dict]:
@@ -91,6 +116,31 @@ def our_ppo(args: Args, directory: Path, rollout_dtype: str = "same", processes:
     with mock.patch.object(Run, "save"):  # writing 1b's state takes longer than the two updates
         launch.run(partial(train_ppo.main, settings), args.device, processes)
     last = json.loads((directory / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
+    return shape.episodes / last["episodes_per_second"], peak_of_process(args.device)
+
+
+def our_grpo(args: Args, directory: Path, shares_queries: bool = True) -> tuple[float, int]:
+    """Run train_grpo.py on the first queries and return (seconds per update, peak bytes)."""
+    shape = SHAPES[args.shape]
+    k = min(SAMPLES_PER_QUERY, shape.episodes)
+    settings = train_grpo.Args(
+        data=directory, out=directory / "grpo", sft=str(directory / "sft"), reward_model=str(directory / "rm"),
+        samples_per_query=k, num_epochs=NUM_EPOCHS, batch_size=shape.episodes, total_episodes=2 * shape.episodes,
+        micro_batch_size=min(MICRO_BATCH_SIZE[args.device], shape.episodes), max_query_length=shape.query_length,
+        response_length=shape.response_length, device=args.device, dtype=args.dtype, overwrite=True,
+    )  # fmt: skip
+    first = range(shape.episodes // k)  # the queries that limit.grpo_iteration counts
+    with mock.patch.object(Run, "save"), mock.patch("train_grpo.batch_indices", lambda *arguments: first):
+        if shares_queries:
+            train_grpo.main(settings)
+        else:
+            separate = lambda query, mask: Groups(*[torch.arange(len(query), device=query.device)] * 2)  # noqa: E731
+            with (
+                mock.patch("nanorlhf.model.find_groups", separate),
+                mock.patch("nanorlhf.generate.find_groups", separate),
+            ):
+                train_grpo.main(settings)
+    last = json.loads((directory / "grpo" / "metrics.jsonl").read_text().splitlines()[-1])
     return shape.episodes / last["episodes_per_second"], peak_of_process(args.device)
 
 

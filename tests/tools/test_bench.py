@@ -19,7 +19,7 @@ import torch
 from bench import __main__ as program
 from bench import compilers, generation, limit, settings, stopwatch, updates
 from kernels.processor import has_int8_products
-from nanorlhf import launch
+from nanorlhf import launch, model
 from nanorlhf.cache import KVCache
 from nanorlhf.errors import InputError
 from tests.conftest import ROOT
@@ -98,6 +98,23 @@ def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
     assert max(lengths) == 8 and min(lengths) >= 4
 
 
+def test_a_grpo_iteration_runs_with_shared_queries_and_with_a_row_per_response(moment, tmp_path, monkeypatch):
+    settings.make_run(settings.SHAPES["tiny"], tmp_path, torch.device("cpu"))
+    calls = []
+    read = model.read_queries_once
+    monkeypatch.setattr(model, "read_queries_once", lambda *arguments: calls.append(arguments) or read(*arguments))
+    seconds, peak = updates.our_grpo(moment, tmp_path)
+    assert seconds > 0 and peak > 0 and calls
+    calls.clear()
+    updates.our_grpo(moment, tmp_path, shares_queries=False)
+    assert not calls
+    monkeypatch.setattr(updates, "in_processes", lambda ways, *arguments: dict.fromkeys(ways, (2.0, 10)))
+    rows = updates.bench_grpo(moment, settings.SHAPES["tiny"], torch.device("cpu"))
+    assert [row["way"] for row in rows] == ["ours", "ours, a row per response"]
+    assert rows[0]["size"] == "1 x (8 + 4 x 5) float32"
+    assert rows[0]["limit_seconds"] == rows[1]["limit_seconds"] > 0
+
+
 def test_the_limit_of_a_bfloat16_iteration_counts_bfloat16_bytes(moment, monkeypatch):
     monkeypatch.setattr(updates, "in_processes", lambda ways, *arguments: dict.fromkeys(ways, (2.0, 10)))
     monkeypatch.setattr(limit, "matmul_rate", lambda device, dtype: float("inf"))
@@ -170,7 +187,7 @@ def test_persistent_compilers_are_compared_with_one_process_per_program(moment, 
 
 
 def test_without_a_jdk_compile_is_skipped_unless_named(moment, monkeypatch, capsys):
-    for name in ("generate", "logprobs", "gae", "supervised", "ppo"):
+    for name in ("generate", "logprobs", "gae", "supervised", "ppo", "grpo"):
         monkeypatch.setattr(program, f"bench_{name}", lambda *arguments: [])
     monkeypatch.setattr(program.shutil, "which", lambda name: None)
     program.main(replace(moment, parts=settings.Args().parts))
@@ -181,7 +198,7 @@ def test_without_a_jdk_compile_is_skipped_unless_named(moment, monkeypatch, caps
 
 def test_quick_measures_tiny_and_a_few_tokens_of_small_once(moment, monkeypatch):
     calls = []
-    for name in ("generate", "logprobs", "gae", "supervised", "ppo", "compile"):
+    for name in ("generate", "logprobs", "gae", "supervised", "ppo", "grpo", "compile"):
         record = lambda args, shape, device, name=name: calls.append((name, args.rounds, shape)) or []  # noqa: E731
         monkeypatch.setattr(program, f"bench_{name}", record)
     program.main(settings.Args(device="cpu", quick=True))

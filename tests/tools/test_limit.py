@@ -51,7 +51,7 @@ def test_pairs_are_those_of_causal_attention():
     assert limit.total([Read(1, 2), Read(30, 40)]) == Read(31, 42)
     # a query of 4 tokens, then two responses of 3, each attending to the query and itself
     sees = [[key <= query and not (query >= 7 and 4 <= key < 7) for key in range(10)] for query in range(10)]
-    read, used = limit.comparison(4, 3, last=1)
+    read, used = limit.group(4, 3, last=1, k=2)
     assert read == Read(10, sum(map(sum, sees))) and used == Read(2, sum(sees[6]) + sum(sees[9]))
 
 
@@ -96,8 +96,9 @@ def test_a_decode_step_reads_weights_and_cache_in_the_dtype_of_the_run(changes, 
         (partial(updates.plain_pytorch_stage, stage="rm"), limit.rm_step),
         (partial(updates.plain_pytorch_stage, stage="dpo"), limit.dpo_step),
         (updates.plain_pytorch_ppo, lambda config, rows: limit.ppo_iteration(config, [q for q, _ in rows], 5, 4, 4)),
+        (updates.our_grpo, lambda config, rows: limit.grpo_iteration(config, [rows[0][0]], len(rows), 5, 4, 4)),
     ],
-    ids=["sft", "rm", "dpo", "ppo"],
+    ids=["sft", "rm", "dpo", "ppo", "grpo"],
 )
 def test_a_straightforward_program_multiplies_more_than_the_limit(way, work, tmp_path, monkeypatch):
     monkeypatch.setitem(settings.SHAPES, "tiny", SHAPE)
