@@ -6,14 +6,6 @@ from nanorlhf.rules.thresholds import THRESHOLDS
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_pages_table_has_the_thresholds():
-    page = (ROOT / "docs" / "doctor.md").read_text().partition("## Thresholds")[2]
-    rows = re.findall(r"^\| `(\w+)` \| (\S+) ([^|]+) \| [^|]+ \|$", page, re.M)
-    code = (ROOT / "nanorlhf" / "rules" / "thresholds.py").read_text()
-    units = dict(re.findall(r'^    "(\w+)": [^#]+  # (.+)$', code, re.M))
-    assert rows == [(name, f"{value:g}", units[name]) for name, value in THRESHOLDS.items()]
-
-
 def test_every_threshold_is_used():
     code = "".join(
         path.read_text() for package in ("rules", "doctor") for path in (ROOT / "nanorlhf" / package).glob("*.py")
