@@ -191,7 +191,7 @@ def make_row(record: dict, where: str) -> dict:
         field(record, name, str, where) for name in ("task_id", "language", "prompt", "test", "entry_point")
     )
     if language != "java":
-        raise InputError(f"{where}: the field 'language' is {language!r}; it must be java.")
+        raise InputError(f"{where}: the field 'language' is {language!r}, not java.")
     dataset = DATASETS.get(task_id.partition("/")[0])
     if dataset is None:
         known = ", ".join(DATASETS)

@@ -107,9 +107,9 @@ def check_vocab_size(vocab_size: int | None, tokenizer_flag: str | None = None) 
     if vocab_size is None:
         return
     if vocab_size < 300:
-        raise InputError(f"--vocab-size {vocab_size}: it must be at least 300 (256 entries are the bytes).")
+        raise InputError(f"--vocab-size {vocab_size}: must be at least 300 (256 entries are the bytes).")
     if vocab_size > MAX_VOCAB_SIZE:  # the library allocates memory for all of them
-        raise InputError(f"--vocab-size {vocab_size}: it must be at most {MAX_VOCAB_SIZE:,}.")
+        raise InputError(f"--vocab-size {vocab_size}: must be at most {MAX_VOCAB_SIZE:,}.")
     if tokenizer_flag:
         raise InputError(f"--vocab-size trains a tokenizer and {tokenizer_flag} names one: pass only one of them.")
 

@@ -97,9 +97,7 @@ class Args:
 def main(args: Args) -> None:
     check_ranges(args)
     if args.num_validation >= sum(NUM_PROBLEMS.values()):
-        raise InputError(
-            f"--num-validation {args.num_validation}: it must be at most {sum(NUM_PROBLEMS.values()) - 1}."
-        )
+        raise InputError(f"--num-validation {args.num_validation}: must be at most {sum(NUM_PROBLEMS.values()) - 1}.")
     check_out(args.out)
     rows = [row for task, count in NUM_PROBLEMS.items() for row in islice(records(task, args.seed), count)]
     random.Random(args.seed).shuffle(rows)

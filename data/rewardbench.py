@@ -80,7 +80,7 @@ def parse(record: dict, where: str) -> Record:
     number = record.get("id")
     identity = str(number) if isinstance(number, int) else field(record, "id", str, where)
     if is_ties and not re.fullmatch(r"(ref|tied):\d+", identity):
-        raise InputError(f"{where}: the field 'id' is {identity!r:.80}; in Ties it must be ref:N or tied:N.")
+        raise InputError(f"{where}: the field 'id' is {identity!r:.80}; Ties has ref:N and tied:N.")
     return Record(benchmark, subset, identity, field(record, "prompt", str, where), chosen, rejected)
 
 

@@ -193,7 +193,7 @@ def answer_and_rank(
 def main(args: Args) -> None:
     check_ranges(args)
     if args.interval >= args.num_samples:
-        raise InputError(f"--interval {args.interval}: it must be below --num-samples {args.num_samples}.")
+        raise InputError(f"--interval {args.interval}: must be below --num-samples {args.num_samples}.")
     check_out(args.out)
     queries = {split: read_queries(args.data / f"sft.{split}.jsonl", args.num_queries) for split in SPLITS}
     device = launch.setup(args.device)

@@ -185,7 +185,7 @@ def regression_scores(
     train has no inlier of a sign, s is kept. Raises InputError if `outliers` is unknown.
     """
     if outliers not in ("clip", "saturate"):
-        raise InputError(f"outliers {outliers!r}: it must be clip or saturate.")
+        raise InputError(f"outliers {outliers!r}: must be clip or saturate.")
     bounds = bounds or regression_bounds(votes)
 
     def score(share: float) -> float:
@@ -614,7 +614,7 @@ def check(args: Args) -> None:
     try:
         date.fromisoformat(args.split_date)
     except ValueError as error:
-        raise InputError(f"--split-date {args.split_date!r}: it must be a date such as 2021-12-14.") from error
+        raise InputError(f"--split-date {args.split_date!r}: must be a date such as 2021-12-14.") from error
     check_out(args.out)
 
 

@@ -371,7 +371,7 @@ def main(args: Args) -> None:
     # the two validation files use at most half of the combinations of facts
     most = math.prod(map(len, SLOTS.values())) // 4
     if args.num_validation > most:
-        raise InputError(f"--num-validation {args.num_validation}: it must be at most {most}.")
+        raise InputError(f"--num-validation {args.num_validation}: must be at most {most}.")
     if unknown := set(args.summarisers) - set(POLICIES):
         raise InputError(f"--summarisers: unknown {min(unknown)}; expected {', '.join(POLICIES)}.")
     if len(set(args.summarisers)) < 2:

@@ -85,7 +85,7 @@ def check_ranges(args: "DataclassInstance", prefix: str = "--") -> None:
                 is_finite = isinstance(value, int) or math.isfinite(value)
                 for limits in ranges(hint):
                     if not (is_finite and limits.allows(value)):
-                        raise InputError(f"{flag} {value}: it must be {limits.words}.")
+                        raise InputError(f"{flag} {value}: must be {limits.words}.")
 
 
 def exact(number: float) -> fractions.Fraction:

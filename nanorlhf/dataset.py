@@ -112,7 +112,7 @@ def field(record: dict, name: str, kind: type[T], where: str) -> T:
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         problem = "is an integer with more than 64 bits"
     elif plain is float and not math.isfinite(value):
-        problem = f"is {value}: it must be a finite number"
+        problem = f"is {value}, not a finite number"
     elif plain is str and len(value) > MAX_TEXT:
         problem = f"has more than {MAX_TEXT:,} characters"
     elif plain is str and value.encode(errors="ignore").decode() != value:

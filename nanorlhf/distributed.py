@@ -46,7 +46,7 @@ def launched(name: str, least: int, most: int, default: int | None = None) -> in
     number = int(text) if re.fullmatch(r"[0-9]{1,9}", str(text)) else -1
     if not least <= number <= most:
         raise InputError(
-            f"{name}={text}: it must be a number from {least} to {most}, as `torchrun` sets it."
+            f"{name}={text}: must be a number from {least} to {most}, as `torchrun` sets it."
         )
     return number
 

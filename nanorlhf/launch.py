@@ -50,7 +50,7 @@ def setup(device: str, kernels: Path | None = None) -> torch.device:
     if device == "auto":
         device = "cpu" if is_cpu(device) else "cuda"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise InputError(f"--device {device}: it must be auto, cpu, cuda or cuda:N.")
+        raise InputError(f"--device {device}: must be auto, cpu, cuda or cuda:N.")
     num_processes = 1
     if "RANK" in os.environ:
         num_processes = distributed.launched("WORLD_SIZE", 1, 10**6)
@@ -104,7 +104,7 @@ def chosen_kernels(threads: int) -> Choice:
 
         return tune.tuned(threads)
     if name not in (DEFAULT.name, PLAIN.name):
-        raise InputError(f"{KERNELS_VARIABLE}={name}: it must be tuned, default or plain.")
+        raise InputError(f"{KERNELS_VARIABLE}={name}: must be tuned, default or plain.")
     return PLAIN if name == PLAIN.name else DEFAULT
 
 

@@ -375,7 +375,7 @@ def _byte_level(vocabulary_file: Path, merges_file: Path) -> tokenizers.Tokenize
     for symbol, i in vocabulary.items():
         if type(i) is not int or not 0 <= i < 2**31:
             raise InputError(
-                f"{vocabulary_file}: the id of {symbol!r:.80} is {i!r:.80}: it must be an integer "
+                f"{vocabulary_file}: the id of {symbol!r:.80} is {i!r:.80}, expected an integer "
                 "below 2^31."
             )
     try:
@@ -437,7 +437,7 @@ def _settings(settings: dict, where: Path) -> tuple[str | None, str | None, str 
         named = (item for item in template if isinstance(item, dict))
         template = next((x.get("template") for x in named if x.get("name") == "default"), None)
     if not isinstance(template, str | None):
-        raise InputError(f"{where}: chat_template is {template!r:.80}: it must be a string.")
+        raise InputError(f"{where}: chat_template is {template!r:.80}, expected a string.")
     eos = _token_text(settings, "eos_token", where)
     bos = _token_text(settings, "bos_token", where)
     return eos, bos, template
@@ -449,7 +449,7 @@ def _stop_ids(settings: dict, where: Path) -> list[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int and 0 <= i < MAX_IDS for i in ids):
         raise InputError(
-            f"{where}: eos_token_id is {value!r:.80}: it must be an id or a list of ids."
+            f"{where}: eos_token_id is {value!r:.80}, expected an id or a list of ids."
         )
     return ids
 
@@ -473,5 +473,5 @@ def _token_text(settings: dict, key: str, where: Path) -> str | None:
     token = settings.get(key)
     text = token.get("content") if isinstance(token, dict) else token
     if text is not None and not (isinstance(text, str) and text.isprintable()):
-        raise InputError(f"{where}: {key} is {token!r:.80}: it must be a string.")
+        raise InputError(f"{where}: {key} is {token!r:.80}, expected a string.")
     return text

@@ -303,7 +303,7 @@ ROWS_IN_MEMORY = [
 
 @pytest.mark.parametrize(("args", "name"), [(args, name) for args, names in ROWS_IN_MEMORY for name in names])
 def test_too_many_rows_for_memory_are_rejected_at_once(args, name):
-    sentence = rf"--{name.replace('_', '-')} 1000000000000: it must be from [01] to a million"
+    sentence = rf"--{name.replace('_', '-')} 1000000000000: must be from [01] to a million"
     with pytest.raises(InputError, match=sentence):
         check_ranges(replace(args, **{name: 10**12}))
 
@@ -314,7 +314,7 @@ def test_a_temperature_that_overflows_the_logits_is_refused(recipe):
     for name in ("temperature", "kl_temperature"):
         if hasattr(args, name):
             for value in (1e-300, 1e-7, 1e300):
-                sentence = f"--{name.replace('_', '-')} {value}: it must be "
+                sentence = f"--{name.replace('_', '-')} {value}: must be "
                 with pytest.raises(InputError, match=rf"^{re.escape(sentence)}(0 or )?from 10\^-6 to 10\^6"):
                     check_ranges(replace(args, **{name: value}))
 
@@ -331,15 +331,15 @@ def test_a_newline_in_a_path_does_not_split_the_error(monkeypatch, capsys):
     ("variables", "sentence"),
     [
         ({"RANK": "0"}, "WORLD_SIZE is not set, but RANK is"),
-        ({"RANK": "0", "WORLD_SIZE": "abc"}, "WORLD_SIZE=abc: it must be a number from 1 to"),
-        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE=0: it must be a number from 1 to"),
-        ({"RANK": "abc", "WORLD_SIZE": "2"}, "RANK=abc: it must be a number from 0 to 1"),
-        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1: it must be a number from 0 to 1"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2: it must be a number from 0 to 1"),
-        ({"RANK": "\N{SUPERSCRIPT TWO}", "WORLD_SIZE": "3"}, "it must be a number from 0 to 2"),
+        ({"RANK": "0", "WORLD_SIZE": "abc"}, "WORLD_SIZE=abc: must be a number from 1 to"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE=0: must be a number from 1 to"),
+        ({"RANK": "abc", "WORLD_SIZE": "2"}, "RANK=abc: must be a number from 0 to 1"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1: must be a number from 0 to 1"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2: must be a number from 0 to 1"),
+        ({"RANK": "\N{SUPERSCRIPT TWO}", "WORLD_SIZE": "3"}, "must be a number from 0 to 2"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_PORT is not set"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "x"}, "MASTER_PORT=x: it must be a number from 0 to 65535"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT=99999: it must be"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "x"}, "MASTER_PORT=x: must be a number from 0 to 65535"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT=99999: must be"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR is not set"),
     ],
 )

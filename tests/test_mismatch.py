@@ -198,8 +198,8 @@ def test_the_policy_itself_samples_by_default(ppo):
     [
         ({"dtype": "int8"}, "--sampler.dtype int8 is not supported on this processor, which has no VNNI"),
         ({"top_p": 0.0}, "--sampler.top-p 0 would always sample"),
-        ({"top_p": 1.5}, "--sampler.top-p 1.5: it must be from 0 to 1"),
-        ({"sync_every": 0}, "--sampler.sync-every 0: it must be at least 1"),
+        ({"top_p": 1.5}, "--sampler.top-p 1.5: must be from 0 to 1"),
+        ({"sync_every": 0}, "--sampler.sync-every 0: must be at least 1"),
         ({"sync_every": 2}, "--sampler.sync-every 2 can't be combined with --shard"),
     ],
     ids=str,

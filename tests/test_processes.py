@@ -165,7 +165,7 @@ def test_too_many_processes_are_refused_before_any_is_forked(miniature, tmp_path
     with pytest.raises(SystemExit) as stopped:
         run_program("train_sft.py", "tiny", *flags_of(replace(miniature.sft, out=tmp_path)), "--processes", "1000")
     assert stopped.value.code == 2
-    assert capsys.readouterr().err == "error: --processes 1000: it must be from 1 to 500.\n"
+    assert capsys.readouterr().err == "error: --processes 1000: must be from 1 to 500.\n"
 
 
 def test_an_error_of_one_process_is_named_by_the_first(job, tmp_path):

@@ -104,9 +104,9 @@ def test_eos_is_read_from_the_first_file_that_names_it(tmp_path):
             r"eos_token_id is \[5, 0\] \(.*, <.endoftext.>\), but a response ends in one token: set it as eos_token",
         ),
         (3000, "eos_token_id is 3000, but no token has this id"),
-        (-1, "eos_token_id is -1: it must be an id or a list of ids"),
-        ("<|endoftext|>", "eos_token_id is '<.endoftext.>': it must be an id or a list of ids"),
-        ([True], r"eos_token_id is \[True\]: it must be an id or a list of ids"),
+        (-1, "eos_token_id is -1, expected an id or a list of ids"),
+        ("<|endoftext|>", "eos_token_id is '<.endoftext.>', expected an id or a list of ids"),
+        ([True], r"eos_token_id is \[True\], expected an id or a list of ids"),
     ],
 )
 def test_an_ambiguous_eos_is_rejected(tmp_path, file, value, sentence):
@@ -352,7 +352,7 @@ def test_an_unknown_bos_is_dropped_and_a_non_string_template_is_rejected(tmp_pat
     assert load_tokenizer(save_with(tmp_path, bos_token="<nowhere>", chat_template=[])).bos is None
     assert load_tokenizer(tmp_path).chat_template is None
     for template in (3, {"default": "x"}, [{"name": "default", "template": 3}]):
-        with pytest.raises(InputError, match="tokenizer_config.json: chat_template is .*: it must be a string"):
+        with pytest.raises(InputError, match="tokenizer_config.json: chat_template is .*, expected a string"):
             load_tokenizer(save_with(tmp_path, chat_template=template))
 
 

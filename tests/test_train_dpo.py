@@ -286,14 +286,14 @@ def test_resuming_equals_the_uninterrupted_run(dpo, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"beta": 0.0}, "--beta 0.0: it must be above 0"),
+        ({"beta": 0.0}, "--beta 0.0: must be above 0"),
         ({"loss": "robust"}, "--loss robust needs --labels.smoothing"),
         (
             {"loss": "ipo", "labels": Labels(smoothing=0.1)},
             "--labels.smoothing is for --loss sigmoid and robust, not ipo",
         ),
-        ({"labels": Labels(smoothing=0.5)}, "--labels.smoothing 0.5: it must be at least 0, below 0.5"),
-        ({"labels": Labels(smoothing=-0.1)}, "--labels.smoothing -0.1: it must be at least 0, below 0.5"),
+        ({"labels": Labels(smoothing=0.5)}, "--labels.smoothing 0.5: must be at least 0, below 0.5"),
+        ({"labels": Labels(smoothing=-0.1)}, "--labels.smoothing -0.1: must be at least 0, below 0.5"),
         ({"labels": Labels(target_margin=1.0)}, "--labels.target-margin is for --loss simpo, not sigmoid"),
         (
             {"loss": "orpo", "labels": Labels(desirable_weight=2.0)},

@@ -82,7 +82,8 @@ class RewardFunction:
         for setting, value in (("TIME_LIMIT", self.time_limit), ("TIMEOUT_SCORE", self.timeout_score)):
             is_number = isinstance(value, Real) and math.isfinite(value)
             if value is not None and not (is_number and (setting != "TIME_LIMIT" or value > 0)):
-                raise InputError(f"{self.name}: {self.path} sets {setting} = {value!r:.80}: it must be a number.")
+                expected = "a number above 0" if setting == "TIME_LIMIT" else "a finite number"
+                raise InputError(f"{self.name}: {self.path} sets {setting} = {value!r:.80}, expected {expected}.")
         asked = self.asked_for(parameters)
         self.given = [name for name in asked if name in (OF_TRL if self.is_trl else BY_NAME)]
         has_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

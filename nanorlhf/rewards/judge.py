@@ -109,11 +109,9 @@ def read_settings(flag: str, path: str) -> dict[str, Any]:
             settings[name] = field(fields, name, kind, path)
     for name in ("max_calls", "workers", "timeout", "max_tokens"):
         if settings[name] <= 0 or (name == "workers" and settings[name] > 500):
-            raise InputError(
-                f"{flag}: {path} sets {name} = {settings[name]}: it must be above 0 (workers: 500 at most)."
-            )
+            raise InputError(f"{flag}: {path} sets {name} = {settings[name]}: must be above 0 (workers: 500 at most).")
     if settings["temperature"] < 0:
-        raise InputError(f"{flag}: {path} sets temperature = {settings['temperature']}: it must be at least 0.")
+        raise InputError(f"{flag}: {path} sets temperature = {settings['temperature']}: must be at least 0.")
     for name in ("{query}", "{response}"):
         if name not in settings["rubric"]:
             raise InputError(f"{flag}: the rubric in {path} lacks {name}.")

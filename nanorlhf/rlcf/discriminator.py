@@ -152,12 +152,12 @@ def load_discriminator(where: str | Path, device: str | torch.device = "cpu") ->
     """Load a discriminator that `save_discriminator` wrote; raises InputError for anything else."""
     directory = Path(where)
     if not (directory / "discriminator.json").is_file():
-        raise InputError(f"{where} has no discriminator.json: it must be the directory of a trained discriminator.")
+        raise InputError(f"{where} has no discriminator.json, so it isn't a trained discriminator.")
     settings = read_object(directory / "discriminator.json")
     if type(settings.get("max_length")) is not int or not 2 < settings["max_length"] < 2**31:
         raise InputError(f"{directory / 'discriminator.json'}: max_length must be an integer above 2; train it again.")
     if not (directory / "model.safetensors").is_file():
-        raise InputError(f"{where} has no model.safetensors: it must be the directory of a trained discriminator.")
+        raise InputError(f"{where} has no model.safetensors, so it isn't a trained discriminator.")
     tokenizer: Any
     try:
         if "config" in settings:

@@ -89,7 +89,7 @@ def check_sampler(args: RewardArgs) -> None:
     if sampler.url is not None and (sampler.dtype != "same" or sampler.top_p != 1):
         raise InputError("--sampler.url can't be combined with --sampler.dtype or --sampler.top-p.")
     if sampler.top_p == 0:
-        raise InputError("--sampler.top-p 0 would always sample the most probable token; it must be above 0.")
+        raise InputError("--sampler.top-p 0 would always sample the most probable token; use a value above 0.")
     if sampler.sync_every > 1 and args.shard != "none" and sampler.url is None:
         raise InputError(
             f"--sampler.sync-every {sampler.sync_every} can't be combined with --shard: it keeps a full copy of the "

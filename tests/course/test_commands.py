@@ -88,7 +88,7 @@ def test_a_grade_is_printed_as_a_table_and_written_to_a_file(monkeypatch, capsys
         (["grade", "--format", "gradescope"], "--format gradescope needs --exercises"),
         (["grade", "--format", "csv", "--exercises", "padding"], "--format csv needs --out"),
         (["grade", "/nowhere", "--format", "csv", "--exercises", "padding", "--out", "x"], "has no submissions"),
-        (["grade", "--limit", "0"], "--limit 0.0: it must be above 0"),
+        (["grade", "--limit", "0"], "--limit 0.0: must be above 0"),
         (["verify", "--names", "witening"], "unknown exercise or bug: 'witening'"),
         (["grad"], "grad"),
     ],

@@ -457,7 +457,7 @@ def test_unusable_input_is_rejected_and_nothing_is_written(args, tmp_path, monke
         ({"source": empty}, "no usable rows from 1 programs; .*'program: no method with .*1 times, first in s.py"),
         ({"source": table}, "p00001.csv: expected columns submission_id and status"),
         ({"source": latin}, r"p00001.html: not UTF-8 \(byte 3\)"),
-        ({"cuts": 0}, "--cuts 0: it must be at least 1"),
+        ({"cuts": 0}, "--cuts 0: must be at least 1"),
         ({"validation_share": 1.0}, "--validation-share 1.0"),
         ({"validation_share": float("nan")}, "--validation-share nan"),
         ({"max_query_length": 0}, "--max-query-length 0"),

@@ -237,12 +237,12 @@ def test_preferences_are_probabilities_for_any_scores(difference: float, tempera
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"temperature": 0.0}, "--temperature 0.0: it must be above 0"),
-        ({"taste_spread": -1.0}, "--taste-spread -1.0: it must be from 0 to 10"),
-        ({"random_workers": 9}, "--random-workers 9: it must be from 0 to 8"),
-        ({"length_bonus": math.inf}, "--length-bonus inf: it must be a finite number"),
+        ({"temperature": 0.0}, "--temperature 0.0: must be above 0"),
+        ({"taste_spread": -1.0}, "--taste-spread -1.0: must be from 0 to 10"),
+        ({"random_workers": 9}, "--random-workers 9: must be from 0 to 8"),
+        ({"length_bonus": math.inf}, "--length-bonus inf: must be a finite number"),
         ({"position_bonus": math.nan}, "--position-bonus nan"),
-        ({"flip_rate": 1.1}, "--flip-rate 1.1: it must be from 0 to 1"),
+        ({"flip_rate": 1.1}, "--flip-rate 1.1: must be from 0 to 1"),
         ({"indifference": -0.1}, "--indifference -0.1"),
         ({"num_triads": -1}, "--num-triads -1"),
         ({"summarisers": ("good", "better")}, "--summarisers: unknown better; expected reference, good"),

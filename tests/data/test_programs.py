@@ -239,9 +239,9 @@ def test_the_language_is_python_without_a_jdk(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"num_problems": 0}, "--num-problems 0: it must be from 1 to a million"),
-        ({"num_solutions": 0}, "--num-solutions 0: it must be from 1 to a million"),
-        ({"num_bench": (1, 0, 1)}, "--num-bench 0: it must be at least 1"),
+        ({"num_problems": 0}, "--num-problems 0: must be from 1 to a million"),
+        ({"num_solutions": 0}, "--num-solutions 0: must be from 1 to a million"),
+        ({"num_bench": (1, 0, 1)}, "--num-bench 0: must be at least 1"),
         ({"num_problems": 19_991}, "--num-problems 19991 and --num-bench 10: "),
         ({"seed": -1}, "--seed -1"),
     ],

@@ -96,7 +96,7 @@ def test_the_recipe_reads_the_files_converted_by_chat(world, tmp_path):
 
 
 def test_training_needs_at_least_one_problem(tmp_path):
-    with pytest.raises(InputError, match="--num-validation 500: it must be at most 499"):
+    with pytest.raises(InputError, match="--num-validation 500: must be at most 499"):
         reason.main(reason.Args(out=tmp_path / "out", num_validation=500))
     assert not (tmp_path / "out").exists()
 

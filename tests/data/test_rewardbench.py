@@ -152,7 +152,7 @@ def test_a_record_is_skipped_as_a_whole(args, capsys):
         (BEST_OF_4 | {"rejected": ["no."]}, "'chosen' and 'rejected' have 1 and 1 responses; expected 1 and 3"),
         (BEST_OF_4 | {"rejected": [1, 2, 3]}, "the field 'rejected[0]' must be str, not int"),
         (TIES[0] | {"chosen": []}, "'chosen' and 'rejected' have 0 and 1 responses; expected at least 1 and 1"),
-        (TIES[0] | {"id": "3"}, "the field 'id' is '3'; in Ties it must be ref:N or tied:N"),
+        (TIES[0] | {"id": "3"}, "the field 'id' is '3'; Ties has ref:N and tied:N"),
         (STYLES | {"chosen": ["yes"]}, "'chosen' and 'rejected' have 1 and 3 responses; expected 3 and 3"),
         (STYLES | {"prompt": 3}, "the field 'prompt' must be str, not int"),
     ],

@@ -141,7 +141,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(posts, tmp
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"num_questions": 3}, "--num-questions 3: it must be at least 10"),
+        ({"num_questions": 3}, "--num-questions 3: must be at least 10"),
         ({"validation_share": 1.0}, "--validation-share 1.0"),
         ({"seed": -1}, "--seed -1"),
     ],

@@ -153,7 +153,7 @@ def test_votes_without_a_scale_are_refused():
     for votes in ([], [[]], [[math.nan]], [[1], [math.inf]]):
         with pytest.raises(InputError, match="the votes must be finite numbers"):
             so.regression_scores(votes)
-    with pytest.raises(InputError, match="outliers 'drop': it must be clip or saturate"):
+    with pytest.raises(InputError, match="outliers 'drop': must be clip or saturate"):
         so.regression_scores([[1]], outliers="drop")
 
 
@@ -668,7 +668,7 @@ def test_a_policy_that_does_not_fit_is_rejected(args, policy, tmp_path):
             "ids, but the embedding of .*small has only 100 rows",
         ),
         ({"generated_by": str(tmp_path / "nowhere")}, "nowhere"),
-        ({"generated_by": policy, "device": "abacus"}, "--device abacus: it must be auto, cpu"),
+        ({"generated_by": policy, "device": "abacus"}, "--device abacus: must be auto, cpu"),
     ):
         with pytest.raises(InputError, match=reason):
             convert(replace(args, **changes), *SINGLES, *VALIDATION)
@@ -789,20 +789,20 @@ def test_unusable_sources_and_flags_are_rejected(args, tmp_path):
         ),
         ({"source": tmp_path / "none.xml"}, "none.xml: no such file"),
         ({"source": tmp_path / "folder.xml"}, "folder.xml: no such file"),
-        ({"max_length": 0}, "--max-length 0: it must be at least 1"),
-        ({"max_query_length": -1}, "--max-query-length -1: it must be at least 1"),
-        ({"max_response_length": 0}, "--max-response-length 0: it must be at least 1"),
-        ({"batch_size": 0}, "--batch-size 0: it must be at least 1"),
-        ({"temperature": math.nan}, "--temperature nan: it must be 0 or from 10"),
-        ({"seed": -1}, "--seed -1: it must be from 0 to"),
-        ({"vocab_size": 299, "tokenizer": None}, "--vocab-size 299: it must be at least 300"),
+        ({"max_length": 0}, "--max-length 0: must be at least 1"),
+        ({"max_query_length": -1}, "--max-query-length -1: must be at least 1"),
+        ({"max_response_length": 0}, "--max-response-length 0: must be at least 1"),
+        ({"batch_size": 0}, "--batch-size 0: must be at least 1"),
+        ({"temperature": math.nan}, "--temperature nan: must be 0 or from 10"),
+        ({"seed": -1}, "--seed -1: must be from 0 to"),
+        ({"vocab_size": 299, "tokenizer": None}, "--vocab-size 299: must be at least 300"),
         ({"vocab_size": 400}, "--vocab-size trains a tokenizer and --tokenizer names one: pass only one of them"),
         (
             {"vocab_size": 400, "tokenizer": None, "generated_by": "x"},
             "--vocab-size trains a tokenizer and --generated-by names",
         ),
         ({"drop_markup": ("<a>",)}, "--drop-markup '<a>': write HTML elements without brackets"),
-        ({"split_date": "14.12.2021"}, "--split-date '14.12.2021': it must be a date such as 2021-12-14"),
+        ({"split_date": "14.12.2021"}, "--split-date '14.12.2021': must be a date such as 2021-12-14"),
         ({"out": args.source}, "--out .*Posts.xml is a file, not a directory"),
         ({"tokenizer": str(tmp_path / "folder.xml")}, "folder.xml has no tokenizer"),
     ):

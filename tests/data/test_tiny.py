@@ -306,7 +306,7 @@ def test_the_seed_fixes_every_byte_in_every_process(tmp_path: Path) -> None:
         ({"num_validation": 0}, "--num-validation 0"),
         ({"num_validation": 10**6}, "--num-validation 1000000"),
         ({"vocab_size": 256}, "--vocab-size 256"),
-        ({"vocab_size": 10**12}, "--vocab-size 1000000000000: it must be at most 1,048,576"),
+        ({"vocab_size": 10**12}, "--vocab-size 1000000000000: must be at most 1,048,576"),
         ({"seed": -1}, "--seed -1"),
     ],
 )

@@ -69,8 +69,8 @@ def test_too_few_texts_give_fewer_ids_and_a_note(tmp_path, capsys):
         ([{"response": "b"}], {}, "rows.jsonl:1: the field 'query' is missing"),
         ([{"query": "a", "response": 3}], {}, "rows.jsonl:1: the field 'response' must be str"),
         ([], {}, "rows.jsonl is empty"),
-        ([{"query": "a", "response": "b"}], {"vocab_size": 256}, "--vocab-size 256: it must be at least 300"),
-        ([{"query": "a", "response": "b"}], {"vocab_size": 10**12}, "it must be at most 1,048,576"),
+        ([{"query": "a", "response": "b"}], {"vocab_size": 256}, "--vocab-size 256: must be at least 300"),
+        ([{"query": "a", "response": "b"}], {"vocab_size": 10**12}, "must be at most 1,048,576"),
         ([{"query": "a", "response": "b"}], {"data": ()}, "--data needs JSON Lines files"),
     ],
 )

@@ -112,8 +112,8 @@ def test_the_seed_fixes_every_dialogue(written, tmp_path):
 
 def test_impossible_settings_are_rejected(written, tmp_path):
     for change, sentence in (
-        ({"num_train": 0}, r"--num-train 0: it must be from 1 to a million"),
-        ({"num_validation": -1}, r"--num-validation -1: it must be from 1 to a million"),
+        ({"num_train": 0}, r"--num-train 0: must be from 1 to a million"),
+        ({"num_validation": -1}, r"--num-validation -1: must be from 1 to a million"),
     ):
         with pytest.raises(InputError, match=sentence):
             town.main(replace(written, out=tmp_path, **change))

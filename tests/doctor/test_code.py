@@ -317,7 +317,7 @@ def test_scripts_get_the_flags_they_have_and_checks_override_them(world):
         (("2",), "expected a flag after --, got '2'."),
         (("--out", "runs"), "unsupported flag --out: the doctor sets it itself."),
         (("--kl-coef", "much"), "train_ppo.py: "),
-        (("--kl-coef", "-1"), "--kl-coef -1.0: it must be at least 0"),
+        (("--kl-coef", "-1"), "--kl-coef -1.0: must be at least 0"),
         (("--kl-coef",), "train_ppo.py: "),
     ],
 )

@@ -39,16 +39,16 @@ def test_the_settings_of_every_recipe_are_within_their_ranges(name) -> None:
 @pytest.mark.parametrize(
     ("recipe", "change", "sentence"),
     [
-        ("rlcf", {"ks": (0, 1)}, "--ks 0: it must be at least 1."),
-        ("rlcf", {"temperatures": (-0.2, 0.6)}, "--temperatures -0.2: it must be 0 or from 10^-6 to 10^6."),
-        ("rlcf", {"workers": 501}, "--workers 501: it must be from 1 to 500."),
-        ("rlcf", {"timeout": 3601.0}, "--timeout 3601.0: it must be above 0, an hour at most."),
-        ("tiny", {"judge_temperature": -1.0}, "--judge-temperature -1.0: it must be at least 0."),
-        ("tiny", {"seed": -1}, "--seed -1: it must be from 0 to 2^63 - 1."),
-        ("tldr-rm", {"max_cnndm_query_length": 0}, "--max-cnndm-query-length 0: it must be at least 1."),
-        ("stackoverflow", {"top_p": 1.5}, "--top-p 1.5: it must be from 0 to 1."),
-        ("stackoverflow", {"encoder_layer": 0}, "--encoder-layer 0: it must be at least 1."),
-        ("str", {"num_resamples": 0}, "--num-resamples 0: it must be from 1 to a million."),
+        ("rlcf", {"ks": (0, 1)}, "--ks 0: must be at least 1."),
+        ("rlcf", {"temperatures": (-0.2, 0.6)}, "--temperatures -0.2: must be 0 or from 10^-6 to 10^6."),
+        ("rlcf", {"workers": 501}, "--workers 501: must be from 1 to 500."),
+        ("rlcf", {"timeout": 3601.0}, "--timeout 3601.0: must be above 0, an hour at most."),
+        ("tiny", {"judge_temperature": -1.0}, "--judge-temperature -1.0: must be at least 0."),
+        ("tiny", {"seed": -1}, "--seed -1: must be from 0 to 2^63 - 1."),
+        ("tldr-rm", {"max_cnndm_query_length": 0}, "--max-cnndm-query-length 0: must be at least 1."),
+        ("stackoverflow", {"top_p": 1.5}, "--top-p 1.5: must be from 0 to 1."),
+        ("stackoverflow", {"encoder_layer": 0}, "--encoder-layer 0: must be at least 1."),
+        ("str", {"num_resamples": 0}, "--num-resamples 0: must be from 1 to a million."),
     ],
 )
 def test_a_number_outside_its_range_raises_input_error(recipe, change, sentence) -> None:

@@ -450,7 +450,7 @@ def test_a_shape_needs_only_config_json(tmp_path):
         ("train_ppo tldr --sft no/such/model", "--sft no/such/model: .*EleutherAI/pythia-1b, "),
         ("train_ppo tldr --sft EleutherAI/pythia-1b --max-query-length 2000", "2053 tokens are longer than the 2048 "),
         ("train_ppo tldr --sft EleutherAI/pythia-1b --value-model none", "--value-model none: "),
-        ("train_ppo tldr --micro-batch-size 0", "--micro-batch-size 0: it must be at least 1"),
+        ("train_ppo tldr --micro-batch-size 0", "--micro-batch-size 0: must be at least 1"),
         ("train_sft tiny", "--model None"),
         ("train_rm tldr --sft none", "--sft none: "),
         ("train_dpo tldr --sft none", "--sft none: "),

@@ -122,8 +122,8 @@ def test_three_of_trls_functions_work_unchanged(function):
         ("\n\ndef score(q, r, solution): return []", r"rule.py:3 has the parameter 'solution', but no row of the data "
          r"has this field in its meta \(fields: answer, level, tests\)"),
         ("def score(prompts, completions, trainer_state): return []", "has the parameter 'trainer_state'"),
-        ("TIME_LIMIT = 0\ndef score(q, r): return []", "sets TIME_LIMIT = 0: it must be"),
-        ("TIME_LIMIT, TIMEOUT_SCORE = 1, 'low'\ndef score(q, r): return []", "sets TIMEOUT_SCORE = 'low': it must be"),
+        ("TIME_LIMIT = 0\ndef score(q, r): return []", "sets TIME_LIMIT = 0, expected"),
+        ("TIME_LIMIT, TIMEOUT_SCORE = 1, 'low'\ndef score(q, r): return []", "sets TIMEOUT_SCORE = 'low', expected"),
     ],
 )  # fmt: skip
 def test_invalid_signatures_raise_input_error_before_training(function, text, sentence):

@@ -46,5 +46,5 @@ def test_every_recipe_lies_within_the_ranges(program):
 def test_nan_and_infinity_are_refused_by_name(program, value):
     _, args = next(iter(program.RECIPES.values()))
     for name in numbers(program):
-        with pytest.raises(InputError, match=f"^--{name.replace('_', '-')} {value}: it must be "):
+        with pytest.raises(InputError, match=f"^--{name.replace('_', '-')} {value}: must be "):
             check_ranges(replace(args, **{name: value}))
