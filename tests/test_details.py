@@ -5,6 +5,7 @@ glossary.
 import dataclasses
 import re
 from dataclasses import replace
+from importlib import import_module
 from operator import attrgetter
 
 import pytest
@@ -77,8 +78,14 @@ STAGES = {
     "reward_benchmark": benchmarks.Args,
     "answers": answers.Args, "programs": programs.Args, "replies": replies.Args, "checked": checked.Args,
 }  # fmt: skip
-RECIPES = {name: recipe for page in PAGES for name, recipe in page.RECIPES.items()}
+PAPERS = {page: import_module(f"nanorlhf.recipes.{page}").RECIPES for page in PAGES}
+RECIPES = {name: recipe for recipes in PAPERS.values() for name, recipe in recipes.items()}
 TABLES = [(name, stage) for name, recipe in RECIPES.items() for stage in recipe if stage != "help"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_of_recipes_is_listed_with_its_stages(page) -> None:
+    assert {*PAGES[page], "help"} == {name for recipe in PAPERS[page].values() for name in recipe}
 
 
 @pytest.mark.parametrize(("recipe", "stage"), TABLES)

@@ -3,16 +3,22 @@
 A table lists only what differs from the defaults of the stage's script.
 """
 
+from importlib import import_module
 from typing import TypeVar
 
-from nanorlhf.recipes import real, rlcf, stackoverflow, sums, tldr
-from nanorlhf.recipes import str as self_ranking
-
 Args = TypeVar("Args")
-PAGES = (tldr, stackoverflow, rlcf, self_ranking, real, sums)
+PAGES = {  # module: the stages of its recipes. A script imports only the pages with its stage
+    "tldr": ("sft", "rm", "dpo", "ppo", "grpo", "summaries", "reward_models"),
+    "stackoverflow": ("sft", "rm", "dpo", "ppo", "answers"),
+    "rlcf": ("sft", "discriminator", "rlcf", "baselines", "programs"),
+    "str": ("sft", "rm", "dpo", "ppo", "replies"),
+    "real": ("sft", "rm", "dpo", "ppo", "grpo", "summaries", "reward_benchmark", "checked"),
+    "sums": ("sft", "rm", "ppo", "grpo", "checked"),
+}
 
 
 def recipes(stage: str, args_class: type[Args]) -> dict[str, tuple[str, Args]]:
     """Return name -> (help, settings) for every recipe with this stage. Raises TypeError for a misspelt setting."""
-    tables = {name: recipe for page in PAGES for name, recipe in page.RECIPES.items()}
+    pages = [import_module(f"{__name__}.{page}") for page, stages in PAGES.items() if stage in stages]
+    tables = {name: recipe for page in pages for name, recipe in page.RECIPES.items()}
     return {name: (table["help"], args_class(**table[stage])) for name, table in tables.items() if stage in table}
