@@ -11,8 +11,6 @@ from kernels import k2, k3
 from nanorlhf import distributed
 from nanorlhf.batch import Batch
 from nanorlhf.ppo import response_mean
-from nanorlhf.rules.kl_rules import is_below_zero
-from nanorlhf.rules.record import Record
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.run import Run
 from nanorlhf.training.run_directory import flat_settings
@@ -159,9 +157,18 @@ def log_update(
     score, mean_kl, eos_rate = metrics["objective/score"], metrics["objective/kl"], metrics["eos_rate"]
     metrics["episodes_per_second"] = len(batch) / (time.perf_counter() - run.step_start)
     run.log(update, metrics, score=f"{score:.2f}", kl=f"{mean_kl:.1f}", eos=f"{eos_rate:.2f}")
+    warn_of_negative_kl(run, update, metrics)
+
+
+def warn_of_negative_kl(run: Run, update: int, metrics: Metrics) -> None:
+    """Warn if the update's KL is too far below 0 to be chance."""
+    from nanorlhf.rules.kl_rules import is_below_zero  # the doctor's, which training itself doesn't need
+    from nanorlhf.rules.record import Record
+
     record = Record(settings=flat_settings(asdict(run.args)), rows=[metrics], summary={})
     if is_below_zero(record, record.rows):
-        run.warn(f"update {update}: the KL is {mean_kl:.2f}, too far below 0 to be chance: check policy and masks")
+        kl = metrics["objective/kl"]
+        run.warn(f"update {update}: the KL is {kl:.2f}, too far below 0 to be chance: check policy and masks")
 
 
 def rollout_samples(batch: Batch, scores: Tensor, kl: Tensor, tokenizer: Tokenizer, every: int) -> list[dict]:
