@@ -46,7 +46,7 @@ from nanorlhf.pretrained.directories import (
     find_weights,
     split_adapter,
 )
-from nanorlhf.pretrained.families import family_of
+from nanorlhf.pretrained.family import family_of
 from nanorlhf.pretrained.layout import (
     check_fits,
     config_object,

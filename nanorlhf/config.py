@@ -83,7 +83,7 @@ class GPTConfig:
     causal: bool = True
     """False: tokens attend in both directions, an encoder (RLCF's discriminator)"""
     architecture: str = "gpt_neox"
-    """family, which sets the names on disk: a key of pretrained.families.FILES"""
+    """family, which sets the names on disk: a key of pretrained.family.FILES"""
 
     @property
     def num_decoder_blocks(self) -> int:

@@ -24,7 +24,7 @@ from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling
 from nanorlhf.model import GPT
-from nanorlhf.pretrained.families import family_of
+from nanorlhf.pretrained.family import family_of
 from nanorlhf.t5 import T5Config
 from nanorlhf.training.optimizer import FiniteSteps
 from nanorlhf.training.run import check_weights

@@ -8,7 +8,7 @@ import torch
 
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.doctor.cases import CannotCheckError, Cases
-from nanorlhf.pretrained.families import FILES, family_of
+from nanorlhf.pretrained.family import FILES, family_of
 from nanorlhf.rules.finding import Finding
 
 SIZES = {

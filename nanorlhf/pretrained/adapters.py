@@ -15,8 +15,7 @@ from nanorlhf.files import atomic, read_object, write_text
 from nanorlhf.model import GPT
 from nanorlhf.peft import LORA_SCALE, LoRALinear
 from nanorlhf.pretrained.directories import MERGE
-from nanorlhf.pretrained.families import family_of
-from nanorlhf.pretrained.families.family import ConfigFile
+from nanorlhf.pretrained.family import ConfigFile, family_of
 from nanorlhf.pretrained.layout import GATED, tensor_names, to_family, with_prefix
 from nanorlhf.pretrained.weight_files import read_tensors, unwrapped
 

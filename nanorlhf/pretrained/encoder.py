@@ -13,7 +13,7 @@ from torch import Tensor
 from nanorlhf.errors import InputError
 from nanorlhf.files import hub_directory, open_regular, read_json, read_object
 from nanorlhf.padding import right_pad
-from nanorlhf.pretrained.families.family import ConfigFile
+from nanorlhf.pretrained.family import ConfigFile
 
 # `*` also matches inside folders: 1_Pooling/config.json
 FILES = ["*.json", "vocab.txt", "merges.txt", "*.model"]

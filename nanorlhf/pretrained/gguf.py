@@ -23,8 +23,7 @@ from nanorlhf.checkpoint import note, write_tensors
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic_files, check_out
-from nanorlhf.pretrained.families import family_of
-from nanorlhf.pretrained.families.family import Family
+from nanorlhf.pretrained.family import Family, family_of
 from nanorlhf.pretrained.gguf_header import StoredTensor, open_gguf
 from nanorlhf.pretrained.layout import config_object, parse_config
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
-from nanorlhf.pretrained.families import FILES, family_of
-from nanorlhf.pretrained.families.family import RANGES, ConfigFile
+from nanorlhf.pretrained.family import FILES, RANGES, ConfigFile, family_of
 
 # suffixes of model_type: they make transformers raise an error, instead of dropping adapters or the mean pooling
 ADAPTER, POOLED = "_adapter", "_mean_pooled"

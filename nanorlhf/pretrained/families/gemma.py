@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from nanorlhf.config import GPTConfig
-from nanorlhf.pretrained.families.family import ConfigFile, read_rotary
 from nanorlhf.pretrained.families.llama import (
     BIAS,
     LAYER_KINDS,
@@ -14,6 +13,7 @@ from nanorlhf.pretrained.families.llama import (
     sliding_window,
     write_llama,
 )
+from nanorlhf.pretrained.family import ConfigFile, read_rotary
 
 
 def read_gemma2(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from itertools import islice
 from typing import Any
 
 from nanorlhf.config import GPTConfig
-from nanorlhf.pretrained.families.family import RANGES, ConfigFile, Family, Setting
+from nanorlhf.pretrained.family import RANGES, ConfigFile, Family, Setting
 
 GPT2_SETTINGS: dict[str, Setting] = {
     "vocab_size": "vocab_size", "n_ctx": "n_positions", "d_model": "n_embd", "n_layer": "n_layer",

@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from nanorlhf.config import GPTConfig
-from nanorlhf.pretrained.families.family import (
+from nanorlhf.pretrained.families.neox import write_neox
+from nanorlhf.pretrained.family import (
     RANGES,
     SCALING,
     ConfigFile,
@@ -14,7 +15,6 @@ from nanorlhf.pretrained.families.family import (
     read_scaling,
     write_scaling,
 )
-from nanorlhf.pretrained.families.neox import write_neox
 
 LAYER_KINDS = ("full_attention", "sliding_attention")
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from nanorlhf.config import GPTConfig
-from nanorlhf.pretrained.families.family import ConfigFile, Family, read_rotary
 from nanorlhf.pretrained.families.gpt2 import GPT2, GPT2_SETTINGS
+from nanorlhf.pretrained.family import ConfigFile, Family, read_rotary
 
 
 def read_neox(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nanorlhf.pretrained.families.family import ConfigFile, Family
+from nanorlhf.pretrained.family import ConfigFile, Family
 from nanorlhf.t5 import T5Config
 
 

@@ -2,12 +2,14 @@
 
 It maps the settings of `GPTConfig` to fields of config.json, adds the settings that config.json
 doesn't have, and gives the tensor names and the order of q, k and v. layout.py uses it to read and
-write checkpoints.
+write checkpoints. To add a family, define it in the module of its relatives in families/, and list
+it in `FILES`.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,31 @@ class Family:
     """the weights of the blocks' linear layers are (in, out)"""
     fused_gate: str | None = None
     """name of the tensor in each block that contains the MLP's gate, then up; None: two tensors"""
+
+
+FILES = {  # model_type in config.json: module in families/
+    "gpt2": "gpt2",
+    "gpt_neo": "gpt2",
+    "gpt_neox": "neox",
+    "codegen": "neox",
+    "gptj": "neox",
+    "t5": "t5",
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "llama",
+    "qwen3": "llama",
+    "olmo2": "llama",
+    "phi3": "llama",
+    "gemma2": "gemma",
+    "gemma3_text": "gemma",
+}
+
+
+def family_of(model_type: str) -> Family:
+    """Return a supported family. A run needs only one or two: modules are imported at first use."""
+    module = import_module(f"nanorlhf.pretrained.families.{FILES[model_type]}")
+    families: dict[str, Family] = module.FAMILIES
+    return families[model_type]
 
 
 # ----------------------------------------------------------------- rotary positions in config.json
