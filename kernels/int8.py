@@ -13,6 +13,8 @@ without reordering the weight.
 import torch
 from torch import Tensor
 
+from kernels.linear import ACTIVATIONS
+
 LARGEST = 127
 TINY = torch.finfo(torch.float32).tiny  # scale of an all-zero row
 ROWS_AT_ONCE = 256  # weight rows that stay in the cache between division and rounding
@@ -26,14 +28,16 @@ class Int8Weight:
         self.q, scale = rounded_rows(weight)
         self.scale = scale.flatten()  # (N,)
 
-    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def matmul(
+        self, x: Tensor, bias: Tensor | None = None, activation: str | None = None
+    ) -> Tensor:
         """Multiply x (..., K) and add bias (N,): (..., N) in float32, without a gradient."""
         rows = x.detach().flatten(0, -2).float()  # (M, K)
         scale = row_scale(rows)  # (M, 1)
         p = (rows / scale).round_().to(torch.int8)  # (M, K)
         y = torch._int_mm(p, self.q.T).float().mul_(self.scale)  # (M, N)
         y = y.mul_(scale) if bias is None else torch.addcmul(bias.float(), y, scale, out=y)
-        return y.unflatten(0, x.shape[:-1])
+        return ACTIVATIONS[activation][0](y.unflatten(0, x.shape[:-1]))
 
 
 def row_scale(rows: Tensor) -> Tensor:

@@ -11,13 +11,13 @@ weights for every token, so it packs them once: `PackedWeight`.
 
 from collections.abc import Callable
 from functools import cache
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import processor
-from kernels.int8 import Int8Weight
 
 MANY_WEIGHTS = 2**20  # smaller weights stay in the cache and are not worth packing
 # name -> function, and oneDNN's arguments to fuse it into the matmul
@@ -42,6 +42,15 @@ def onednn_matmul() -> Callable | None:
     return None
 
 
+class Packed(Protocol):
+    """Weight (N, K) prepared for sampling: a `PackedWeight`, or an `Int8Weight` (int8.py)."""
+
+    def matmul(
+        self, x: Tensor, bias: Tensor | None = None, activation: str | None = None
+    ) -> Tensor:
+        """Multiply x (..., K) and add bias (N,): (..., N), without a gradient."""
+
+
 class PackedWeight:
     """Float32 weight (N, K) in oneDNN's packed layout; results are equal up to rounding."""
 
@@ -62,9 +71,6 @@ def is_worth_packing(weight: Tensor) -> bool:
     return is_large and processor.chosen.pack and fits_onednn(weight, weight)
 
 
-Packed = Int8Weight | PackedWeight  # a weight prepared for sampling
-
-
 def linear(
     x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
@@ -72,10 +78,8 @@ def linear(
 
     x (..., K), weight (N, K), bias (N,) or None -> (..., N)
     """
-    if isinstance(weight, PackedWeight):
+    if not isinstance(weight, Tensor):
         return weight.matmul(x, bias, activation)
-    if isinstance(weight, Int8Weight):
-        return ACTIVATIONS[activation][0](weight.matmul(x, bias))
     is_trained = any(tensor is not None and tensor.requires_grad for tensor in (x, weight, bias))
     if not (is_trained and torch.is_grad_enabled()):
         return matmul(x, weight, bias, activation)
@@ -103,7 +107,7 @@ def cast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def cast_head(weight: Tensor | Packed) -> Tensor | Packed:
     """Cast an LM head's weight (V, C) for `wide_linear`, once for many calls."""
-    if isinstance(weight, Packed):
+    if not isinstance(weight, Tensor):
         return weight
     (head,) = cast(weight)
     return head if head.is_cuda else head.to(weight.dtype)  # no CPU matmul widens its inputs
@@ -127,7 +131,7 @@ def wide_linear(
     if cap is not None:
         y = soft_cap(wide_linear(x, weight), cap)
         return y if bias is None else y + bias
-    if isinstance(weight, Packed):
+    if not isinstance(weight, Tensor):
         return linear(x, weight, bias)
     wide = torch.promote_types(x.dtype, torch.float32)
     if x.is_cuda and x.dtype == weight.dtype == torch.bfloat16 and not torch.is_grad_enabled():

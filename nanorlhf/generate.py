@@ -1,6 +1,6 @@
 """Sample responses with a KV cache, one token per row and step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kernels.cuda_graph import CAPTURE_PAYS, Replay
-from kernels.int8 import Int8Weight
 from kernels.linear import Packed, PackedWeight, cast_head, is_worth_packing, matmul_dtype
 from nanorlhf.cache import KVCache
 from nanorlhf.checkpoint import cast_linear_weights
@@ -310,12 +309,16 @@ def for_sampling(model: GPT, dtype: str) -> GPT:
     if dtype == "bfloat16":
         cast_linear_weights(model, torch.bfloat16)
         return model
+    prepare: Callable[[Tensor], Packed] = PackedWeight
+    if dtype == "int8":  # optional: few runs round their sampler's weights
+        from kernels.int8 import Int8Weight
+
+        prepare = Int8Weight
     for layer in all_linear(model):
         weight = layer.weight
         if dtype == "int8" or is_worth_packing(weight):
             del layer.weight  # only a parameter can be assigned to a parameter's name
-            prepared = Int8Weight(weight) if dtype == "int8" else PackedWeight(weight)
-            layer.__dict__["weight"] = prepared
+            layer.__dict__["weight"] = prepare(weight)
     return model
 
 
