@@ -10,7 +10,7 @@ CARD = """<!doctype html><meta charset="utf-8"><style>
 body { margin: 0; width: 1200px; height: 630px; box-sizing: border-box; padding: 40px 60px; background: #fff;
   color: #1c2024; font: 30px/1.3 system-ui, sans-serif; }
 h1 { font-size: 64px; margin: 0; } p { margin: 8px 0 18px; color: #565d66; } img { width: 1080px; }
-</style><h1>nanorlhf</h1><p>RLHF with nothing hidden. The reward model is pleased; is the truth?</p>
+</style><h1>nanorlhf</h1><p>RLHF with nothing hidden, judged by the true reward.</p>
 <img src="PICTURE">"""
 
 
