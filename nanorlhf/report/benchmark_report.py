@@ -2,11 +2,18 @@
 
 from nanorlhf.metrics.length_control import NEAR
 from nanorlhf.report.calibration_figures import calibration_figure
-from nanorlhf.report.page import Lines, Page, Section, markup, number, plus_minus
+from nanorlhf.report.page import Column, Lines, Page, Section, markup, number, plus_minus, tabulate
 from nanorlhf.report.reward_model_report import decider_lines, notes
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Outcome, sign_of, verdict_section
 
+COLUMNS = (  # of the table of length control
+    Column("accuracy", "pair accuracy", 3),
+    Column("near", "near", 3),
+    Column("controlled", "controlled", 3),
+    Column("margin_weight", "margin weight", 3),
+    Column("length_weight", "length weight", 3),
+)
 ABOUT = {  # how the scores are computed
     "RewardBench": "A section is the mean of its subsets weighted by their published sizes, except that math-prm "
     "counts as much as all programs together. Overall is the mean of the four sections, without the prior sets.",
@@ -39,22 +46,6 @@ def cell(measured: dict) -> str:
         return number(measured["mean"], measured["interval"], 3)
     low, high = measured["interval"]
     return f"{plus_minus(measured['mean'], measured['std'])} [{low:.3f}, {high:.3f}]"
-
-
-def length_lines(result: dict) -> Lines:
-    """Return a line per model, and one for the rule that prefers the longer response."""
-    columns = {
-        "accuracy": "pair accuracy",
-        "near": "near",
-        "controlled": "controlled",
-        "margin_weight": "margin weight",
-        "length_weight": "length weight",
-    }
-    lines = [["model", *columns.values()]]
-    for name, measured in result["length"].items():
-        known = [measured[key] for key in columns]
-        lines.append([name, *(number(at["mean"], at["interval"], 3) if at else "-" for at in known)])
-    return lines
 
 
 def outcome(result: dict, name: str) -> Outcome:
@@ -95,7 +86,10 @@ def page(result: dict, models: dict[str, list[str]]) -> Page:
         sections.append(
             Section(
                 "Length control",
-                tables=[length_lines(result), decider_lines({"deciders": result["deciders"]})],
+                tables=[
+                    tabulate("model", COLUMNS, result["length"].items()),
+                    decider_lines({"deciders": result["deciders"]}),
+                ],
                 notes=LENGTH.format(near=NEAR),
                 figures=[calibration_figure(name, row) for name, row in result["calibration"].items()],
                 caption="Calibration: accuracy against the size of the margin.",

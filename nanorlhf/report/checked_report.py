@@ -4,33 +4,29 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from nanorlhf.report.page import Lines, Page, Section, answer, draw_lines, markup, number, panel
+from nanorlhf.report.page import Column, Lines, Page, Section, answer, draw_lines, markup, number, panel, tabulate
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Gain, Outcome, change_of, of_100, outcomes_of, verdict_section
 from nanorlhf.training.run_directory import read_settings
 
+COLUMNS = (  # of the table of rewards, after the rewards
+    Column("eos_rate", "EOS rate"),
+    Column("response_length", "length, tokens"),
+)
+
 
 def pass_table(result: dict) -> Lines:
     """Return one row per policy: pass@k with 95% intervals over queries."""
-    rows = result["policies"]
-    ks = list(next(iter(rows.values()))["pass_at_k"])
-    lines = [[name, *(cell(row["pass_at_k"][k]) for k in ks)] for name, row in rows.items()]
-    return [["policy", *(f"pass@{k}" for k in ks)], *lines]
+    rows = [(name, row["pass_at_k"]) for name, row in result["policies"].items()]
+    return tabulate("policy", [Column(k, f"pass@{k}", 3) for k in rows[0][1]], rows)
 
 
 def reward_table(result: dict) -> Lines:
     """Return one row per policy: the mean of each reward, EOS rate and length."""
-    rows = result["policies"]
-    labels = list(next(iter(rows.values()))["rewards"])
-    lines = [
-        [
-            name,
-            *(cell(row["rewards"][label]) for label in labels),
-            *map(number, (row["eos_rate"], row["response_length"])),
-        ]
-        for name, row in rows.items()
-    ]
-    return [["mean reward", *labels, "EOS rate", "length, tokens"], *lines]
+    policies = result["policies"].items()  # a reward may have the name of a column
+    rows = [(name, row | {f"mean {label}": mean for label, mean in row["rewards"].items()}) for name, row in policies]
+    columns = [Column(f"mean {label}", label, 3) for label in rows[0][1]["rewards"]]
+    return tabulate("mean reward", [*columns, *COLUMNS], rows)
 
 
 def by_table(result: dict) -> Lines:
@@ -43,13 +39,9 @@ def by_table(result: dict) -> Lines:
 
 def difference_table(result: dict) -> Lines:
     """Return each policy's gain over the first, paired by query: in pass@1 and in the mean of each reward."""
-    first, *others = result["policies"]
-    lines = [[name, *(cell(found, "+") for found in result["differences"][name].values())] for name in others]
-    return [[f"minus {first}", "pass@1", *result["policies"][first]["rewards"]], *lines]
-
-
-def cell(measured: dict, sign: str = "") -> str:
-    return number(measured["mean"], measured["interval"], 3, sign)
+    first, row = next(iter(result["policies"].items()))
+    columns = [Column(key, key, 3, "+") for key in ("pass@1", *row["rewards"])]
+    return tabulate(f"minus {first}", columns, result["differences"].items())
 
 
 def outcome(result: dict, name: str) -> Outcome:
@@ -58,10 +50,10 @@ def outcome(result: dict, name: str) -> Outcome:
     first, row, gains = next(iter(policies)), policies[name], result["differences"].get(name, {})
     beside = f" ({first}: {round(100 * policies[first]['pass_at_k']['1']['mean'])}%)" if gains else ""
     level = f"{name} solves {of_100(row['pass_at_k']['1']['mean'])} queries with one sample{beside}."
-    gain_of = {
-        key: Gain(f"its {key}" if key == "pass@1" else f"its {key} reward", gain["interval"], cell(gain, "+"))
-        for key, gain in gains.items()
-    }
+    gain_of = {}
+    for key, gain in gains.items():
+        measure = f"its {key}" if key == "pass@1" else f"its {key} reward"
+        gain_of[key] = Gain(measure, gain["interval"], number(gain["mean"], gain["interval"], 3, "+"))
     words = result["args"]["policies"]
     trained_on = rewarded(words[words.index(name) + 1], list(row["rewards"]))
     return Outcome(level, *change_of(gain_of.get("pass@1"), gain_of.get(trained_on)), row["eos_rate"])

@@ -5,11 +5,11 @@ page.html is the HTML template.
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import matplotlib
@@ -121,6 +121,40 @@ def plus_minus(mean: float | None, std: float | None, digits: int = 3) -> str:
     if mean is None:
         return "-"
     return f"{mean:,.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+
+
+class Column(NamedTuple):
+    """A column of `tabulate`."""
+
+    key: str  # in the rows
+    heading: str
+    digits: int = 2
+    sign: str = ""  # "+" for differences; like `factor`, it doesn't apply to mean ± standard deviation
+    factor: int = 1  # 100 for percent
+
+    def cell(self, row: Mapping[str, Any]) -> str:
+        """Format a row's number and its interval, at KEY_ci, or a dictionary of its mean and spread.
+
+        >>> Column("f1", "F1", factor=100).cell({"f1": 0.5, "f1_ci": (0.25, 0.75)})
+        '50.00 [25.00, 75.00]'
+        >>> Column("f1", "F1").cell({"f1": {"mean": 0.5, "std": 0.25}}), Column("f1", "F1").cell({})
+        ('0.50 ± 0.25', '-')
+        """
+        value, ends = row.get(self.key), row.get(f"{self.key}_ci")
+        if isinstance(value, Mapping):
+            if "std" in value:
+                return plus_minus(value["mean"], value["std"], self.digits)
+            ends = next((value[name] for name in ("interval", "ci", "mean_ci") if name in value), None)
+            value = value["mean"]
+        if value is None:
+            return "-"
+        return number(self.factor * value, ends and [self.factor * end for end in ends], self.digits, self.sign)
+
+
+def tabulate(corner: str, columns: Sequence[Column], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> Lines:
+    """Return the headings, the first one `corner`, and a line per named row."""
+    heading = [corner, *(column.heading for column in columns)]
+    return [heading, *([name, *(column.cell(row) for column in columns)] for name, row in rows)]
 
 
 def aligned(lines: list[list[str]]) -> str:

@@ -1,7 +1,7 @@
 """Tables and figures of reward models and implicit rewards, as sections and as a separate page."""
 
 from nanorlhf.report.calibration_figures import calibration_figure
-from nanorlhf.report.page import Lines, Page, Section, markup, number, plus_minus
+from nanorlhf.report.page import Column, Lines, Page, Section, markup, number, plus_minus, tabulate
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Outcome, of_100, sign_of, verdict_section, worse
 
@@ -25,11 +25,9 @@ def accuracy_lines(table: list[dict], by: str) -> Lines:
 def interval_lines(measured: dict) -> Lines:
     """Return each model's accuracy with its 95% interval, and its gain over the first model, on a set of pairs."""
     rows_by_name = measured["intervals"]
-    lines = [["95% intervals over pairs", "accuracy", f"minus {next(iter(rows_by_name))}"]]
-    for name, row in rows_by_name.items():
-        gain = row["gain"]
-        lines.append([name, number(row["mean"], row["ci"], 3), gain_cell(gain) if gain else "-"])
-    return lines
+    columns = [Column("accuracy", "accuracy", 3), Column("gain", f"minus {next(iter(rows_by_name))}", 3, "+")]
+    rows = [(name, {"accuracy": row, "gain": row["gain"]}) for name, row in rows_by_name.items()]
+    return tabulate("95% intervals over pairs", columns, rows)
 
 
 def gain_cell(gain: dict) -> str:
@@ -38,22 +36,18 @@ def gain_cell(gain: dict) -> str:
 
 def score_lines(result: dict) -> Lines:
     """Return statistics of the references' scores."""
-    columns = ("max", "mean", "min", "std")
-    lines = [["reference scores", *columns]]
-    return lines + [
-        [name, *(plus_minus(**row[c], digits=2) for c in columns)] for name, row in result["references"].items()
-    ]
+    columns = [Column(statistic, statistic) for statistic in ("max", "mean", "min", "std")]
+    return tabulate("reference scores", columns, result["references"].items())
 
 
 def decider_lines(measured: dict) -> Lines:
     """Return how often labels and models agree with the gold score and prefer the longer response, per set of pairs."""
     deciders = measured["deciders"]
     rows = {"labels": deciders["labels"], "gold score": deciders["truth"], **deciders["models"]}
-    columns = {"truth": "agrees with gold", "longer": "prefers longer"}
+    columns = [Column("truth", "agrees with gold", 3), Column("longer", "prefers longer", 3)]
     if deciders["truth"] is None:
-        del rows["gold score"], columns["truth"]
-    lines = [["preference by", *columns.values()]]
-    return lines + [[name, *(plus_minus(**row[key]) for key in columns)] for name, row in rows.items()]
+        del rows["gold score"], columns[0]
+    return tabulate("preference by", columns, rows.items())
 
 
 def agreement_line(agreement: dict) -> str:

@@ -10,26 +10,25 @@ from matplotlib.figure import Figure
 
 from nanorlhf.metrics.token_shift import KINDS
 from nanorlhf.report.details_index import INDEX, ROOT, read_details
-from nanorlhf.report.page import Lines, Page, Section, answer, markup, number
+from nanorlhf.report.page import Column, Lines, Page, Section, answer, markup, number, tabulate
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Gain, Outcome, change_of, of_100, outcomes_of, verdict_section
 from nanorlhf.training.run_directory import flat_settings, read_settings
 
-# columns of the table: key in eval.json, heading, digits
 COLUMNS = (
-    ("gold_win_rate", "gold win rate", 3),
-    ("judge_win_rate", "judge win rate", 3),
-    ("judge_lc_win_rate", "length-controlled", 3),
-    ("gold_score", "gold score", 2),
-    ("rm_score", "RM score", 2),
-    ("rouge1", "ROUGE-1", 3),
-    ("rouge2", "ROUGE-2", 3),
-    ("rougeL", "ROUGE-L", 3),
-    ("eos_rate", "EOS rate", 3),
-    ("kl", "KL, nats", 2),
-    ("kl_estimate", "KL of best of n", 2),
-    ("distinct", "distinct responses", 2),
-    ("response_length", "length, tokens", 1),
+    Column("gold_win_rate", "gold win rate", 3),
+    Column("judge_win_rate", "judge win rate", 3),
+    Column("judge_lc_win_rate", "length-controlled", 3),
+    Column("gold_score", "gold score"),
+    Column("rm_score", "RM score"),
+    Column("rouge1", "ROUGE-1", 3),
+    Column("rouge2", "ROUGE-2", 3),
+    Column("rougeL", "ROUGE-L", 3),
+    Column("eos_rate", "EOS rate", 3),
+    Column("kl", "KL, nats"),
+    Column("kl_estimate", "KL of best of n"),
+    Column("distinct", "distinct responses"),
+    Column("response_length", "length, tokens", 1),
 )
 LEGEND = {
     "unshifted": "1: same as greedy decoding",
@@ -66,11 +65,8 @@ def wins(result: dict, name: str) -> str:
 def cells(result: dict) -> Lines:
     """Return the table as text, headings first; `-` for a missing number, no column if all rows lack it."""
     rows = {"reference": result["reference"], **result["policies"]}
-    columns = [column for column in COLUMNS if any(row.get(column[0]) is not None for row in rows.values())]
-    lines = [["policy", *(heading for _, heading, _ in columns)]]
-    for name, row in rows.items():
-        lines.append([name, *(number(row.get(key), row.get(f"{key}_ci"), digits) for key, _, digits in columns)])
-    return lines
+    columns = [column for column in COLUMNS if any(row.get(column.key) is not None for row in rows.values())]
+    return tabulate("policy", columns, rows.items())
 
 
 def overview(result: dict) -> Section:

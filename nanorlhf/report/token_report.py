@@ -5,7 +5,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nanorlhf.report.page import BLUE, GREY, ORANGE, image, markup, panel
+from nanorlhf.report.page import BLUE, GREY, ORANGE, Column, image, markup, panel, tabulate
 
 # the columns of `token_rewards`: the text of each token, and numbers or None
 Tokens = dict[str, list]
@@ -48,12 +48,9 @@ def ppo_figure(name: str, tokens: Tokens) -> Figure:
 
 def token_lines(tokens: Tokens) -> list[list[str]]:
     """Return the table of one response: headings, then one line per token."""
-    names = [name for name in COLUMNS if name in tokens]
-    lines = [["token", *(COLUMNS[name] for name in names)]]
-    for i, text in enumerate(tokens["text"]):
-        cells = ("-" if tokens[name][i] is None else f"{tokens[name][i]:.2f}" for name in names)
-        lines.append([repr(text)[1:-1], *cells])
-    return lines
+    columns = [Column(key, heading) for key, heading in COLUMNS.items() if key in tokens]
+    rows = [{key: column[i] for key, column in tokens.items()} for i in range(len(tokens["text"]))]
+    return tabulate("token", columns, [(repr(row["text"])[1:-1], row) for row in rows])
 
 
 def section(query: str, policies: dict[str, Tokens]) -> Markup:

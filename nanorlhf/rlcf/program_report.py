@@ -4,7 +4,7 @@ from collections import Counter
 
 from markupsafe import Markup
 
-from nanorlhf.report.page import Lines, Page, Section, markup, number, percent
+from nanorlhf.report.page import Column, Lines, Page, Section, markup, number, percent, tabulate
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Gain, Outcome, change_of, of_100, outcomes_of, verdict_section
 from nanorlhf.rlcf.error_profile import CATEGORIES
@@ -37,9 +37,8 @@ def best_rows(result: dict) -> dict[str, dict]:
 def differences(result: dict) -> Lines:
     """Return the table of each policy's gain over the first, paired by problem, at the smallest k."""
     first, k = next(iter(result["policies"])), result["args"]["ks"][0]
-    rows = result["differences"]
-    lines = [[name, *(percent(x["mean"], x["ci"], "+") for x in row.values())] for name, row in rows.items()]
-    return [[f"minus {first}, %", *(f"{success}@{k}" for success in ("pass", "exec", "comp"))], *lines]
+    columns = [Column(key, f"{key}@{k}", sign="+", factor=100) for key in ("pass", "exec", "comp")]
+    return tabulate(f"minus {first}, %", columns, result["differences"].items())
 
 
 def outcome(result: dict, name: str) -> Outcome:

@@ -1,87 +1,74 @@
 """Tables and report.html for an evaluation of replies: overlap with references, self-ranking and the human study."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from nanorlhf.report.page import BLUE, Lines, Page, Section, answer, markup, number, panel, percent
+from nanorlhf.report.page import BLUE, Column, Lines, Page, Section, answer, markup, number, panel, percent, tabulate
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Gain, Outcome, change_of, outcomes_of, verdict_section
 from nanorlhf.training.run_directory import read_metrics
 
-METRICS = {  # metric in eval.json: heading, factor
-    "exact_match": ("EM", 100),
-    "precision": ("precision", 100),
-    "recall": ("recall", 100),
-    "f1": ("F1", 100),
-    "bleu4": ("BLEU-4", 100),
-    "google_bleu": ("Google-BLEU", 100),
-    "meteor": ("METEOR", 100),
-    "gold_score": ("gold score", 100),
-    "rm_score": ("RM score", 1),
-}
-SQUAD, OVERLAP, SCORES = tuple(METRICS)[:4], tuple(METRICS)[4:7], tuple(METRICS)[7:]
+SQUAD = (
+    Column("exact_match", "EM", factor=100),
+    Column("precision", "precision", factor=100),
+    Column("recall", "recall", factor=100),
+    Column("f1", "F1", factor=100),
+)
+OVERLAP = (
+    Column("bleu4", "BLEU-4", factor=100),
+    Column("google_bleu", "Google-BLEU", factor=100),
+    Column("meteor", "METEOR", factor=100),
+)
+SCORES = (Column("gold_score", "gold score", factor=100), Column("rm_score", "RM score"))
+ENDINGS = (Column("eos_rate", "EOS rate", 3), Column("response_length", "length, tokens", 1))
+METRICS = {column.key: column for column in (*SQUAD, *OVERLAP, *SCORES)}
 
 
 # ----------------------------------------------------------------------------------------------------------- 1. tables
-def measured(result: dict, metrics: tuple[str, ...]) -> list[str]:
-    """Return those of `metrics` that the evaluation has."""
+def measured(result: dict, columns: Iterable[Column]) -> list[Column]:
+    """Return those of `columns` that the evaluation has."""
     known = next(iter(result["policies"].values()))["metrics"]
-    return [metric for metric in metrics if metric in known]
+    return [column for column in columns if column.key in known]
 
 
-def with_unit(metric: str) -> str:
-    name, factor = METRICS[metric]
-    return f"{name} × {factor}" if factor > 1 else name
+def with_unit(column: Column) -> str:
+    return f"{column.heading} × {column.factor}" if column.factor > 1 else column.heading
 
 
-def cell(metric: str, value: float, ends: list[float] | None = None, sign: str = "") -> str:
-    """Format a value times the metric's factor, with its interval in brackets."""
-    return (percent if METRICS[metric][1] == 100 else number)(value, ends, sign=sign)
-
-
-def mean_cells(row: dict, metrics: list[str]) -> list[str]:
-    numbers = row["metrics"]
-    return [cell(metric, numbers[metric]["mean"], numbers[metric]["mean_ci"]) for metric in metrics]
-
-
-def means(result: dict, metrics: tuple[str, ...]) -> Lines:
-    """[STR tables] Return one row per policy, with 95% intervals over questions; empty without any of `metrics`."""
-    present = measured(result, metrics)
-    headings = [METRICS[metric][0] for metric in present]
-    if "meteor" in present:  # scores with and without synonyms are not comparable
-        headings[present.index("meteor")] += f" ({result['meteor_matching']})"
-    rows = [[name, *mean_cells(row, present)] for name, row in result["policies"].items()]
-    return [["× 100", *headings], *rows] if present else []
+def means(result: dict, columns: tuple[Column, ...]) -> Lines:
+    """[STR tables] Return one row per policy, with 95% intervals over questions; empty without any of `columns`."""
+    present = measured(result, columns)
+    lines = tabulate("× 100", present, [(name, row["metrics"]) for name, row in result["policies"].items()])
+    if METRICS["meteor"] in present:  # scores with and without synonyms are not comparable
+        lines[0][1 + present.index(METRICS["meteor"])] += f" ({result['meteor_matching']})"
+    return lines if present else []
 
 
 def scores(result: dict) -> Lines:
     """Return gold and RM score, EOS rate and length of the references and each policy."""
-    present, reference = measured(result, SCORES), result["reference"]
-    known = [cell(metric, reference[metric]) for metric in present]
-    lines = [
-        ["policy", *map(with_unit, present), "EOS rate", "length, tokens"],
-        ["reference", *known, "-", f"{reference['response_length']:.1f}"],
-    ]
-    for name, row in result["policies"].items():
-        lines.append([name, *mean_cells(row, present), f"{row['eos_rate']:.3f}", f"{row['response_length']:.1f}"])
-    return lines
+    columns = [column._replace(heading=with_unit(column)) for column in measured(result, SCORES)]
+    policies = [(name, row | row["metrics"]) for name, row in result["policies"].items()]
+    return tabulate("policy", [*columns, *ENDINGS], [("reference", result["reference"]), *policies])
 
 
-def differences(result: dict, metrics: tuple[str, ...]) -> Lines:
-    """Return each policy minus the one before it, and the last minus all others; empty without any of `metrics`."""
+def differences(result: dict, columns: tuple[Column, ...]) -> Lines:
+    """Return each policy minus the one before it, and the last minus all others; empty without any of `columns`."""
     names = list(result["policies"])
     neighbours = list(zip(names[1:], names, strict=False))
-    present = measured(result, metrics)
+    present = measured(result, columns)
     rows = {(row["ours"], row["theirs"], row["metric"]): row for row in result["differences"]}
     lines = [["difference", *map(with_unit, present)]]
     for ours, theirs in dict.fromkeys([*neighbours, *((names[-1], other) for other in names[:-1])]):
-        lines.append([f"{ours} - {theirs}", *(gain_cell(rows[ours, theirs, metric]) for metric in present)])
+        lines.append([f"{ours} - {theirs}", *(gain_cell(rows[ours, theirs, column.key]) for column in present)])
     return lines if present else []
 
 
 def gain_cell(row: dict) -> str:
-    return cell(row["metric"], row["mean_difference"], row["mean_difference_ci"], "+")
+    gain = {"mean": row["mean_difference"], "ci": row["mean_difference_ci"]}
+    return METRICS[row["metric"]]._replace(sign="+").cell({row["metric"]: gain})
 
 
 def outcome(result: dict, name: str) -> Outcome:
@@ -91,14 +78,16 @@ def outcome(result: dict, name: str) -> Outcome:
     """
     names = list(result["policies"])
     before = names[names.index(name) - 1] if name != names[0] else None
-    rewarded = next(iter(measured(result, ("rm_score",))), None)
-    gold_metric = next(iter(measured(result, ("gold_score", "f1", *(() if rewarded else ("bleu4",))))), None)
-    shown = gold_metric or rewarded or "bleu4"
-    means = {policy: cell(shown, row["metrics"][shown]["mean"]) for policy, row in result["policies"].items()}
+    keys = [column.key for column in measured(result, METRICS.values())]
+    rewarded = "rm_score" if "rm_score" in keys else None
+    gold_metric = next((m for m in ("gold_score", "f1", *(() if rewarded else ("bleu4",))) if m in keys), None)
+    shown = METRICS[gold_metric or rewarded or "bleu4"]
+    rows = result["policies"].items()
+    means = {policy: number(shown.factor * row["metrics"][shown.key]["mean"]) for policy, row in rows}
     comparison = f" ({before}: {means[before]})" if before else ""
     level = f"The mean {with_unit(shown)} of {name} is {means[name]}{comparison}."
     gains = {
-        row["metric"]: Gain(f"the {METRICS[row['metric']][0]}", row["mean_difference_ci"], gain_cell(row))
+        row["metric"]: Gain(f"the {METRICS[row['metric']].heading}", row["mean_difference_ci"], gain_cell(row))
         for row in result["differences"]
         if (row["ours"], row["theirs"]) == (name, before)
     }
@@ -193,12 +182,12 @@ def notes(result: dict) -> str:
 def interval_figures(result: dict) -> list[Figure]:
     """Draw one panel per metric, one bar per policy, with intervals."""
     drawn = []
-    for metric in measured(result, tuple(METRICS)):
-        name, factor = METRICS[metric]
-        rows = [row["metrics"][metric] for row in result["policies"].values()]
+    for column in measured(result, METRICS.values()):
+        factor = column.factor
+        rows = [row["metrics"][column.key] for row in result["policies"].values()]
         lengths = np.array([factor * row["mean"] for row in rows])
         ends = np.array([[factor * end for end in row["mean_ci"]] for row in rows]).T  # (2, policies)
-        figure, axes = panel(name, with_unit(metric), "")
+        figure, axes = panel(column.heading, with_unit(column), "")
         figure.set_size_inches(5.2, 1.3 + 0.32 * len(rows))
         axes.barh(
             range(len(rows)), lengths, 0.72, xerr=np.abs(ends - lengths), color=BLUE,
@@ -229,9 +218,10 @@ def sample_card(sample: dict) -> Markup:
     """Render a question, its references and each policy's reply."""
     answers = [answer("reference", " / ".join(text.strip() for text in sample["references"]), {})]
     for name, row in sample["policies"].items():
-        shown = [metric for metric in ("exact_match", "f1", "bleu4", "meteor", *SCORES) if metric in row]
-        shown = [metric for metric in shown if not ("f1" in row and metric in OVERLAP)]  # SQuAD has its own metrics
-        answers.append(answer(name, row["response"], {METRICS[m][0]: METRICS[m][1] * row[m] for m in shown}))
+        overlap = () if "f1" in row else ("bleu4", "meteor")  # SQuAD has its own metrics
+        keys = ("exact_match", "f1", *overlap, *(column.key for column in SCORES))
+        shown = {METRICS[key].heading: METRICS[key].factor * row[key] for key in keys if key in row}
+        answers.append(answer(name, row["response"], shown))
     return markup.card(sample["query"], answers)
 
 

@@ -5,67 +5,58 @@ from typing import Literal
 import numpy as np
 from markupsafe import Markup
 
-from nanorlhf.report.page import Lines, Page, Section, answer, markup, number, plus_minus
+from nanorlhf.report.page import Column, Lines, Page, Section, answer, markup, number, tabulate
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Gain, Outcome, change_of, outcomes_of, verdict_section
 from nanorlhf.stackoverflow.figures import metric_at_k_figures, spearman_figure
 from nanorlhf.training.run_directory import read_settings
 
-# metric in eval.json: heading, digits
-METRICS = {
-    "gold_score": ("gold score", 2),
-    "rm_regression": ("regression RM", 3),
-    "rm_contrastive": ("contrastive RM", 2),
-    "bleu": ("SacreBLEU", 3),
-    "rouge1": ("ROUGE-1", 3),
-    "rouge2": ("ROUGE-2", 3),
-    "bertscore": ("BERTScore", 3),
-}
+COLUMNS = (
+    Column("gold_score", "gold score"),
+    Column("rm_regression", "regression RM", 3),
+    Column("rm_contrastive", "contrastive RM"),
+    Column("bleu", "SacreBLEU", 3),
+    Column("rouge1", "ROUGE-1", 3),
+    Column("rouge2", "ROUGE-2", 3),
+    Column("bertscore", "BERTScore", 3),
+)
+ENDINGS = (Column("eos_rate", "EOS rate", 3), Column("response_length", "length, tokens", 1))
+METRICS = {column.key: column for column in COLUMNS}
 RANKS = {"within": "within each question", "pooled": "over all answers"}
-
-
 MODELS = {"rm_regression": "regression_model", "rm_contrastive": "contrastive_model"}  # metric -> setting
 
 
-def metrics_of(result: dict) -> list[str]:
-    """Return the measured metrics, in table order."""
+def columns_of(result: dict) -> list[Column]:
+    """Return the columns of the measured metrics."""
     measured = next(iter(result["policies"].values()))["metrics"]
-    return [metric for metric in METRICS if metric in measured]
+    return [column for column in COLUMNS if column.key in measured]
 
 
 def means(result: dict) -> Lines:
     """[SO table 1] Return mean and standard deviation over all answers, per metric and policy."""
-    metrics = metrics_of(result)
-    lines = [["mean ± std over answers", *(METRICS[metric][0] for metric in metrics), "EOS rate", "length, tokens"]]
-    known = result["reference"]
-    cells = [number(known.get(metric), digits=METRICS[metric][1]) for metric in metrics]
-    lines.append(["the site's best answer", *cells, "-", "-"])
-    for name, row in result["policies"].items():
-        cells = []
-        for metric in metrics:
-            numbers = row["metrics"][metric]
-            cells.append(plus_minus(numbers["mean"], numbers["std"], METRICS[metric][1]))
-        lines.append([name, *cells, f"{row['eos_rate']:.3f}", f"{row['response_length']:.1f}"])
-    return lines
+    policies = [(name, row | row["metrics"]) for name, row in result["policies"].items()]
+    rows = [("the site's best answer", result["reference"]), *policies]
+    return tabulate("mean ± std over answers", [*columns_of(result), *ENDINGS], rows)
 
 
 def best_of(result: dict) -> Lines:
     """[SO metric@k] Return Table 2: the best of all n answers to a question, mean over questions."""
-    metrics, n = metrics_of(result), result["num_samples"]
-    lines = [[f"metric@{n}", *(METRICS[metric][0] for metric in metrics)]]
-    for name, row in result["policies"].items():
-        lines.append([name, *(f"{row['metrics'][m]['at_k'][-1]:.{METRICS[m][1]}f}" for m in metrics)])
-    return lines
+    rows = [
+        (name, {metric: measured["at_k"][-1] for metric, measured in row["metrics"].items()})
+        for name, row in result["policies"].items()
+    ]
+    return tabulate(f"metric@{result['num_samples']}", columns_of(result), rows)
 
 
 def reciprocal_ranks(result: dict) -> Lines:
     """[SO mrr@k] Return Table 3: mean reciprocal ranks of useful answers, by metric; empty without labels."""
-    metrics, n = metrics_of(result), result["num_samples"]
-    labelled = {name: row for name, row in result["policies"].items() if "mrr_at_k" in row}
-    lines = [[f"MRR@{n}", "questions", *(METRICS[metric][0] for metric in metrics)]]
-    for name, row in labelled.items():
-        lines.append([name, str(row["num_labelled"]), *(f"{row['mrr_at_k'][metric][-1]:.3f}" for metric in metrics)])
-    return lines if labelled else []
+    columns = [Column("num_labelled", "questions", 0), *(column._replace(digits=3) for column in columns_of(result))]
+    rows = [
+        (name, row | {metric: at_k[-1] for metric, at_k in row["mrr_at_k"].items()})
+        for name, row in result["policies"].items()
+        if "mrr_at_k" in row
+    ]
+    return tabulate(f"MRR@{result['num_samples']}", columns, rows) if rows else []
 
 
 def differences(result: dict, key: Literal["differences", "differences_of_best"]) -> Lines:
@@ -76,7 +67,7 @@ def differences(result: dict, key: Literal["differences", "differences_of_best"]
     lines = [[f"difference, {scores}", "metric", "of means", "95% interval", "KS", "KS p", "Mann-Whitney p"]]
     for row in result[key]:
         if (row["ours"], row["theirs"]) in neighbours:
-            heading, digits = METRICS[row["metric"]]
+            _, heading, digits, *_ = METRICS[row["metric"]]
             low, high = row["mean_difference_ci"]
             interval = f"[{low:+.{digits}f}, {high:+.{digits}f}]"
             lines.append(
@@ -91,12 +82,12 @@ def outcome(result: dict, name: str) -> Outcome:
 
     Without either, SacreBLEU is used.
     """
-    names, found = list(result["policies"]), metrics_of(result)
+    names, found = list(result["policies"]), [column.key for column in columns_of(result)]
     before = names[names.index(name) - 1] if name != names[0] else None
     rewarded = trainer(result, name, [metric for metric in found if metric in MODELS])
     true = "gold_score" if "gold_score" in found else None if rewarded else "bleu"
     shown = true or rewarded or "bleu"
-    heading, digits = METRICS[shown]
+    _, heading, digits, *_ = METRICS[shown]
     means = {policy: row["metrics"][shown]["mean"] for policy, row in result["policies"].items()}
     beside = f" ({before}: {means[before]:.{digits}f})" if before else ""
     level = f"The mean {heading} of {name} is {means[name]:.{digits}f}{beside}."
@@ -117,11 +108,11 @@ def trainer(result: dict, name: str, models: list[str]) -> str | None:
 
 def measure_of(metric: str) -> str:
     """Return a metric's name for use within sentences."""
-    return f"the {METRICS[metric][0]}" + ("'s score" if metric in MODELS else "")
+    return f"the {METRICS[metric].heading}" + ("'s score" if metric in MODELS else "")
 
 
 def gain_cell(row: dict) -> str:
-    return number(row["mean_difference"], row["mean_difference_ci"], METRICS[row["metric"]][1], "+")
+    return number(row["mean_difference"], row["mean_difference_ci"], METRICS[row["metric"]].digits, "+")
 
 
 def notes(result: dict) -> str:
@@ -146,7 +137,7 @@ def sample_card(sample: dict) -> Markup:
     """Return a card of a question, the site's best answer, and the first answer of each policy."""
     answers = [answer("the site's best answer", sample["reference"], {})]
     for name, column in sample["policies"].items():
-        numbers = {METRICS[metric][0]: column[0][metric] for metric in METRICS if metric in column[0]}
+        numbers = {heading: column[0][metric] for metric, heading, *_ in COLUMNS if metric in column[0]}
         answers.append(answer(name, column[0]["response"], numbers))
     return markup.card(sample["query"], answers)
 
@@ -155,12 +146,12 @@ def page(result: dict, runs: list[str], samples: list[dict]) -> Page:
     """Return the page: tables, figures, the curves of `runs`, and `samples` side by side."""
     policies = result["policies"]
     at_k = {
-        METRICS[metric][0]: {name: row["metrics"][metric]["at_k"] for name, row in policies.items()}
-        for metric in metrics_of(result)
+        column.heading: {name: row["metrics"][column.key]["at_k"] for name, row in policies.items()}
+        for column in columns_of(result)
     }
     heat_maps = []
     for name, row in policies.items():
-        headings = [METRICS[metric][0] for metric in row["spearman"]["metrics"]]
+        headings = [METRICS[metric].heading for metric in row["spearman"]["metrics"]]
         heat_maps.append(spearman_figure(name, headings, np.array(row["spearman"]["matrix"])))
     return [
         markup.title("Results by training stage"),

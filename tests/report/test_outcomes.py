@@ -251,7 +251,7 @@ def test_replies_are_judged_against_the_policy_before(gains, kind, said) -> None
     result = compared(gains, {})
     found, change = reply_report.outcome(result, "ppo")[1:3]
     assert found == kind and change.startswith(said)
-    table = reply_report.differences(result, tuple(gains))
+    table = reply_report.differences(result, tuple(reply_report.METRICS[metric] for metric in gains))
     assert [line[0] for line in table[1:]] == ["sft - base", "ppo - sft", "ppo - base"]
     assert said[said.index("(") + 1 : said.index("]") + 1] in " ".join(table[2])
 
