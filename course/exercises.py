@@ -603,7 +603,7 @@ EXERCISES: tuple[Exercise, ...] = (
         tests=(
             "tests/metrics/test_metrics.py::test_metric_at_k_is_the_mean_over_all_choices_of_k",
             "tests/metrics/test_metrics.py::test_metric_at_1_is_the_mean_and_at_n_the_best",
-            "tests/metrics/test_metrics.py::test_mrr_at_k_is_one_over_the_place_of_the_first_useful_answer",
+            "tests/metrics/test_metrics.py::test_mrr_at_k_is_one_over_the_rank_of_the_first_useful_answer",
             "tests/metrics/test_metrics.py::test_scores_that_are_not_a_table_of_finite_numbers_are_rejected",
             "tests/metrics/test_metrics.py::test_mrr_at_k_keeps_the_order_of_many_ties_and_needs_a_label_for_each_score",
         ),

@@ -35,8 +35,8 @@ TWO = st.integers(1, 6).flatmap(lambda n: st.tuples(*[st.lists(st.permutations(r
 def test_order_probability_counts_identical_rankings_only() -> None:
     people = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 2, 3]]
     model = [[0, 1, 2, 3], [3, 2, 0, 1], [1, 0, 2, 3]]  # the second differs in its last two answers
-    found = order_probability(model, people)
-    assert found == {
+    result = order_probability(model, people)
+    assert result == {
         "order_probability": pytest.approx(2 / 3),
         "order_probability_ci": wilson_interval(2 / 3, 3),
         "num_questions": 3,
@@ -47,8 +47,8 @@ def test_order_probability_counts_identical_rankings_only() -> None:
 def test_chance_is_the_share_of_right_orders_among_all() -> None:
     """The paper's 4.17%: each of the model's 24 possible orders against one order by people."""
     orders = list(itertools.permutations(range(4)))
-    found = order_probability(orders, [[2, 0, 3, 1]] * 24)
-    assert found["order_probability"] == found["chance"] == pytest.approx(0.0417, abs=5e-5)
+    result = order_probability(orders, [[2, 0, 3, 1]] * 24)
+    assert result["order_probability"] == result["chance"] == pytest.approx(0.0417, abs=5e-5)
     assert pairwise_agreement(orders, [[2, 0, 3, 1]] * 24) == 0.5
     assert kendall_tau(orders, [[2, 0, 3, 1]] * 24) == pytest.approx(0)
 
@@ -80,9 +80,9 @@ def test_rankings_that_are_not_permutations_are_rejected() -> None:
 
 @given(RANKINGS)
 def test_consensus_is_by_mean_rank_with_ties_in_the_order_of_the_answers(rankings) -> None:
-    found = consensus(rankings)
-    keys = [(fmean(ranking.index(answer) for ranking in rankings), answer) for answer in found]
-    assert sorted(found) == [0, 1, 2, 3] and keys == sorted(keys)
+    order = consensus(rankings)
+    keys = [(fmean(ranking.index(answer) for ranking in rankings), answer) for answer in order]
+    assert sorted(order) == [0, 1, 2, 3] and keys == sorted(keys)
 
 
 # -------------------------------------------------------------------------------------------------------------- kappa
@@ -121,25 +121,25 @@ def test_kappa_of_rankings_worked_by_hand() -> None:
     """Ranks of a b c d are 1 2 3 4 (ana), 1 2 4 3 (ben), 2 1 4 3 (eva): 2, 0 and 2 of 4 the same; chance is 1/4."""
     asked = [question(0, ana=[0, 1, 2, 3], ben=[0, 1, 3, 2], eva=[1, 0, 3, 2])]
     kappa = fmean((share - 1 / 4) / (3 / 4) for share in (2 / 4, 0 / 4, 2 / 4))
-    found = annotator_kappas(asked)
-    assert found.pop("cohen_kappa") == pytest.approx(kappa) and found.pop("fleiss_kappa") == pytest.approx(kappa)
-    assert found == {"num_pairs": 3, "num_common": 1, "num_annotators": 3}
+    kappas = annotator_kappas(asked)
+    assert kappas.pop("cohen_kappa") == pytest.approx(kappa) and kappas.pop("fleiss_kappa") == pytest.approx(kappa)
+    assert kappas == {"num_pairs": 3, "num_common": 1, "num_annotators": 3}
 
 
 @given(st.lists(st.tuples(*[st.permutations(range(4))] * 3), min_size=1, max_size=5))
 def test_where_all_rank_all_questions_both_kappas_are_equal(rows) -> None:
-    found = annotator_kappas([question(i, ana=a, ben=b, eva=e) for i, (a, b, e) in enumerate(rows)])
-    assert found["cohen_kappa"] == pytest.approx(found["fleiss_kappa"])
+    kappas = annotator_kappas([question(i, ana=a, ben=b, eva=e) for i, (a, b, e) in enumerate(rows)])
+    assert kappas["cohen_kappa"] == pytest.approx(kappas["fleiss_kappa"])
 
 
 def test_cohen_skips_pairs_without_a_common_question_and_fleiss_uses_questions_that_all_ranked() -> None:
     order, reverse = [0, 1, 2, 3], [3, 2, 1, 0]
     apart = [question(0, ana=order, ben=order), question(1, ben=order, eva=reverse)]
-    found = annotator_kappas(apart)
-    assert found["cohen_kappa"] == pytest.approx((1 - 1 / 3) / 2) and found["num_pairs"] == 2
-    assert found["fleiss_kappa"] is None and found["num_common"] == 0
-    found = annotator_kappas([*apart, question(2, ana=order, ben=order, eva=order)])
-    assert found["fleiss_kappa"] == 1 and found["num_common"] == 1 and found["num_pairs"] == 3
+    kappas = annotator_kappas(apart)
+    assert kappas["cohen_kappa"] == pytest.approx((1 - 1 / 3) / 2) and kappas["num_pairs"] == 2
+    assert kappas["fleiss_kappa"] is None and kappas["num_common"] == 0
+    kappas = annotator_kappas([*apart, question(2, ana=order, ben=order, eva=order)])
+    assert kappas["fleiss_kappa"] == 1 and kappas["num_common"] == 1 and kappas["num_pairs"] == 3
 
 
 def test_random_rankings_have_a_kappa_near_0() -> None:
@@ -184,7 +184,7 @@ def test_rankings_of_several_files_are_joined_by_question(tmp_path) -> None:
         ({"query": "p", "answers": ["a", "b"], "ranking": [1, 0]}, "2 answers, others have 3"),
     ],
 )
-def test_a_broken_line_is_reported_with_its_place(tmp_path, change, sentence) -> None:
+def test_a_broken_line_is_reported_with_file_and_line(tmp_path, change, sentence) -> None:
     (tmp_path / "r.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | change) + "\n")
     with pytest.raises(InputError, match=f"r.jsonl:2: .*{sentence}"):
         load_rankings([tmp_path / "r.jsonl"])
@@ -205,8 +205,8 @@ def test_kappas_of_pairs_by_hand() -> None:
     Cohen: a and b agree on 3 of 4, expected 3/4 * 1/2 + 1/4 * 1/2, so 1/2; b and c likewise; a and c agree on 2 of 4,
     expected 3/4 * 1/4 + 1/4 * 3/4, so 1/5.
     """
-    found = pair_agreement(labelled("000", "001", "111", "011"))
-    assert found == {
+    agreement = pair_agreement(labelled("000", "001", "111", "011"))
+    assert agreement == {
         "cohen_kappa": pytest.approx((1 / 2 + 1 / 2 + 1 / 5) / 3),
         "fleiss_kappa": pytest.approx(1 / 3),
         "num_annotators": 3,
@@ -218,16 +218,16 @@ def test_kappas_of_pairs_by_hand() -> None:
 
 
 def test_pairs_that_not_all_have_labelled_count_for_those_who_have() -> None:
-    found = pair_agreement(labelled("000", "001", "111", "011", "0-0", "1--"))
-    assert found["num_common"] == 4 and found["fleiss_kappa"] == pytest.approx(1 / 3)
+    agreement = pair_agreement(labelled("000", "001", "111", "011", "0-0", "1--"))
+    assert agreement["num_common"] == 4 and agreement["fleiss_kappa"] == pytest.approx(1 / 3)
     a, c = (0, 0, 1, 0, 0), (0, 1, 1, 1, 0)
-    assert found["cohen_kappa"] == pytest.approx((1 / 2 + 1 / 2 + cohen_kappa(a, c)) / 3)
+    assert agreement["cohen_kappa"] == pytest.approx((1 / 2 + 1 / 2 + cohen_kappa(a, c)) / 3)
 
 
 @pytest.mark.parametrize("choices", [("0", "1"), ("00", "00"), ("0-", "-1")])
 def test_agreement_without_data_is_none(choices) -> None:
-    found = pair_agreement(labelled(*choices, names="ab"[: len(choices[0])]))
-    assert found["cohen_kappa"] is None and found["fleiss_kappa"] is None
+    agreement = pair_agreement(labelled(*choices, names="ab"[: len(choices[0])]))
+    assert agreement["cohen_kappa"] is None and agreement["fleiss_kappa"] is None
 
 
 def test_always_choosing_the_first_agrees_only_by_chance() -> None:
@@ -273,7 +273,7 @@ PAIR = {"query": "q", "responses": ["x", "y"], "preferred": {"ana": 0, "ben": 1}
         ({"query": None}, "'query' must be str"),
     ],
 )
-def test_a_broken_pair_is_reported_with_its_place(tmp_path, change, sentence) -> None:
+def test_a_broken_pair_is_reported_with_file_and_line(tmp_path, change, sentence) -> None:
     path = tmp_path / "agreement.jsonl"
     path.write_text(json.dumps(PAIR) + "\n")
     assert load_labelled_pairs(path) == [LabelledPair("q", ("x", "y"), {"ana": 0, "ben": 1})]

@@ -20,7 +20,7 @@ from nanorlhf.metrics.benchmark_scores import (
 )
 
 
-def rows_of(counts: dict[str, tuple[int, int, int]]) -> list[Row]:
+def make_rows(counts: dict[str, tuple[int, int, int]]) -> list[Row]:
     """Return rows; counts: subset -> rows, chosen and rejected responses of each."""
     rows, next_index = [], 0
     for subset, (num_rows, num_chosen, num_rejected) in counts.items():
@@ -35,28 +35,28 @@ def random_scores(rows: list[Row], num_seeds: int = 1) -> np.ndarray:
     return np.random.default_rng(0).normal(size=(num_seeds, 1 + max(max(row.rejected) for row in rows)))
 
 
-def lines_of(table: dict) -> dict[str, dict]:
+def lines_by_name(table: dict) -> dict[str, dict]:
     return {line["name"]: line for line in table["lines"]}
 
 
 def test_rewardbenchs_sections_are_weighted_as_published() -> None:
-    rows = rows_of({subset: (3 + i % 4, 1, 1) for section in SECTIONS.values() for i, subset in enumerate(section)})
+    rows = make_rows({subset: (3 + i % 4, 1, 1) for section in SECTIONS.values() for i, subset in enumerate(section)})
     scores = random_scores(rows)
     [table] = benchmark_tables("RewardBench", rows, {"rm": scores}, seed=1)
-    found = {name: line["models"]["rm"]["mean"] for name, line in lines_of(table).items()}
-    of_sections = []
+    means = {name: line["models"]["rm"]["mean"] for name, line in lines_by_name(table).items()}
+    section_means = []
     for section, weights in SECTIONS.items():
         accuracies = {}
         for subset in weights:
             pairs = [(row.chosen[0], row.rejected[0]) for row in rows if row.subset == subset]
             accuracies[subset] = fmean(scores[0, c] > scores[0, r] for c, r in pairs)
-            assert found[subset] == pytest.approx(accuracies[subset])
+            assert means[subset] == pytest.approx(accuracies[subset])
         total = sum(accuracies[subset] * weight for subset, weight in weights.items())
-        of_sections.append(total / sum(weights.values()))
-        assert found[section] == pytest.approx(of_sections[-1])
-    assert found["overall"] == pytest.approx(fmean(of_sections))
-    assert lines_of(table)["overall"]["num_rows"] == len(rows)
-    assert list(found)[:5] == ["Chat", "Chat Hard", "Safety", "Reasoning", "overall"]
+        section_means.append(total / sum(weights.values()))
+        assert means[section] == pytest.approx(section_means[-1])
+    assert means["overall"] == pytest.approx(fmean(section_means))
+    assert lines_by_name(table)["overall"]["num_rows"] == len(rows)
+    assert list(means)[:5] == ["Chat", "Chat Hard", "Safety", "Reasoning", "overall"]
 
 
 def test_the_published_sizes_are_those_of_the_benchmark() -> None:
@@ -77,21 +77,21 @@ def test_in_rewardbench_2_the_right_answer_beats_all_three() -> None:
     rows = [Row("Math", "0", [0], [1, 2, 3]), Row("Math", "1", [4], [5, 6, 7]), Row("Focus", "2", [8], [9, 10, 11])]
     scores = np.array([[3.0, 1, 2, 0, 3, 1, 2, 3.5, 5, 5, 1, 1]])  # right, wrong, and a tie, which is wrong
     [table] = benchmark_tables("RewardBench 2", rows, {"rm": scores}, seed=1)
-    of_math, of_focus = (lines_of(table)[subset]["models"]["rm"] for subset in ("Math", "Focus"))
+    of_math, of_focus = (lines_by_name(table)[subset]["models"]["rm"] for subset in ("Math", "Focus"))
     assert of_math == {"mean": 0.5, "std": None, "interval": wilson_interval(0.5, 2)}
-    assert of_focus["mean"] == 0 and "overall" not in lines_of(table)
+    assert of_focus["mean"] == 0 and "overall" not in lines_by_name(table)
 
 
 def test_rewardbench_2_is_the_mean_of_six_subsets() -> None:
-    rows = rows_of({subset: (4 + i, 1, 3) for i, subset in enumerate(SUBSETS_2[:-1])})
+    rows = make_rows({subset: (4 + i, 1, 3) for i, subset in enumerate(SUBSETS_2[:-1])})
     last = max(rows[-1].rejected) + 1
     rows += [Row("Ties", "ref:7", [last], [last + 1]), Row("Ties", "tied:7", [last + 2, last + 3], [last + 4])]
     scores = random_scores(rows)
     table, parts = benchmark_tables("RewardBench 2", rows, {"rm": scores}, seed=1)
-    means = {name: line["models"]["rm"]["mean"] for name, line in lines_of(table).items()}
+    means = {name: line["models"]["rm"]["mean"] for name, line in lines_by_name(table).items()}
     assert means["overall"] == pytest.approx(fmean(means[subset] for subset in SUBSETS_2))
-    assert lines_of(table)["Ties"]["num_rows"] == 1  # a question
-    assert list(lines_of(parts)) == ["one right", "several right", "clear", "clear in both"]
+    assert lines_by_name(table)["Ties"]["num_rows"] == 1  # a question
+    assert list(lines_by_name(parts)) == ["one right", "several right", "clear", "clear in both"]
 
 
 def test_ties_by_hand() -> None:
@@ -106,13 +106,13 @@ def test_ties_by_hand() -> None:
             indices = list(range(first, len(scores)))
             rows.append(Row("Ties", f"{kind}:{number}", indices[: len(right)], indices[len(right) :]))
     rows.append(Row("Ties", "tied:99", [0], [1]))  # unpaired
-    found = {name: values[0].tolist() for name, values in ties_values(rows, np.array([scores])).items()}
-    assert found["one right"] == [1, 1, 0] and found["several right"] == [1, 1, 0]
-    assert found["clear"] == [1, 1, 0] and found["clear in both"] == [1, 0, 0]
+    results = {name: values[0].tolist() for name, values in ties_values(rows, np.array([scores])).items()}
+    assert results["one right"] == [1, 1, 0] and results["several right"] == [1, 1, 0]
+    assert results["clear"] == [1, 1, 0] and results["clear in both"] == [1, 0, 0]
     # smaller gaps 6, 0.5 and -3 over spreads 1, 1 and 6
     margins = [math.tanh(6 - 1), math.tanh(0.5 - 1), math.tanh(-0.5 - 1)]
     values = [1 + 0.01 * margins[0], 0.8 + 0.01 * margins[1], 0.01 * margins[2]]
-    assert found["Ties"] == pytest.approx(values)
+    assert results["Ties"] == pytest.approx(values)
 
 
 def test_right_answers_that_score_the_same_have_the_limit_of_the_margin() -> None:
@@ -125,12 +125,12 @@ def test_right_answers_that_score_the_same_have_the_limit_of_the_margin() -> Non
 
 
 def test_rm_benchs_accuracies_are_those_of_the_matrix() -> None:
-    rows = rows_of({"chat": (20, 3, 3), "code": (5, 3, 3), "math": (6, 3, 3), "safety-refuse": (4, 3, 3),
+    rows = make_rows({"chat": (20, 3, 3), "code": (5, 3, 3), "math": (6, 3, 3), "safety-refuse": (4, 3, 3),
                     "safety-response": (9, 3, 3)})  # fmt: skip
     scores = random_scores(rows, num_seeds=2)
     tables = benchmark_tables("RM-Bench", rows, {"rm": scores}, seed=1)
     assert [table["name"] for table in tables] == ["average", "easy", "normal", "hard"]
-    found = {table["name"]: lines_of(table) for table in tables}
+    lines = {table["name"]: lines_by_name(table) for table in tables}
     wanted: dict[str, list[list[float]]] = {"easy": [], "normal": [], "hard": []}
     for seed in range(2):
         counts: dict[str, list[float]] = {"easy": [], "normal": [], "hard": []}
@@ -142,16 +142,16 @@ def test_rm_benchs_accuracies_are_those_of_the_matrix() -> None:
         for kind, values in counts.items():
             wanted[kind].append(fmean(values))
     for kind, per_seed in wanted.items():
-        of_chat = found[kind]["chat"]["models"]["rm"]
+        of_chat = lines[kind]["chat"]["models"]["rm"]
         assert of_chat["mean"] == pytest.approx(fmean(per_seed))
         assert of_chat["std"] == pytest.approx(abs(per_seed[0] - per_seed[1]) / 2**0.5)
         low, high = of_chat["interval"]
         assert low < of_chat["mean"] < high
-    three = [found[kind]["chat"]["models"]["rm"]["mean"] for kind in wanted]
-    means = {name: line["models"]["rm"]["mean"] for name, line in found["average"].items()}
+    three = [lines[kind]["chat"]["models"]["rm"]["mean"] for kind in wanted]
+    means = {name: line["models"]["rm"]["mean"] for name, line in lines["average"].items()}
     assert means["chat"] == pytest.approx(fmean(three))
     pooled = (4 * means["safety-refuse"] + 9 * means["safety-response"]) / 13
-    assert means["safety"] == pytest.approx(pooled) and found["hard"]["safety"]["num_rows"] == 13
+    assert means["safety"] == pytest.approx(pooled) and lines["hard"]["safety"]["num_rows"] == 13
     assert means["overall"] == pytest.approx(fmean([means["chat"], means["code"], means["math"], pooled]))
 
 

@@ -41,7 +41,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_regression_maximises_the_penalised_likelihood(case) -> None:
     features, wins = CASES[case]
-    found = logistic_regression(features, wins)
+    coefficients = logistic_regression(features, wins)
     options = {"xatol": 1e-10, "fatol": 1e-13, "maxiter": 20_000, "maxfev": 20_000}
     searched = minimize(
         partial(penalised, features=features, wins=wins),
@@ -49,7 +49,7 @@ def test_the_regression_maximises_the_penalised_likelihood(case) -> None:
         method="Nelder-Mead",
         options=options,
     )
-    assert found == pytest.approx(searched.x, abs=1e-5)
+    assert coefficients == pytest.approx(searched.x, abs=1e-5)
 
 
 def test_a_constant_alone_gives_the_share_with_half_a_win_and_half_a_loss_more() -> None:
@@ -83,7 +83,7 @@ def few_resamples(monkeypatch) -> None:
     monkeypatch.setattr(length_control, "NUM_RESAMPLES", 10)
 
 
-def wins_of(probabilities: np.ndarray) -> np.ndarray:
+def draw_wins(probabilities: np.ndarray) -> np.ndarray:
     """(rows, pairs) -> drawn wins (rows, pairs, 1)"""
     return (np.random.default_rng(2).random(probabilities.shape) < probabilities).astype(float)[..., None]
 
@@ -93,7 +93,7 @@ def test_a_judge_by_length_has_no_preference_at_equal_length() -> None:
     """Our texts are longer in 84 of 100 pairs; the judge prefers the longer one mostly or always."""
     d = differences(300, 100)
     always = (np.sign(d) + 1)[..., None] / 2  # equally long texts are a tie
-    for wins in (wins_of(expit(2 * np.tanh(d / d.std()))), always):
+    for wins in (draw_wins(expit(2 * np.tanh(d / d.std()))), always):
         rate, (low, high) = length_controlled_win_rate(wins, d, seed=1)
         assert wins.mean() > 0.7
         assert rate == pytest.approx(0.5, abs=0.1) and low < 0.5 < high < wins.mean()
@@ -101,7 +101,7 @@ def test_a_judge_by_length_has_no_preference_at_equal_length() -> None:
 
 def test_a_judge_that_does_not_look_at_length_has_the_same_rate_at_equal_length() -> None:
     d = differences(800, 100)
-    wins = wins_of(np.full(d.shape, 0.7))
+    wins = draw_wins(np.full(d.shape, 0.7))
     rate, (low, high) = length_controlled_win_rate(wins, d, seed=1)
     assert rate == pytest.approx(wins.mean(), abs=0.05) and low < wins.mean() < high
 
@@ -109,7 +109,7 @@ def test_a_judge_that_does_not_look_at_length_has_the_same_rate_at_equal_length(
 def test_quality_is_found_despite_a_length_bias() -> None:
     """Our texts are better but shorter: only the controlled rate shows it."""
     d = differences(800, -100)
-    wins = wins_of(expit(0.8 + 2 * np.tanh(d / d.std(ddof=1))))
+    wins = draw_wins(expit(0.8 + 2 * np.tanh(d / d.std(ddof=1))))
     rate, (low, high) = length_controlled_win_rate(wins, d, seed=1)
     assert wins.mean() < 0.5 < low < expit(0.8) < high and rate == pytest.approx(expit(0.8), abs=0.06)
 
@@ -117,7 +117,7 @@ def test_quality_is_found_despite_a_length_bias() -> None:
 @pytest.mark.usefixtures("few_resamples")
 def test_the_rates_of_two_sides_add_up_to_1_and_a_policy_ties_with_itself() -> None:
     d = differences(200, 30)
-    wins = wins_of(expit(0.5 + d / 100))
+    wins = draw_wins(expit(0.5 + d / 100))
     rate, (low, high) = length_controlled_win_rate(wins, d, seed=1)
     swapped, ends = length_controlled_win_rate(1 - wins, -d, seed=1)
     assert swapped == pytest.approx(1 - rate) and ends == pytest.approx((1 - high, 1 - low))
@@ -133,7 +133,7 @@ def test_where_all_differences_are_the_same_length_and_quality_can_not_be_told_a
 def test_pairs_of_one_row_are_resampled_together() -> None:
     """A row of nine equal pairs has no more information than one pair."""
     d = differences(150, 50)
-    wins = wins_of(expit(0.4 + d / 100))
+    wins = draw_wins(expit(0.4 + d / 100))
     one, (low, high) = length_controlled_win_rate(wins, d, seed=1)
     nine, (low_of_nine, high_of_nine) = length_controlled_win_rate(np.repeat(wins, 9, 1), np.repeat(d, 9, 1), seed=1)
     assert nine == pytest.approx(one, abs=0.01)
@@ -143,7 +143,7 @@ def test_pairs_of_one_row_are_resampled_together() -> None:
 @pytest.mark.usefixtures("few_resamples")
 def test_of_several_seeds_the_mean_of_their_rates() -> None:
     d = differences(100, 10)
-    one, two = wins_of(expit(d / 100)), 1 - wins_of(np.full(d.shape, 0.2))
+    one, two = draw_wins(expit(d / 100)), 1 - draw_wins(np.full(d.shape, 0.2))
     rates = [length_controlled_win_rate(wins, d, seed=1)[0] for wins in (one, two)]
     both, _ = length_controlled_win_rate(np.concatenate((one, two), axis=2), d, seed=1)
     assert both == pytest.approx(np.mean(rates))
@@ -176,8 +176,8 @@ def test_a_term_that_is_zero_gets_no_weight() -> None:
 def test_pairs_of_about_equal_length_by_hand() -> None:
     lengths = np.array([[[10, 9], [10, 8]], [[90, 100], [100, 89]], [[5, 10], [1, 9]]])  # within a tenth: 1 of each
     right = np.array([[[1], [0]], [[0], [1]], [[1], [1]]])
-    found = near_length_accuracy(right, lengths, seed=1)
-    assert found["mean"] == 0.5 and found["num_pairs"] == 2  # of rows 0 and 1; the third row has none
-    low, high = found["interval"]
+    accuracy = near_length_accuracy(right, lengths, seed=1)
+    assert accuracy["mean"] == 0.5 and accuracy["num_pairs"] == 2  # of rows 0 and 1; the third row has none
+    low, high = accuracy["interval"]
     assert 0 < low < 0.5 < high < 1
     assert near_length_accuracy(right[2:], lengths[2:], seed=1) is None

@@ -138,14 +138,14 @@ def test_metric_at_1_is_the_mean_and_at_n_the_best() -> None:
 
 
 @given(SCORES, st.randoms())
-def test_mrr_at_k_is_one_over_the_place_of_the_first_useful_answer(scores, rng) -> None:
+def test_mrr_at_k_is_one_over_the_rank_of_the_first_useful_answer(scores, rng) -> None:
     useful = [[rng.random() < 0.4 for _ in row] for row in scores]
     for k in range(1, len(scores[0]) + 1):
         total = 0.0
         for row, labels in zip(scores, useful, strict=True):
             order = sorted(range(len(row)), key=lambda i: (-row[i], i))  # ties in the order of generation
-            places = [place for place, i in enumerate(order, start=1) if labels[i]]
-            total += 1 / places[0] if places and places[0] <= k else 0
+            ranks = [rank for rank, i in enumerate(order, start=1) if labels[i]]
+            total += 1 / ranks[0] if ranks and ranks[0] <= k else 0
         assert mrr_at_k(scores, useful, k) == pytest.approx(total / len(scores))
 
 

@@ -151,21 +151,21 @@ def test_who_agrees_with_the_truth_and_who_prefers_the_longer_by_hand():
     """Six pairs; the third has equal gold scores, the fourth equal lengths. A margin of 0 counts as wrong."""
     golds = np.array([1.0, -1.0, 0.0, 2.0, 1.0, -2.0])
     lengths = np.array([[5, 3], [5, 3], [2, 4], [4, 4], [3, 6], [7, 1]])
-    found = deciders(MARGINS, lengths, golds)
-    assert found["labels"]["truth"] == {"mean": pytest.approx(3 / 5), "std": None}
-    assert found["labels"]["longer"]["mean"] == pytest.approx(3 / 5)
-    assert found["truth"]["truth"]["mean"] == 1
-    assert found["truth"]["longer"]["mean"] == pytest.approx(1 / 5)  # no preference on the third
-    rm = found["models"]["rm"]  # signs + - + + 0 + and + + - + + +
+    table = deciders(MARGINS, lengths, golds)
+    assert table["labels"]["truth"] == {"mean": pytest.approx(3 / 5), "std": None}
+    assert table["labels"]["longer"]["mean"] == pytest.approx(3 / 5)
+    assert table["truth"]["truth"]["mean"] == 1
+    assert table["truth"]["longer"]["mean"] == pytest.approx(1 / 5)  # no preference on the third
+    rm = table["models"]["rm"]  # signs + - + + 0 + and + + - + + +
     assert rm["truth"]["mean"] == pytest.approx((3 / 5 + 3 / 5) / 2) and rm["truth"]["std"] == 0
     assert rm["longer"]["mean"] == pytest.approx((2 / 5 + 4 / 5) / 2)
     assert rm["longer"]["std"] == pytest.approx(2 / 5 / math.sqrt(2))
 
 
 def test_without_a_truth_or_without_two_lengths_there_is_no_share():
-    found = deciders(MARGINS, np.full((6, 2), 4), None)
-    assert found["truth"] is None and found["labels"] == {name: {"mean": None, "std": None} for name in found["labels"]}
-    assert found["models"]["dpo"]["truth"]["mean"] is None
+    table = deciders(MARGINS, np.full((6, 2), 4), None)
+    assert table["truth"] is None and table["labels"] == {name: {"mean": None, "std": None} for name in table["labels"]}
+    assert table["models"]["dpo"]["truth"]["mean"] is None
 
 
 def test_the_share_of_the_response_shown_first_is_of_the_pairs_that_say_so():

@@ -23,7 +23,7 @@ def ppo(miniature, tmp_path_factory) -> Path:
     return out
 
 
-def columns_of(miniature, ppo: Path, response: list[int], place: Path | None = None) -> dict[str, list]:
+def compute_columns(miniature, ppo: Path, response: list[int], directory: Path | None = None) -> dict[str, list]:
     tokenizer = load_tokenizer(ppo)
     policy, ref_policy = (
         load_gpt(p).forbid(tokenizer.pad_id, tokenizer.vocab_size) for p in (ppo, miniature.root / "sft")
@@ -31,13 +31,13 @@ def columns_of(miniature, ppo: Path, response: list[int], place: Path | None = N
     query = torch.tensor([tokenizer.encode("POST: a b c\n\nTL;DR:")])
     ids = torch.tensor([[tokenizer.pad_id if i is None else i for i in response]])
     reward_model = load_scalar(miniature.root / "rm")
-    return token_rewards(str(place or ppo), policy, ref_policy, reward_model, query, ids, tokenizer, 0.7)
+    return token_rewards(str(directory or ppo), policy, ref_policy, reward_model, query, ids, tokenizer, 0.7)
 
 
 def test_every_number_is_that_of_its_prefix(miniature, ppo):
     tokenizer = load_tokenizer(ppo)
     words = tokenizer.encode(" so we met")
-    columns = columns_of(miniature, ppo, [*words, tokenizer.eos_id, None, None])
+    columns = compute_columns(miniature, ppo, [*words, tokenizer.eos_id, None, None])
     settings = json.loads((ppo / "args.json").read_text())
     kl_coef = read_metrics(ppo)[-1]["objective/kl_coef"]
     reward_model, value_model = load_scalar(miniature.root / "rm"), load_scalar(ppo / "value_model")
@@ -61,7 +61,7 @@ def test_every_number_is_that_of_its_prefix(miniature, ppo):
 
 def test_without_eos_the_score_is_that_of_the_eos_trick_on_the_last_token(miniature, ppo):
     words = load_tokenizer(ppo).encode(" so we met")
-    columns = columns_of(miniature, ppo, words)
+    columns = compute_columns(miniature, ppo, words)
     settings = json.loads((ppo / "args.json").read_text())
     kl_coef = read_metrics(ppo)[-1]["objective/kl_coef"]
     assert len(columns["text"]) == len(words)
@@ -71,7 +71,7 @@ def test_without_eos_the_score_is_that_of_the_eos_trick_on_the_last_token(miniat
 
 def test_a_policy_without_a_value_model_has_logits_and_kl_only(miniature, ppo):
     words = load_tokenizer(ppo).encode(" so we met")
-    columns = columns_of(miniature, ppo, words, place=miniature.root / "sft")
+    columns = compute_columns(miniature, ppo, words, directory=miniature.root / "sft")
     assert columns.keys() == {"text", "rm_logit", "kl"}
 
 
