@@ -44,11 +44,11 @@ def write(path: Path, value: dict) -> None:
     path.write_text(json.dumps(value))
 
 
-def write_run(place: Path, rows: list[dict], settings: dict, seconds: float = 30.0) -> None:
-    place.mkdir(parents=True)
-    (place / "metrics.jsonl").write_text("".join(json.dumps({"step": i} | r) + "\n" for i, r in enumerate(rows)))
-    write(place / "args.json", settings)
-    write(place / "summary.json", {"seconds": seconds, "peak_resident_bytes": 500_000_000})
+def write_run(directory: Path, rows: list[dict], settings: dict, seconds: float = 30.0) -> None:
+    directory.mkdir(parents=True)
+    (directory / "metrics.jsonl").write_text("".join(json.dumps({"step": i} | r) + "\n" for i, r in enumerate(rows)))
+    write(directory / "args.json", settings)
+    write(directory / "summary.json", {"seconds": seconds, "peak_resident_bytes": 500_000_000})
 
 
 def updates(golds: list[float], length: float, seconds: float) -> list[dict]:
@@ -67,32 +67,32 @@ def runs(tmp_path: Path) -> Path:
     """Two seeds of ppo, rloo, dpo, rejection and best-of-4, and a grid of two points."""
     runs = tmp_path / "compare"
     for seed, golds in (("1", (3.0, 3.5)), ("2", (4.0, 4.1))):
-        place = runs / seed
+        directory = runs / seed
         policies = {
             "sft": row(2.0, proxy=-1.0), "ppo": row(golds[0], 1.0, 4.0), "rloo": row(golds[1], 1.0, 1.0),
             "dpo": row(2.5, 0.5, 2.0), "rejection": row(2.6, 0.25, 0.5), "best-of-4": row(2.8, 0.0, 0.636, 0.5),
         }  # fmt: skip
-        write(place / "eval" / "eval.json", {"policies": policies})
-        write_run(place / "sft", [{"loss": 1.0}], {})
+        write(directory / "eval" / "eval.json", {"policies": policies})
+        write_run(directory / "sft", [{"loss": 1.0}], {})
         ppo = {"value_coef": 0.1, "reward_model": "rm", "total_episodes": 64}
-        write_run(place / "ppo", updates([2.0, 2.5, 3.0, 4.0], length=10, seconds=3), ppo)
+        write_run(directory / "ppo", updates([2.0, 2.5, 3.0, 4.0], length=10, seconds=3), ppo)
         rloo = updates([2.0, 3.0, 3.5, 3.7, 3.9], length=9, seconds=2)
-        write_run(place / "rloo", rloo, {"algorithm": "rloo", "reward_model": "rm", "total_episodes": 64})
-        write_run(place / "dpo", [{"loss": 0.5}], {"beta": 0.1, "data": str(place / "data")}, seconds=12)
-        write_run(place / "rejection", [{"loss": 0.5}], {"data": str(place / "winners")}, seconds=5)
+        write_run(directory / "rloo", rloo, {"algorithm": "rloo", "reward_model": "rm", "total_episodes": 64})
+        write_run(directory / "dpo", [{"loss": 0.5}], {"beta": 0.1, "data": str(directory / "data")}, seconds=12)
+        write_run(directory / "rejection", [{"loss": 0.5}], {"data": str(directory / "winners")}, seconds=5)
         sampling = {"num_answers": 64, "num_tokens": 480, "seconds": 2.0, "peak_resident_bytes": 600_000_000}
-        write(place / "winners" / "best_of.json", sampling)
+        write(directory / "winners" / "best_of.json", sampling)
     points = {"sft": row(9.0), "lr/3e-4/kl-coef/0.02": row(3.0), "lr/1e-3/kl-coef/0.02": row(3.2)}
     write(runs / "grid" / "ppo" / "eval" / "eval.json", {"policies": points})
     return runs
 
 
-def table_of(lines: list[list[str]]) -> dict[str, dict[str, str]]:
+def table_by_name(lines: list[list[str]]) -> dict[str, dict[str, str]]:
     return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
 
 
 def test_the_table_has_means_over_seeds_with_students_interval_and_what_each_cost(runs: Path) -> None:
-    table = table_of(policy_table(read_policies(runs)))
+    table = table_by_name(policy_table(read_policies(runs)))
     assert list(table) == ["sft", "ppo", "rloo", "dpo", "rejection", "best-of-4"]
     # 3 and 4: mean 3.5, standard error 0.5, and t of one degree of freedom is tan(0.475 pi) = 12.706
     assert math.tan(0.475 * math.pi) == pytest.approx(12.706, abs=1e-3)
@@ -118,7 +118,7 @@ def test_differences_are_taken_seed_by_seed(runs: Path) -> None:
     write(
         runs / "3" / "eval" / "eval.json", {"policies": {"sft": row(2.0), "rloo": row(9.0)}}
     )  # no ppo to compare with
-    table = table_of(difference_table(read_policies(runs), "ppo"))
+    table = table_by_name(difference_table(read_policies(runs), "ppo"))
     assert "ppo" not in table and table["rloo"]["seeds"] == "2"
     gaps = np.array([0.5, 0.1])
     low, high = stats.t.interval(0.95, 1, gaps.mean(), stats.sem(gaps))
@@ -137,9 +137,9 @@ def test_at_the_same_cost_counts_only_the_updates_that_fit(runs: Path) -> None:
     ]
 
 
-def test_the_best_point_of_the_grid_is_that_of_the_highest_gold_score_and_never_the_start(runs) -> None:
-    place = runs / "grid" / "ppo" / "eval"
-    assert best_point(place / "eval.json") == "lr/1e-3/kl-coef/0.02"
+def test_the_best_point_of_the_grid_is_that_of_the_highest_gold_score_and_never_the_initial_policy(runs) -> None:
+    directory = runs / "grid" / "ppo" / "eval"
+    assert best_point(directory / "eval.json") == "lr/1e-3/kl-coef/0.02"
     assert flags_of("lr/1e-3/kl-coef/0.02") == "--lr 1e-3 --kl-coef 0.02"
     assert grid_table(runs)[1:] == [
         ["ppo", "--lr 3e-4 --kl-coef 0.02", "3.00", "0.300", "0.00", ""],
@@ -177,8 +177,8 @@ def test_each_of_many_algorithms_has_its_own_line(runs: Path) -> None:
     many = {"sft": policies["sft"]} | {f"ppo {i}": policies["ppo"] for i in range(20)}
     lines = token_figure(many).axes[0].lines
     assert len(lines) == 20 == len({(line.get_color(), line.get_linestyle()) for line in lines})
-    others = {"sft": policies["sft"]} | {f"dpo {i}": policies["dpo"] for i in range(20)}
-    assert len(over_optimisation_figure(others).axes[0].lines) == 2 + 2 * 20
+    many_policies = {"sft": policies["sft"]} | {f"dpo {i}": policies["dpo"] for i in range(20)}
+    assert len(over_optimisation_figure(many_policies).axes[0].lines) == 2 + 2 * 20
 
 
 def test_dapos_resampled_tokens_count(runs: Path) -> None:
@@ -239,7 +239,7 @@ def test_missing_inputs_omit_only_what_needs_them(tmp_path: Path) -> None:
         {"value_coef": 0.1, "reward_model": "rm", "total_episodes": 64},
     )
     (tmp_path / "1" / "ppo" / "summary.json").unlink()  # still running
-    assert table_of(policy_table(read_policies(tmp_path)))["ppo"]["tokens sampled"] == "144"
+    assert table_by_name(policy_table(read_policies(tmp_path)))["ppo"]["tokens sampled"] == "144"
 
 
 def test_a_mean_of_nothing_is_a_dash() -> None:
@@ -287,8 +287,8 @@ def test_all_algorithms_share_grid_and_budget_and_the_grid_has_a_separate_seed()
         name = getattr(args, "algorithm", "ppo")
         epochs.setdefault(name, set()).add(args.num_ppo_epochs if name == "ppo" else args.num_epochs)
     assert {(args.total_episodes, args.batch_size) for args in rollouts} == {(1024, 64)}
-    own = {name: epochs.pop(name) for name in ("online_dpo", "dapo", "cispo")}
-    assert own == {"online_dpo": {1}, "dapo": {1, 2}, "cispo": {1, 2}} and set.union(*epochs.values()) == {2}
+    other_epochs = {name: epochs.pop(name) for name in ("online_dpo", "dapo", "cispo")}
+    assert other_epochs == {"online_dpo": {1}, "dapo": {1, 2}, "cispo": {1, 2}} and set.union(*epochs.values()) == {2}
     points: dict[str, set[tuple[float, float]]] = {}
     for text, args in settings:
         if "/grid/" in str(args.out) and "eval.py" not in text:
@@ -300,10 +300,10 @@ def test_all_algorithms_share_grid_and_budget_and_the_grid_has_a_separate_seed()
         *("ppo", "rloo", "grpo", "dr-grpo", "reinforce++", "gspo", "dapo", "cispo", "online-dpo"),
         *("dpo", "kto", "orpo", "simpo"), "rejection",
     }  # fmt: skip
-    with_own_values = [points.pop(name) for name in ("rejection", "orpo", "simpo", "dapo", "cispo")]
+    separate_grids = [points.pop(name) for name in ("rejection", "orpo", "simpo", "dapo", "cispo")]
     [same] = {frozenset(of_one) for of_one in points.values()}
-    for own in with_own_values:
-        assert len(same) == len(own) == 4 and {lr for lr, _ in same} == {lr for lr, _ in own}
+    for values in separate_grids:
+        assert len(same) == len(values) == 4 and {lr for lr, _ in same} == {lr for lr, _ in values}
     [final] = {frozenset(args.seed for _, args in settings if str(args.out).endswith(f"/{name}")) for name in points}
     assert final == {1, 2, 3, 4}
     [sampled] = {settings_of(c) for c in commands if c.program == "data.best_of" and "runs/compare/1/data" in c.words}

@@ -42,7 +42,7 @@ def write(path: Path, value: dict) -> None:
     path.write_text(json.dumps(value))
 
 
-def train(place: Path, lengths: list[float], win_rate: float) -> None:
+def train(directory: Path, lengths: list[float], win_rate: float) -> None:
     rows = [
         {
             "step": i,
@@ -53,12 +53,12 @@ def train(place: Path, lengths: list[float], win_rate: float) -> None:
         }
         for i, x in enumerate(lengths)
     ]
-    (place / "ppo").mkdir(parents=True)
-    (place / "ppo" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "ppo").mkdir(parents=True)
+    (directory / "ppo" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sft = {"gold_win_rate": 0.4, "gold_score": 2.0, "response_length": 6.0, "kl": 0.0}
     ppo = {"gold_win_rate": win_rate, "gold_score": 1.5, "response_length": lengths[-1], "kl": 3.0}
     reward_model = {"samples_gold_agreement": 0.6, "num_sample_pairs": 9}
-    write(place / "eval" / "eval.json", {"policies": {"sft": sft, "ppo": ppo}, "reward_model": reward_model})
+    write(directory / "eval" / "eval.json", {"policies": {"sft": sft, "ppo": ppo}, "reward_model": reward_model})
 
 
 @pytest.fixture
@@ -99,23 +99,23 @@ def test_settings_are_read_in_order_of_value_links_followed(runs: Path) -> None:
 
 def test_a_dial_of_labels_has_a_line_per_measure_over_its_values(runs: Path) -> None:
     figure = dial_figure(read_settings(runs)["flip-rate"])
-    found = panels(figure)
-    assert list(found) == [
+    axes_by_title = panels(figure)
+    assert list(axes_by_title) == [
         "Accuracy of the reward model", "The longer response is preferred", "Calibration", "Calibration of margins",
     ]  # fmt: skip
-    axes = found["Accuracy of the reward model"]
+    axes = axes_by_title["Accuracy of the reward model"]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "0.1", "0.25"]
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
     assert lines["against the labels"] == ([0, 1, 2], [0.9, 0.8, 0.7])
     assert lines["the labels against the truth"] == ([0, 1, 2], [0.75] * 3)
-    *_, sigmoid = found["Calibration of margins"].lines
+    *_, sigmoid = axes_by_title["Calibration of margins"].lines
     assert sigmoid.get_ydata() == pytest.approx(1 / (1 + np.exp(-sigmoid.get_xdata())))
 
 
 def test_a_dial_with_policies_also_has_a_curve_per_value(runs: Path) -> None:
-    found = panels(dial_figure(read_settings(runs)["length-bonus"]))
-    assert {"Annotators", "After PPO", *(title for title, _ in lab.BY_UPDATE.values())} < set(found)
-    curves = found["PPO: response length"].lines
+    axes_by_title = panels(dial_figure(read_settings(runs)["length-bonus"]))
+    assert {"Annotators", "After PPO", *(title for title, _ in lab.BY_UPDATE.values())} < set(axes_by_title)
+    curves = axes_by_title["PPO: response length"].lines
     assert [line.get_label() for line in curves] == ["length-bonus 0", "length-bonus 0.6"]
     assert curves[1].get_ydata()[1] == pytest.approx(14)  # the mean of three updates
 
@@ -124,9 +124,9 @@ def test_remedies_of_one_reward_model_share_the_panels_of_policies(runs: Path) -
     train(runs / "remedy" / "kl-coef,0.2", [7.0, 9.0, 10.0], 0.5)
     train(runs / "remedy" / "reward-weights,uncertainty", [7.0, 12.0, 20.0], 0.4)
     (runs / "remedy" / "none").symlink_to("../length-bonus/0.6")
-    found = panels(dial_figure(read_settings(runs)["remedy"]))
-    assert set(found) == {"After PPO", *(title for title, _ in lab.BY_UPDATE.values())}
-    words = [text.get_text() for text in found["After PPO"].get_xticklabels()]
+    axes_by_title = panels(dial_figure(read_settings(runs)["remedy"]))
+    assert set(axes_by_title) == {"After PPO", *(title for title, _ in lab.BY_UPDATE.values())}
+    words = [text.get_text() for text in axes_by_title["After PPO"].get_xticklabels()]
     assert words == ["kl-coef\n0.2", "none", "reward-weights\nuncertainty"]
 
 
@@ -164,8 +164,8 @@ def test_the_page_begins_with_the_best_and_the_worst_of_a_dial(
         result["policies"]["ppo"]["gold_win_rate_ci"] = list(interval)
         write(path, result)
     main(Args(runs=runs, out=tmp_path / "report"))
-    [(found, text)] = re.findall(r'<p class="happened (\w+)">(.*?)</p>', (tmp_path / "report/lab.html").read_text())
-    assert found == kind and text.endswith(said)
+    [(css_class, text)] = re.findall(r'<p class="happened (\w+)">(.*?)</p>', (tmp_path / "report/lab.html").read_text())
+    assert css_class == kind and text.endswith(said)
     assert "0.300 [0.200, 0.400]" in " ".join(table_of(read_settings(runs))[-1])
 
 

@@ -13,22 +13,22 @@ from nanorlhf.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def train(place: Path, gap: float, num_updates: int = 3) -> None:
+def train(directory: Path, gap: float, num_updates: int = 3) -> None:
     """Updates whose gaps are `gap` times 1, 2, 3; all other numbers are the update's."""
-    place.mkdir(parents=True)
+    directory.mkdir(parents=True)
     keys = {key for key, _, _ in OF_UPDATES} | BY_UPDATE.keys()
     rows = [
         {"step": i} | dict.fromkeys(keys, float(i)) | {"policy/sampler_gap": gap * (i + 1)} for i in range(num_updates)
     ]
-    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """Two seeds each of the exact sampler and of int8, one of stale; int8's second seed has not been evaluated."""
     runs = tmp_path / "mismatch"
-    for place, gap in (("exact/none/1", 0.0), ("exact/none/2", 0.0), ("int8/tis/1", 0.1), ("int8/tis/2", 0.3)):
-        train(runs / place, gap)
+    for directory, gap in (("exact/none/1", 0.0), ("exact/none/2", 0.0), ("int8/tis/1", 0.1), ("int8/tis/2", 0.3)):
+        train(runs / directory, gap)
     train(runs / "stale" / "none" / "1", 1.0, num_updates=2)
     (runs / "base" / "rm" / "best").mkdir(parents=True)
     (runs / "eval").mkdir()
@@ -111,9 +111,9 @@ def test_all_can_read_the_page(runs: Path, tmp_path: Path, unreadable) -> None:
 
 def test_unreadable_input_is_reported_in_one_sentence(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for place in (tmp_path / "none", tmp_path / "empty"):
+    for directory in (tmp_path / "none", tmp_path / "empty"):
         with pytest.raises(InputError, match="has a PPO run: run `python -m experiments mismatch` first"):
-            read_runs(place)
+            read_runs(directory)
     (runs / "stale" / "none" / "1" / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
     with pytest.raises(InputError, match="policy/sampler_gap is missing"):
         read_runs(runs)

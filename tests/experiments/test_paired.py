@@ -19,13 +19,13 @@ def noncentral_t(t: float, dof: int, shift: float) -> float:
 
 
 def test_the_interval_is_students_and_the_effect_is_the_mean_over_the_sd() -> None:
-    found = paired(DIFFERENCES)
+    result = paired(DIFFERENCES)
     mean = sum(DIFFERENCES) / 8
     sd = math.sqrt(sum((x - mean) ** 2 for x in DIFFERENCES) / 7)
     half = 2.364624 * sd / math.sqrt(8)  # t of 7 degrees of freedom, from a table
-    assert (found.num_worlds, found.mean, found.sd) == (8, pytest.approx(mean), pytest.approx(sd))
-    assert found.ci == pytest.approx((mean - half, mean + half), rel=1e-5)
-    assert found.effect == pytest.approx(mean / sd) and found.share == 6 / 8
+    assert (result.num_worlds, result.mean, result.sd) == (8, pytest.approx(mean), pytest.approx(sd))
+    assert result.ci == pytest.approx((mean - half, mean + half), rel=1e-5)
+    assert result.effect == pytest.approx(mean / sd) and result.share == 6 / 8
 
 
 def test_wilcoxon_is_the_enumeration_of_all_signs() -> None:
@@ -46,8 +46,8 @@ def test_a_permutation_of_signs_agrees_with_the_t_test_to_chance() -> None:
         for signs in itertools.product((1, -1), repeat=8)
     ]
     permuted = np.mean([m >= abs(np.mean(DIFFERENCES)) - 1e-12 for m in means])
-    found = paired(DIFFERENCES)
-    assert found.ci is not None and (found.ci[0] > 0) == (permuted < 0.05)
+    result = paired(DIFFERENCES)
+    assert result.ci is not None and (result.ci[0] > 0) == (permuted < 0.05)
 
 
 def test_no_difference_and_a_single_world() -> None:

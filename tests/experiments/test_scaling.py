@@ -59,12 +59,12 @@ def curve(seed: int, case: str, method: str, alpha: float, beta: float, noise: f
 @pytest.fixture
 def points() -> list[Point]:
     """Two cases by PPO and by best of n in three worlds, whose coefficients differ by 0.1 from world to world."""
-    found = []
+    curves = []
     for seed in SEEDS:
         shift = 0.1 * (seed - 2)
-        found += curve(seed, "base", "rl", 1.0 + shift, 0.8) + curve(seed, "reward model 32", "rl", 0.7 + shift, 0.9)
-        found += curve(seed, "base", "best-of-n", 1.2 + shift, 0.4)
-    return found
+        curves += curve(seed, "base", "rl", 1.0 + shift, 0.8) + curve(seed, "reward model 32", "rl", 0.7 + shift, 0.9)
+        curves += curve(seed, "base", "best-of-n", 1.2 + shift, 0.4)
+    return curves
 
 
 # ------------------------------------------------------------------------------------------------------------ the fits
@@ -104,9 +104,9 @@ def test_a_noisy_curve_has_the_coefficients_of_scipy(method) -> None:
 
 def test_the_initial_gold_score_is_the_mean_measured_at_zero_kl(points) -> None:
     """By both methods and in all cases of a world, of the policies of that width."""
-    others = [Point(1, "reward model 32", "best-of-n", 1, 0.0, 3.0, 0.0), Point(1, "policy 32", "rl", 0, 0.0, 9.0, 0.0)]
-    found = fits([*points, *others], "rl")
-    assert found["base"][1].start == pytest.approx((3 * 2.4 + 3.0) / 4) and found["base"][2].start == 2.4
+    added = [Point(1, "reward model 32", "best-of-n", 1, 0.0, 3.0, 0.0), Point(1, "policy 32", "rl", 0, 0.0, 9.0, 0.0)]
+    curve_fits = fits([*points, *added], "rl")
+    assert curve_fits["base"][1].start == pytest.approx((3 * 2.4 + 3.0) / 4) and curve_fits["base"][2].start == 2.4
     assert fits([point for point in points if point.kl > 0], "rl") == {}
 
 
@@ -150,18 +150,18 @@ def test_the_csv_of_fits_has_every_case_in_every_world(points) -> None:
 def test_points_are_read_as_they_were_written(tmp_path, points) -> None:
     path = tmp_path / "scaling.csv"
     path.write_text(points_text(points))
-    found = read_points(path)
-    assert points_text(found) == points_text(points) and len(found) == len(points)
-    assert found[5].gold == pytest.approx(points[5].gold, rel=1e-4)
+    loaded = read_points(path)
+    assert points_text(loaded) == points_text(points) and len(loaded) == len(points)
+    assert loaded[5].gold == pytest.approx(points[5].gold, rel=1e-4)
 
 
 def test_new_curves_replace_known_ones_and_others_stay(points) -> None:
     other, longer = curve(4, "base", "rl", 1.0, 0.5), curve(2, "base", "rl", 2.0, 0.5)[:7]
-    found = joined(points, [*other, *longer])
-    assert [point for point in found if point.seed == 4] == other
-    assert [p for p in found if (p.seed, p.case, p.method) == (2, "base", "rl")] == longer
-    assert len(found) == len(points) + len(other) - 40 + 7 and joined(found, [])[:20] == found[:20]
-    assert [(p.seed, p.case) for p in found] == sorted((p.seed, p.case) for p in found)
+    merged = joined(points, [*other, *longer])
+    assert [point for point in merged if point.seed == 4] == other
+    assert [p for p in merged if (p.seed, p.case, p.method) == (2, "base", "rl")] == longer
+    assert len(merged) == len(points) + len(other) - 40 + 7 and joined(merged, [])[:20] == merged[:20]
+    assert [(p.seed, p.case) for p in merged] == sorted((p.seed, p.case) for p in merged)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_finished_runs_become_points_and_others_are_left_out(tmp_path) -> None:
     }
     path = case_directory(tmp_path, 1, "6,400 comparisons") / "best_of/eval.json"
     path.write_text(json.dumps({"policies": policies}))
-    [_, start, best] = finished(tmp_path)
-    assert start == Point(1, "6,400 comparisons", "best-of-n", 1, 0.0, 2.4, 0.1)
-    assert best == replace(start, step=4, kl=0.6, gold=3.0, proxy=0.9)
+    [_, initial_point, best_point] = finished(tmp_path)
+    assert initial_point == Point(1, "6,400 comparisons", "best-of-n", 1, 0.0, 2.4, 0.1)
+    assert best_point == replace(initial_point, step=4, kl=0.6, gold=3.0, proxy=0.9)
     with pytest.raises(InputError, match="empty has no finished run of `python -m experiments scaling`"):
         finished(tmp_path / "empty")
 

@@ -23,16 +23,16 @@ from nanorlhf.errors import InputError
 from tests.conftest import ROOT
 
 
-def write_run(place: Path, layouts: list[float], refilled: float = 0.0) -> None:
+def write_run(directory: Path, layouts: list[float], refilled: float = 0.0) -> None:
     """Updates of 32 responses of 10 tokens, whose layout rewards are given."""
-    place.mkdir(parents=True)
+    directory.mkdir(parents=True)
     rows = [
         {"step": i, "episode": 32 * (i + 1), "response_length": 10.0, "reward/outcome": 0.5, "reward/layout": layout}
         | {"groups/refilled": refilled}
         for i, layout in enumerate(layouts)
     ]
-    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (place / "summary.json").write_text(json.dumps({"seconds": 7.0}))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "summary.json").write_text(json.dumps({"seconds": 7.0}))
 
 
 def evaluated(solved: float) -> dict:
@@ -63,11 +63,15 @@ def test_a_row_is_a_policy_with_numbers_by_seed_and_means_over_seeds(runs, tmp_p
     tables = tables_of(csv.DictReader((tmp_path / "out/sums.csv").open()))
     assert list(tables) == ["The outcome as reward", "Other rewards"]  # no run had another sampler
     headings, *rows = tables["The outcome as reward"]
-    of = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
-    assert list(of) == ["sft", "ppo", "dapo"]
-    assert of["ppo"]["solved"] == "0.20 0.40" and of["ppo"]["pass@64"] == "1.00 1.00"
-    assert of["ppo"]["right answer"] == "0.30 0.50" and of["ppo"]["seconds"] == "7" and of["sft"]["seconds"] == "-"
-    assert of["ppo"]["length"] == "20.0"
+    cells = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
+    assert list(cells) == ["sft", "ppo", "dapo"]
+    assert cells["ppo"]["solved"] == "0.20 0.40" and cells["ppo"]["pass@64"] == "1.00 1.00"
+    assert (
+        cells["ppo"]["right answer"] == "0.30 0.50"
+        and cells["ppo"]["seconds"] == "7"
+        and cells["sft"]["seconds"] == "-"
+    )
+    assert cells["ppo"]["length"] == "20.0"
     lines = list(csv.DictReader((tmp_path / "out/sums.csv").open()))
     tokens = {(line["seed"], line["policy"]): line["tokens"] for line in lines}
     assert tokens["1", "sft"] == "" and tokens["1", "ppo"] == "640"
@@ -94,13 +98,13 @@ def test_differences_are_paired_by_seed(runs, tmp_path):
         ((0.02, 0.03), "bad", "worse than sft: ppo (-0.075 [-0.139, -0.011])."),
     ],
 )
-def test_the_page_begins_with_who_solves_more_than_the_start(solved, kind, said):
+def test_the_page_begins_with_who_solves_more_than_the_initial_policy(solved, kind, said):
     rows = [{"policy": "sft", "seed": seed, "pass@1": "0.1"} for seed in "12"]
     rows += [{"policy": "ppo", "seed": seed, "pass@1": str(x)} for seed, x in zip("12", solved, strict=True)]
     section = happened(rows, []).html()
     assert f'class="happened {kind}"' in section and f"By pass@1, seed by seed, {said}" in section
-    blank = dict.fromkeys(COMPARED, "")
-    [_, line] = differences([blank | row for row in rows], "sft")
+    empty = dict.fromkeys(COMPARED, "")
+    [_, line] = differences([empty | row for row in rows], "sft")
     assert line[1] in said
 
 

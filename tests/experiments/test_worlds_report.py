@@ -48,13 +48,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PPO = {"lr": "0.001", "kl_coef": "0.05", "epochs": "2", "lam": "0.95", "value_model": "policy"}
 
 
-def row(world: int, algorithm: str, rate: float, budget: int = 1024, **others: object) -> Row:
+def row(world: int, algorithm: str, rate: float, budget: int = 1024, **columns: object) -> Row:
     known = {
         "phase": "final", "world": world, "algorithm": algorithm, "budget": budget, "gold_win_rate": rate,
         "gold_score": 4 * rate, "rm_score": 1, "kl": 2, "entropy": 1, "distinct": 2, "eos_rate": 1,
         "response_length": 10, "tokens": 100, "seconds": 30, "processor": "A", "revision": "b",
     }  # fmt: skip
-    return dict.fromkeys(COLUMNS, "") | {name: str(value) for name, value in (known | others).items()}
+    return dict.fromkeys(COLUMNS, "") | {name: str(value) for name, value in (known | columns).items()}
 
 
 RATES = {  # world by world
@@ -73,22 +73,22 @@ RATES = {  # world by world
 @pytest.fixture
 def rows() -> list[Row]:
     """Six worlds at 1,024 responses, PPO and RLOO at 256 in two of them, a variant of PPO, and a tuning of PPO."""
-    found = []
+    all_rows = []
     for name, rates in RATES.items():
         budget = 0 if name in ("sft", "dpo") or name.startswith("best") else 1024
         for world, rate in enumerate(rates, start=1):
             explained = {"explained_variance_run": rate / 2, "explained_variance_end": rate} if name == "ppo" else {}
-            found.append(row(world, name, rate, budget, **PPO | explained if name == "ppo" else {"lr": "0.001"}))
-    found += [row(world, name, 0.5 + world / 10, 256, lr="0.001") for name in ("ppo", "rloo") for world in (1, 2)]
+            all_rows.append(row(world, name, rate, budget, **PPO | explained if name == "ppo" else {"lr": "0.001"}))
+    all_rows += [row(world, name, 0.5 + world / 10, 256, lr="0.001") for name in ("ppo", "rloo") for world in (1, 2)]
     for world, rate in enumerate((0.92, 0.74, 0.85, 0.95, 0.86, 0.70), start=1):
         settings = PPO | {"lam": "1"}
-        found.append(row(world, "ppo", rate, variant="lambda 1", explained_variance_run=0.3, **settings))
+        all_rows.append(row(world, "ppo", rate, variant="lambda 1", explained_variance_run=0.3, **settings))
     for world, lr, gold in ((101, "0.001", 3.0), (101, "0.009", 3.5), (101, "0.0002", 1.0), (102, "0.001", 3.2)):
-        found.append(row(world, "ppo", 0.5, phase="tune", **PPO | {"lr": lr}) | {"gold_score": str(gold)})
-    return found
+        all_rows.append(row(world, "ppo", 0.5, phase="tune", **PPO | {"lr": lr}) | {"gold_score": str(gold)})
+    return all_rows
 
 
-def table_of(lines: list[list[str]]) -> dict[str, dict[str, str]]:
+def table_by_name(lines: list[list[str]]) -> dict[str, dict[str, str]]:
     return {line[0].strip("`"): dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
 
 
@@ -118,9 +118,9 @@ def test_the_means_have_the_median_the_quartiles_and_the_worst_world(rows) -> No
 
 
 def test_pairs_are_compared_in_the_worlds_that_both_have_and_corrected_together(rows) -> None:
-    found = pairs(finals(rows, 1024), "gold_win_rate")
-    assert len(found) == 8 * 7 / 2 and not any("sft" in (pair.a, pair.b) for pair in found)
-    [pair] = [pair for pair in found if (pair.a, pair.b) == ("ppo", "rloo")]
+    comparisons = pairs(finals(rows, 1024), "gold_win_rate")
+    assert len(comparisons) == 8 * 7 / 2 and not any("sft" in (pair.a, pair.b) for pair in comparisons)
+    [pair] = [pair for pair in comparisons if (pair.a, pair.b) == ("ppo", "rloo")]
     gaps = [a - b for a, b in zip(RATES["ppo"], RATES["rloo"], strict=True)]
     assert pair.result.mean == pytest.approx(np.mean(gaps)) and pair.result.share == 1 / 6
     assert pair.result.p == pytest.approx(stats.wilcoxon(gaps).pvalue)
@@ -150,7 +150,7 @@ def test_differences_to_ppo_have_the_sign_of_the_other_algorithm_at_every_budget
 
 
 def test_variants_are_compared_with_ppo_as_it_was_tuned(rows) -> None:
-    table = table_of(variant_table(finals(rows, 1024, variants=True)))
+    table = table_by_name(variant_table(finals(rows, 1024, variants=True)))
     gaps = [b - a for a, b in zip(RATES["ppo"], (0.92, 0.74, 0.85, 0.95, 0.86, 0.70), strict=True)]
     assert table["lambda 1"]["minus as tuned"].startswith(f"{np.mean(gaps):+.3f} [")
     assert table["as tuned"]["minus as tuned"] == "-"
@@ -171,7 +171,7 @@ def test_variants_are_compared_with_ppo_as_it_was_tuned(rows) -> None:
 def test_the_choice_has_the_most_worlds_and_then_the_highest_mean(rows) -> None:
     [(best, golds), (second, _), _] = tuned(rows, "ppo")
     assert best["lr"] == "0.001" and golds == [3.0, 3.2] and second["lr"] == "0.009"
-    table = table_of(tuning_table(rows))
+    table = table_by_name(tuning_table(rows))
     assert table["ppo"]["gold score"] == "3.10" and table["ppo"]["chosen settings"].startswith("lr 0.001, kl_coef")
     assert tuning_section(rows)[-1] == "Choices in the outer tenth of their range: none."
     assert at_edge("ppo", best | {"lr": "0.0064", "kl_coef": "0.0079"}) == ["lr", "kl_coef"]

@@ -62,7 +62,7 @@ class Programs:
             (out / "best_of.json").write_text(json.dumps(cost))
         elif words[0] == "eval.py":
             policies = words[words.index("--policies") + 1 : words.index("--out")]
-            rows = {name: self.evaluated(name, place, seed) for name, place in zip(*[iter(policies)] * 2, strict=True)}
+            rows = {name: self.evaluated(name, path, seed) for name, path in zip(*[iter(policies)] * 2, strict=True)}
             (out / "eval.json").write_text(json.dumps({"policies": rows}))
         else:
             if self.diverging in said:
@@ -75,10 +75,10 @@ class Programs:
             (out / "summary.json").write_text(json.dumps(summary))
         return 0, b""
 
-    def evaluated(self, name: str, place: str, seed: str) -> dict:
+    def evaluated(self, name: str, path: str, seed: str) -> dict:
         """The algorithm matters, the settings matter, and the world matters most."""
-        trained = Path(place) / "args.json"
-        settings = json.loads(trained.read_text())["said"] if trained.exists() else place.partition(":")[0]
+        trained = Path(path) / "args.json"
+        settings = json.loads(trained.read_text())["said"] if trained.exists() else path.partition(":")[0]
         gold = 2 + luck(seed) + 0.5 * luck(name.partition("-")[0]) + 0.2 * luck(settings, seed)
         return {
             "gold_win_rate": gold / 4, "gold_score": gold, "rm_score": 1.0, "kl": 1.0, "entropy": 1.0, "distinct": 2.0,
@@ -109,10 +109,10 @@ def results(path: Path) -> list[dict[str, str]]:
     return [row | {"seconds": "", "revision": ""} for row in table.read_rows(path)]
 
 
-def elsewhere(args: Worlds, place: Path, **changes) -> Worlds:
+def elsewhere(args: Worlds, directory: Path, **changes) -> Worlds:
     """The same study on another machine."""
-    place.mkdir()
-    return replace(args, out=place / "runs", csv=place / "worlds.csv", **changes)
+    directory.mkdir()
+    return replace(args, out=directory / "runs", csv=directory / "worlds.csv", **changes)
 
 
 # -------------------------------------------------------------------------------------------------- 1. the runs
@@ -238,13 +238,13 @@ def test_points_depend_only_on_the_seed_and_cover_their_ranges() -> None:
         assert points == drawn(replace(args, seeds=(7,)), name) != drawn(replace(args, draw_seed=1), name)
         assert len({tuple(point.values()) for point in points}) == len(points) == 12
         for setting, values in space.items():
-            found = [point[setting] for point in points]
+            drawn_values = [point[setting] for point in points]
             if isinstance(values[0], str):
-                assert {found.count(value) for value in values} <= {3, 4, 6}
+                assert {drawn_values.count(value) for value in values} <= {3, 4, 6}
             else:
                 low, high = values
                 edges = [low * (high / low) ** (i / 12) for i in range(13)]
-                assert [sum(a <= float(x) < b for x in found) for a, b in pairwise(edges)] == [1] * 12
+                assert [sum(a <= float(x) < b for x in drawn_values) for a, b in pairwise(edges)] == [1] * 12
         assert all(not point[setting] for point in points for setting in set(table.SETTINGS) - set(space))
 
 
@@ -255,11 +255,11 @@ def test_halving_keeps_the_best_by_the_mean_over_the_worlds_so_far() -> None:
     points = drawn(args, "rloo")
 
     def rows(scores: dict[tuple[int, int], float]) -> list[table.Row]:
-        found = []
+        table_rows = []
         for (i, seed), gold in scores.items():
             key = key_of_run(args, "tune", seed, "rloo", 1024, points[i])
-            found.append(dict.fromkeys(table.COLUMNS, "") | key | {"gold_score": str(gold)})
-        return found
+            table_rows.append(dict.fromkeys(table.COLUMNS, "") | key | {"gold_score": str(gold)})
+        return table_rows
 
     scores = {(0, 101): 1.0, (1, 101): 4.0, (2, 101): 3.0}
     assert standing(args, rows(scores), "rloo", 0) == points
@@ -277,17 +277,17 @@ def test_settings_become_the_flags_of_their_script() -> None:
     empty = dict.fromkeys(table.SETTINGS, "")
     key = {"algorithm": "ppo"} | empty | {"lr": "1e-3", "epochs": "4", "lam": "1", "value_model": "scratch"}
     key |= {"value_clip": "None", "batch_size": "256"}
-    place = Path("world")
-    assert [*map(str, setting_flags(key, place))] == [
+    directory = Path("world")
+    assert [*map(str, setting_flags(key, directory))] == [
         *("--lr", "1e-3", "--lam", "1", "--value-clip-range", "None", "--num-ppo-epochs", "4"),
         *("--value-model", "world/scratch", "--batch-size", "256", "--num-minibatches", "4"),
     ]
-    assert [*setting_flags({"algorithm": "dpo"} | empty | {"beta": "0.1", "epochs": "2"}, place)] == [
+    assert [*setting_flags({"algorithm": "dpo"} | empty | {"beta": "0.1", "epochs": "2"}, directory)] == [
         *("--beta", "0.1", "--num-epochs", "2")
     ]
-    assert [*setting_flags({"algorithm": "ppo"} | empty | {"value_model": "reward model"}, place)] == []
+    assert [*setting_flags({"algorithm": "ppo"} | empty | {"value_model": "reward model"}, directory)] == []
     first_run = {"algorithm": "ppo"} | empty | {"value_model": "first run"}
-    assert [*setting_flags(first_run, place)] == ["--value-model", place / "first_run/value_model"]
+    assert [*setting_flags(first_run, directory)] == ["--value-model", directory / "first_run/value_model"]
 
 
 # ------------------------------------------------------------------------------------------- 4. flags, and what is left
