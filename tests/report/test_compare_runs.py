@@ -31,23 +31,23 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 SCORES = {"a": [0.0, 1.0, 2.0, 2.5], "b": [0.5, 2.0, 4.0], "c": [1.0, 3.0, 3.0, 9.0]}
 
 
-def make_run(place: Path, scores=(0.0, 1.0, 2.0), size=10, gold=True, summary=None, **settings) -> Path:
-    place.mkdir(parents=True)
+def make_run(directory: Path, scores=(0.0, 1.0, 2.0), size=10, gold=True, summary=None, **settings) -> Path:
+    directory.mkdir(parents=True)
     rows = [
         {"step": i, "episode": 8 * (i + 1), "objective/score": s, "objective/kl": float(i * i)}
         | ({"gold_score": 2 - s} if gold else {})
         for i, s in enumerate(scores)
     ]
-    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (place / "args.json").write_text(json.dumps({"seed": 1, "lr": 1e-3, "whiten_rewards": False} | settings))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "args.json").write_text(json.dumps({"seed": 1, "lr": 1e-3, "whiten_rewards": False} | settings))
     if summary:
-        (place / "summary.json").write_text(json.dumps(summary))
-    save_file({"w": np.zeros((size, 2), dtype=np.float32), "b": np.zeros(3)}, place / "model.safetensors")
-    return place
+        (directory / "summary.json").write_text(json.dumps(summary))
+    save_file({"w": np.zeros((size, 2), dtype=np.float32), "b": np.zeros(3)}, directory / "model.safetensors")
+    return directory
 
 
-def pairs(**places: list[Path]) -> tuple[str, ...]:
-    return tuple(word for name, group in places.items() for place in group for word in (name, str(place)))
+def pairs(**paths: list[Path]) -> tuple[str, ...]:
+    return tuple(word for name, group in paths.items() for path in group for word in (name, str(path)))
 
 
 @pytest.fixture
@@ -111,22 +111,22 @@ def test_over_optimisation_starts_at_0_and_gold_falls_as_the_proxy_rises(tmp_pat
     assert over_optimisation_figure({"ppo": runs}) is None
 
 
-def make_eval(place: Path, policies: dict[str, Path], rows: dict[str, dict], judge=None) -> Path:
-    place.mkdir()
+def make_eval(directory: Path, policies: dict[str, Path], rows: dict[str, dict], judge=None) -> Path:
+    directory.mkdir()
     words = [str(word) for pair in policies.items() for word in pair]
     result = {"args": {"policies": words}, "policies": rows, "judge": judge}
-    (place / "eval.json").write_text(json.dumps(result))
-    return place
+    (directory / "eval.json").write_text(json.dumps(result))
+    return directory
 
 
 def test_win_rates_come_from_evaluations_of_the_same_directory_and_means_are_over_seeds(tmp_path) -> None:
-    places = [make_run(tmp_path / f"{size}_{seed}", size=size, seed=seed) for size in (10, 1000) for seed in (1, 2)]
+    paths = [make_run(tmp_path / f"{size}_{seed}", size=size, seed=seed) for size in (10, 1000) for seed in (1, 2)]
     rates = [0.4, 0.5, 0.6, 0.9]
-    named = {f"p{i}": place for i, place in enumerate(places)}
+    named = {f"p{i}": path for i, path in enumerate(paths)}
     rows = {f"p{i}": {"gold_win_rate": rate} for i, rate in enumerate(rates)}
     evals = (make_eval(tmp_path / "eval", named, rows),)
     stranger = make_run(tmp_path / "stranger", size=10)
-    runs = read_runs(Args(runs=pairs(ppo=[*places, stranger]), out=tmp_path / "out", evals=evals))
+    runs = read_runs(Args(runs=pairs(ppo=[*paths, stranger]), out=tmp_path / "out", evals=evals))
     assert [run.win_rate for run in runs] == [*rates, None] and {run.decided_by for run in runs[:4]} == {
         "the gold score"
     }
@@ -140,7 +140,7 @@ def test_win_rates_come_from_evaluations_of_the_same_directory_and_means_are_ove
         against: make_eval(tmp_path / against, named, rows, {"against": against}) for against in ("reference", "sft")
     }
     for against, expected in (("reference", (0.7, "the judge")), ("sft", (0.4, "the gold score"))):
-        run = read_runs(Args(runs=pairs(ppo=places), out=tmp_path / "out", evals=(both[against],)))[0]
+        run = read_runs(Args(runs=pairs(ppo=paths), out=tmp_path / "out", evals=(both[against],)))[0]
         assert (run.win_rate, run.decided_by) == expected
 
 
@@ -164,8 +164,8 @@ def test_whitening_is_compared_between_runs_that_share_all_other_settings(tmp_pa
 
 def test_the_page_shows_figures_and_reasons_for_missing_ones(tmp_path, seeds, capsys) -> None:
     rms = [make_run(tmp_path / f"rm{i}", size=10**i, summary={"validation_accuracy": 0.6 + i / 10}) for i in (1, 2)]
-    for place in rms:
-        (place / "metrics.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n')
+    for directory in rms:
+        (directory / "metrics.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n')
     missing = main(Args(runs=pairs(ppo=seeds, rm=rms), out=tmp_path / "new" / "out"))
     page = (tmp_path / "new" / "out" / "compare.html").read_text()
     titles = re.findall(r'<img alt="([^"]*)" src="data:', page)
@@ -198,14 +198,14 @@ def test_the_page_shows_figures_and_reasons_for_missing_ones(tmp_path, seeds, ca
 )
 def test_the_page_begins_with_what_each_name_gained(tmp_path, scores, kind, said) -> None:
     """The gold score of these runs is 2 minus the score."""
-    places = [make_run(tmp_path / str(i), (0.0, 0.5, last)) for i, last in enumerate(scores)]
-    for place in places:
-        rows = [json.loads(line) | {"eos_rate": 1.0} for line in (place / "metrics.jsonl").read_text().splitlines()]
-        (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    main(Args(runs=pairs(ppo=places), out=tmp_path / "out"))
+    paths = [make_run(tmp_path / str(i), (0.0, 0.5, last)) for i, last in enumerate(scores)]
+    for path in paths:
+        rows = [json.loads(line) | {"eos_rate": 1.0} for line in (path / "metrics.jsonl").read_text().splitlines()]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main(Args(runs=pairs(ppo=paths), out=tmp_path / "out"))
     page = (tmp_path / "out" / "compare.html").read_text()
-    [(found, text)] = re.findall(r'<p class="happened (\w+)">(.*?)</p>', page)
-    assert found == kind and text.startswith(f"ppo has 2 runs. {said}")
+    [(css_class, text)] = re.findall(r'<p class="happened (\w+)">(.*?)</p>', page)
+    assert css_class == kind and text.startswith(f"ppo has 2 runs. {said}")
     assert said.partition("(")[2].partition(")")[0] in page.partition("<table")[2].replace("\u2011", "-")
 
 

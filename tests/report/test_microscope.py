@@ -91,9 +91,9 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        self.loaded += [found[name] for name in ("src", "href", "srcset", "action") if found.get(name)]
-        self.inside = found.get("id") == "data"
+        values = dict(attributes)
+        self.loaded += [values[name] for name in ("src", "href", "srcset", "action") if values.get(name)]
+        self.inside = values.get("id") == "data"
 
     def handle_endtag(self, tag):
         self.inside = False
@@ -147,15 +147,15 @@ def test_the_formulas_come_to_the_cells(runs, name):
 def test_a_clipped_token_is_seen(runs):
     """With this learning rate some ratios leave the clip range in the second epoch and have a gradient of 0."""
     data = page_data(runs / "ppo_tis")
-    found = [
+    cells = [
         (response["cells"]["clip.1"][t], response["cells"]["push.1"][t])
         for update in data["updates"]
         for response in update["responses"]
         for t in range(len(response["cells"]["clip.1"]))
     ]
-    active = [push for word, push in found if "active" in word]
+    active = [push for word, push in cells if "active" in word]
     assert active and set(active) == {0}
-    assert any(word in ("above", "below") and push != 0 for word, push in found)
+    assert any(word in ("above", "below") and push != 0 for word, push in cells)
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_last_token", "grpo"])
@@ -244,8 +244,8 @@ def test_the_terms_of_gae_add_up_to_the_sum_of_all_later_deltas():
             deltas[i, t] = rewards[i, t] + gamma * (values[i, t + 1] if t < i else 0.0) - values[i, t]
         for i, t in states.nonzero().tolist():
             advantages[i, t] = sum((gamma * lam) ** (s - t) * deltas[i, s] for s in range(t, i + 1))
-        given = (x.where(states, torch.nan) for x in (rewards, values, advantages))
-        delta, carried = gae_terms(*given, states, gamma, lam)
+        inputs = (x.where(states, torch.nan) for x in (rewards, values, advantages))
+        delta, carried = gae_terms(*inputs, states, gamma, lam)
         assert torch.allclose(delta[states], deltas[states])
         assert torch.allclose((delta + carried)[states], advantages[states])
 
@@ -289,8 +289,8 @@ def test_the_example_in_the_docs_has_the_numbers_of_the_demos_page():
     for line in block.splitlines():
         epoch, label, value = re.match(r" *(?:epoch (\d) )? *(\D+?) +(-?\d+\.\d{3})", line).groups()
         [key] = [
-            found["key"] for found in data["lines"]
-            if found["label"] == label and (epoch is None or found["key"].endswith(f".{int(epoch) - 1}"))
+            entry["key"] for entry in data["lines"]
+            if entry["label"] == label and (epoch is None or entry["key"].endswith(f".{int(epoch) - 1}"))
         ]  # fmt: skip
         assert value == f"{cells[key][t]:.3f}", line
         checked += 1
@@ -486,12 +486,12 @@ DRIVER = """(() => {
 def test_a_browser_shows_a_cell_and_moves_with_the_keys(runs, tmp_path, browser, name):
     browser.said.clear()
     browser.open(main(Args(run=runs / name, out=tmp_path / "page.html")).as_uri())
-    formula, place, update, framed, rows = browser.ask(DRIVER)
+    formula, cell, update, framed, rows = browser.ask(DRIVER)
     assert not browser.said
     assert "logprobs - ref_logprobs" in formula and re.search(r"train_\w+\.py:\d+", formula)
     number = 2 if name == "ppo" else 1
     assert (
-        place == "actions 1" and update == f"{number}  ({number + 1} of {number + 1} traced)" and framed == str(number)
+        cell == "actions 1" and update == f"{number}  ({number + 1} of {number + 1} traced)" and framed == str(number)
     )
     assert rows == len(page_data(runs / name)["lines"])
 

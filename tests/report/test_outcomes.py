@@ -204,8 +204,8 @@ def answers(gold: tuple | None, rm: tuple | None, ppo: str = "a/ppo") -> dict:
     ],
 )
 def test_answers_are_judged_against_the_policy_before(gold, rm, kind, said) -> None:
-    found, change = answer_report.outcome(answers(gold, rm), "ppo")[1:3]
-    assert found == kind and change.startswith(said)
+    result_kind, change = answer_report.outcome(answers(gold, rm), "ppo")[1:3]
+    assert result_kind == kind and change.startswith(said)
 
 
 def test_answers_are_judged_by_the_reward_model_that_trained_the_policy(tmp_path) -> None:
@@ -249,8 +249,8 @@ def test_answers_are_judged_by_the_reward_model_that_trained_the_policy(tmp_path
 )
 def test_replies_are_judged_against_the_policy_before(gains, kind, said) -> None:
     result = compared(gains, {})
-    found, change = reply_report.outcome(result, "ppo")[1:3]
-    assert found == kind and change.startswith(said)
+    result_kind, change = reply_report.outcome(result, "ppo")[1:3]
+    assert result_kind == kind and change.startswith(said)
     table = reply_report.differences(result, tuple(reply_report.METRICS[metric] for metric in gains))
     assert [line[0] for line in table[1:]] == ["sft - base", "ppo - sft", "ppo - base"]
     assert said[said.index("(") + 1 : said.index("]") + 1] in " ".join(table[2])
@@ -260,10 +260,10 @@ def test_replies_are_judged_against_the_policy_before(gains, kind, said) -> None
 def reward_models(ends: tuple, gain: tuple | None = None, truth: float | None = None) -> dict:
     """Return a result of rm and dpo; ends: interval of dpo's accuracy, gain: interval of its gain over rm."""
     first = {"mean": 0.7, "ci": (0.68, 0.72), "gain": None}
-    found = {"mean": mean(ends), "ci": ends, "gain": gain and {"mean": mean(gain), "ci": gain}}
-    of = {name: {"truth": {"mean": share}} for name, share in (("rm", truth), ("dpo", truth))}
-    deciders = {"labels": {"truth": {"mean": 0.75}}, "models": of}
-    return {"sets": {"validation": {"intervals": {"rm": first, "dpo": found}, "deciders": deciders}}}
+    second = {"mean": mean(ends), "ci": ends, "gain": gain and {"mean": mean(gain), "ci": gain}}
+    models = {name: {"truth": {"mean": share}} for name, share in (("rm", truth), ("dpo", truth))}
+    deciders = {"labels": {"truth": {"mean": 0.75}}, "models": models}
+    return {"sets": {"validation": {"intervals": {"rm": first, "dpo": second}, "deciders": deciders}}}
 
 
 @pytest.mark.parametrize(
@@ -279,9 +279,9 @@ def reward_models(ends: tuple, gain: tuple | None = None, truth: float | None = 
 def test_reward_models_are_judged_against_chance_and_the_first(ends, gain, kind, said) -> None:
     result = reward_models(ends, gain)
     outcome = reward_model_report.outcome(result, "dpo")
-    found = verdict(outcome, None)
-    assert found[0] == kind
-    assert found[1].startswith(f"dpo ranks {round(100 * mean(ends))}% of validation pairs as people did {said}")
+    reported = verdict(outcome, None)
+    assert reported[0] == kind
+    assert reported[1].startswith(f"dpo ranks {round(100 * mean(ends))}% of validation pairs as people did {said}")
     cells = " ".join(reward_model_report.interval_lines(result["sets"]["validation"])[2])
     assert said[1 : said.index("]") + 1] in cells
     assert gain is None or f"{mean(gain):+.3f} [{gain[0]:+.3f}, {gain[1]:+.3f}]" in cells
@@ -312,6 +312,6 @@ def test_benchmark_verdict_depends_on_the_margin_weight(weight, kind, said) -> N
         "tables": [{"name": "accuracy", "lines": [{"name": "all pairs", "num_rows": 9, "models": models}]}],
         "length": {"rm": {"margin_weight": {"mean": mean(weight), "interval": weight}}},
     }
-    found, text_of = verdict(benchmark_report.outcome(result, "rm"), None)
+    result_kind, result_text = verdict(benchmark_report.outcome(result, "rm"), None)
     level = "rm scores 0.710 [0.690, 0.730] (all pairs); the rule `the longer one` scores 0.550."
-    assert found == kind and text_of.startswith(f"{level} {said}")
+    assert result_kind == kind and result_text.startswith(f"{level} {said}")
