@@ -20,7 +20,7 @@ class Letters:
         return "".join(chr(96 + i) for i in ids if i not in (PAD, EOS))
 
 
-def batch_of(records=RECORDS):
+def make_batch(records=RECORDS):
     """Return a batch with the responses "abc" with EOS and "a" without."""
     query, response = torch.tensor([[PAD, 1], [1, 2]]), torch.tensor([[1, 2, 3, EOS], [1, PAD, PAD, PAD]])
     return Batch.of(records, query, response, torch.zeros(2, 4), EOS, PAD, "last_token")

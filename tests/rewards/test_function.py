@@ -10,9 +10,9 @@ import pytest
 from nanorlhf.errors import InputError
 from nanorlhf.rewards.function import Responses, RewardFunction, load_function, score_of
 from nanorlhf.rewards.rule import Rule
-from tests.rewards.letters import EOS, RECORDS, Letters, batch_of
+from tests.rewards.letters import EOS, RECORDS, Letters, make_batch
 
-GIVEN = Responses(["a", "ab"], ["abc", "a"], [[1, 2, 3, EOS], [1]], RECORDS)
+INPUTS = Responses(["a", "ab"], ["abc", "a"], [[1, 2, 3, EOS], [1]], RECORDS)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_users_rule_gets_texts(tmp_path):
         "def score(queries, responses):\n    return [len(q) + 10 * len(r) for q, r in zip(queries, responses)]\n"
     )
     rule = Rule(f"{path}:score", Letters(), 1)
-    scores = rule.score(batch_of())
+    scores = rule.score(make_batch())
     assert scores.scores.tolist() == [31.0, 12.0] and rule.models == [] and rule.metrics() == {}
     assert scores.token_rewards.tolist() == [[0.0] * 4] * 2 and scores.applies.tolist() == [True, True]
 
@@ -52,7 +52,7 @@ def test_it_gets_what_it_names_whatever_the_size_of_a_call(tmp_path, size):
         "            file.write(json.dumps(row) + '\\n')\n"
         "    return [0.0] * len(queries)\n"
     )
-    Rule(f"{path}:score", Letters(), size, RECORDS).score(batch_of())
+    Rule(f"{path}:score", Letters(), size, RECORDS).score(make_batch())
     rows = sorted((json.loads(line) for line in seen.read_text().splitlines()), key=lambda row: row[0])
     assert rows == [
         ["a", "abc", "4", [1, 2, 3, EOS], None, RECORDS[0], 1],
@@ -68,10 +68,10 @@ def test_trls_function_gets_keywords_and_messages_where_a_row_is_a_chat(function
         "    return [None, 1.0]\n"
     )
     chat = {"query": "<user>ab", "response": "b", "chat": True, "meta": {"answer": "x"}}
-    found = function(text, [*RECORDS, chat])
-    given = Responses(["a", "<user>ab"], ["abc", "a"], [[1, EOS], [1]], [RECORDS[0], chat])
-    assert found(given) == [None, 1.0]
-    [(prompts, completions, ids, answer, columns)] = found.function.__globals__["seen"]
+    reward = function(text, [*RECORDS, chat])
+    inputs = Responses(["a", "<user>ab"], ["abc", "a"], [[1, EOS], [1]], [RECORDS[0], chat])
+    assert reward(inputs) == [None, 1.0]
+    [(prompts, completions, ids, answer, columns)] = reward.function.__globals__["seen"]
     assert prompts == ["a", [{"role": "user", "content": "<user>ab"}]]
     assert completions == ["abc", [{"role": "assistant", "content": "a"}]] and ids == [[1, EOS], [1]]
     assert answer == ["4", "x"] and columns == {"level": [1, None], "tests": [None, None]}
@@ -80,12 +80,12 @@ def test_trls_function_gets_keywords_and_messages_where_a_row_is_a_chat(function
 def test_messages_that_a_row_keeps_are_the_prompt(function):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     chat = {"query": "<system>...", "response": "b", "chat": True, "meta": {"messages": messages}}
-    found = function("def score(prompts, completions): return [len(p) for p in prompts]\n", [chat])
-    assert found(Responses(["<system>..."], ["b"], [[2]], [chat])) == [2.0]
+    reward = function("def score(prompts, completions): return [len(p) for p in prompts]\n", [chat])
+    assert reward(Responses(["<system>..."], ["b"], [[2]], [chat])) == [2.0]
 
 
 def test_an_async_function_is_awaited(function):
-    assert function("async def score(completions, **kwargs): return [1] * len(completions)\n")(GIVEN) == [1.0, 1.0]
+    assert function("async def score(completions, **kwargs): return [1] * len(completions)\n")(INPUTS) == [1.0, 1.0]
 
 
 # adapted from three examples in TRL's documentation of GRPOTrainer
@@ -106,13 +106,13 @@ ACCURACY = (
 
 
 def test_three_of_trls_functions_work_unchanged(function):
-    assert function(LENGTH)(GIVEN) == [3.0, 1.0]
+    assert function(LENGTH)(INPUTS) == [3.0, 1.0]
     chats = [{"query": "q", "response": "r", "chat": True}] * 2
     texts = ["<think>2 + 2</think><answer>4</answer>", "the answer is 4"]
     assert function(FORMAT, chats)(Responses(["q"] * 2, texts, [[1], [2]], chats)) == [1.0, 0.0]
     rows = [{"query": "q", "response": "r", "meta": {"ground_truth": truth}} for truth in ("4", "5")]
-    given = Responses(["q"] * 2, [r"so \boxed{4}", r"so \boxed{4}"], [[1], [2]], rows)
-    assert function(ACCURACY, rows)(given) == [1.0, 0.0]
+    inputs = Responses(["q"] * 2, [r"so \boxed{4}", r"so \boxed{4}"], [[1], [2]], rows)
+    assert function(ACCURACY, rows)(inputs) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_a_rule_that_can_not_be_loaded_raises_input_error(tmp_path, where, reaso
     ],
 )
 def test_numbers_lists_per_token_and_none_are_taken_from_python_numpy_and_pytorch(function, returned, expected):
-    found = function(f"import numpy as np, torch\ndef score(q, r): return {returned}\n")(GIVEN)
-    assert found == expected
-    assert all(type(x) is float for value in found if value is not None for x in np.atleast_1d(value).tolist())
+    values = function(f"import numpy as np, torch\ndef score(q, r): return {returned}\n")(INPUTS)
+    assert values == expected
+    assert all(type(x) is float for value in values if value is not None for x in np.atleast_1d(value).tolist())
 
 
 STRANGE = """
@@ -212,9 +212,9 @@ def strange(): raise Untold
     ],
 )
 def test_invalid_values_raise_input_error_with_file_and_line(function, returned, sentence):
-    found = function(f"import math\ndef score(q, r): return {returned}\n{STRANGE}")
+    reward = function(f"import math\ndef score(q, r): return {returned}\n{STRANGE}")
     with pytest.raises(InputError, match=sentence) as caught:
-        found(GIVEN)
+        reward(INPUTS)
     assert str(caught.value).startswith("--reward ") and "\n" not in str(caught.value)
 
 
@@ -222,17 +222,17 @@ def test_a_function_that_changes_what_it_is_given_changes_nothing(function):
     text = (
         "def score(q, r, records, response_ids):\n    q.clear(), r.clear(), records.clear(), response_ids[0].clear()\n"
     )
-    found = function(text + "    return [[1, 2, 3, 4], 5]\n")
-    before = [*GIVEN.queries], [*GIVEN.responses], [[*ids] for ids in GIVEN.response_ids], [*GIVEN.records]
-    assert found(GIVEN) == [[1.0, 2.0, 3.0, 4.0], 5.0]
-    assert (GIVEN.queries, GIVEN.responses, GIVEN.response_ids, GIVEN.records) == before
+    reward = function(text + "    return [[1, 2, 3, 4], 5]\n")
+    before = [*INPUTS.queries], [*INPUTS.responses], [[*ids] for ids in INPUTS.response_ids], [*INPUTS.records]
+    assert reward(INPUTS) == [[1.0, 2.0, 3.0, 4.0], 5.0]
+    assert (INPUTS.queries, INPUTS.responses, INPUTS.response_ids, INPUTS.records) == before
 
 
 def test_rewards_per_token_stand_at_their_tokens_and_what_does_not_apply_is_marked(tmp_path):
     path = tmp_path / "rule.py"
     path.write_text("def score(q, r, response_ids): return [[10.0 * i for i in ids] if len(ids) > 1 else None "
                     "for ids in response_ids]\n")  # fmt: skip
-    scores = Rule(f"{path}:score", Letters(), 1).score(batch_of())
+    scores = Rule(f"{path}:score", Letters(), 1).score(make_batch())
     assert scores.token_rewards.tolist() == [[10.0, 20.0, 30.0, 980.0], [0.0] * 4]
     assert scores.scores.tolist() == [0.0, 0.0] and scores.applies.tolist() == [True, False]
 
@@ -262,7 +262,7 @@ def test_an_exception_names_the_last_line_of_the_users_file(tmp_path, monkeypatc
     (tmp_path / "link.py").symlink_to("rule.py")
     name = name.format(here=tmp_path)
     with pytest.raises(InputError) as caught:
-        Rule(f"{name}:score", Letters(), 8).call(GIVEN)
+        Rule(f"{name}:score", Letters(), 8).call(INPUTS)
     assert f": {name}{sentence}" in str(caught.value)
 
 
@@ -282,7 +282,7 @@ def test_an_exception_at_import_or_in_an_imported_function_names_a_line_too(tmp_
     (tmp_path / "other_file.py").write_text("def score(q, r):\n    return [1 / 0]\n")
     (tmp_path / "rule.py").write_text(text)
     with pytest.raises(InputError) as caught:
-        Rule("rule.py:score", Letters(), 8).call(GIVEN)
+        Rule("rule.py:score", Letters(), 8).call(INPUTS)
     assert f": {sentence.format(here=tmp_path)}" in str(caught.value)
 
 
@@ -300,7 +300,7 @@ def test_a_function_that_exits_raises_input_error(tmp_path, line):
     path.write_text(f"{imports}\ndef score(q, r):\n    {line}\n")
     sentence = re.escape(f"rule.py:3 raises SystemExit: {EXITS[line]}.")
     with pytest.raises(InputError, match=f"^--reward .*{sentence}"):
-        Rule(f"{path}:score", Letters(), 8).call(GIVEN)
+        Rule(f"{path}:score", Letters(), 8).call(INPUTS)
     with pytest.raises(InputError, match=f"^--gold .*{sentence}"):
         score_of("--gold", f"{path}:score", load_function("--gold", f"{path}:score"), "q", "r")
     path.write_text(f"{imports}\n\n{line}\n")
@@ -315,4 +315,4 @@ def test_a_process_that_a_function_forks_may_end_as_it_likes(tmp_path):
         "import os\ndef score(q, r):\n    if not (pid := os.fork()): os._exit(7)\n"
         "    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])] * len(q)\n"
     )
-    assert Rule(f"{path}:score", Letters(), 8).call(GIVEN) == [7.0] * len(GIVEN)
+    assert Rule(f"{path}:score", Letters(), 8).call(INPUTS) == [7.0] * len(INPUTS)

@@ -12,7 +12,7 @@ from nanorlhf.rewards import endpoint as endpoint_module
 from nanorlhf.rewards.judge import Judge, last_grade
 from tests.conftest import read_metrics
 from tests.evals.test_judge import chat, reply, serve  # noqa: F401  (serve is a fixture)
-from tests.rewards.letters import Letters, batch_of
+from tests.rewards.letters import Letters, make_batch
 
 RUBRIC = "Rate the summary.\n\nPost: {query}\n\nSummary: {response}\n\nEnd with a number from 1 to 10."
 
@@ -75,12 +75,12 @@ def by_length(handler):
 def test_a_judges_numbers_are_the_scores_and_no_number_does_not_apply(serve, judge_file):  # noqa: F811
     server, endpoint = serve(by_length)
     judge = Judge(judge_file(endpoint.url, scale=0.5), Letters())
-    found = judge.score(batch_of())
-    assert found.scores.tolist() == [0.0, 0.5] and found.applies.tolist() == [False, True]
-    assert not found.token_rewards.any() and judge.metrics() == {"reward/judge_no_score": 0.5}
+    result = judge.score(make_batch())
+    assert result.scores.tolist() == [0.0, 0.5] and result.applies.tolist() == [False, True]
+    assert not result.token_rewards.any() and judge.metrics() == {"reward/judge_no_score": 0.5}
     prompts = [body["messages"][-1]["content"] for _, _, body in server.seen]
     assert sorted(prompts) == [RUBRIC.format(query=q, response=r) for q, r in (("a", "abc"), ("ab", "a"))]
-    judge.score(batch_of())
+    judge.score(make_batch())
     assert len(server.seen) == 2  # from the cache
 
 
@@ -90,7 +90,7 @@ def test_equal_responses_are_asked_about_once_and_a_text_may_contain_the_fields(
     assert judge.prompt("{response}", " {query} ") == RUBRIC.replace("{response}", "{query}").replace(
         "Post: {query}", "Post: {response}"
     )
-    batch = batch_of()
+    batch = make_batch()
     batch.query[0], batch.response[0] = batch.query[1].clone(), batch.response[1].clone()
     assert judge.score(batch).scores.tolist() == [3.0, 3.0] and len(server.seen) == 1
 
@@ -98,8 +98,8 @@ def test_equal_responses_are_asked_about_once_and_a_text_may_contain_the_fields(
 def test_the_cap_on_calls_is_of_the_whole_run(serve, judge_file, tmp_path):  # noqa: F811
     server, endpoint = serve(reply(body=chat("3")))
     judge = Judge(judge_file(endpoint.url, max_calls=3), Letters())
-    judge.score(batch_of())
-    other = batch_of()
+    judge.score(make_batch())
+    other = make_batch()
     other.response[:, 0] = 5
     sentence = f"judge.toml: max_calls = 3 is used up; answers are kept in {tmp_path}/answers.jsonl"
     with pytest.raises(InputError, match=sentence):
@@ -111,7 +111,7 @@ def test_the_cap_on_calls_is_of_the_whole_run(serve, judge_file, tmp_path):  # n
 def test_an_endpoint_that_rejects_requests_stops_the_run(serve, judge_file):  # noqa: F811
     _, endpoint = serve(reply(401, b"no such key"))
     with pytest.raises(InputError, match="judge.toml: the endpoint refuses: HTTP 401 no such key; answers are kept"):
-        Judge(judge_file(endpoint.url), Letters()).score(batch_of())
+        Judge(judge_file(endpoint.url), Letters()).score(make_batch())
 
 
 def test_a_judge_that_fails_ends_the_run_and_a_prompt_that_it_refuses_does_not(serve, judge_file, monkeypatch):  # noqa: F811
@@ -122,17 +122,17 @@ def test_a_judge_that_fails_ends_the_run_and_a_prompt_that_it_refuses_does_not(s
     with pytest.raises(
         InputError, match=r"judge.toml: 2 prompts got no answer \(HTTP 500 out of memory\); answers are"
     ):
-        judge.score(batch_of())
+        judge.score(make_batch())
     server.script[1:] = [reply(body=chat("3"))]
     del server.seen[:]
-    assert judge.score(batch_of()).applies.tolist() == [False, True]
+    assert judge.score(make_batch()).applies.tolist() == [False, True]
 
 
 def test_the_key_is_sent_but_not_written_to_disk(serve, judge_file, monkeypatch, tmp_path):  # noqa: F811
     monkeypatch.setenv("MY_JUDGE_KEY", "secret-123")
     server, endpoint = serve(reply(body=chat("Your key is secret-123.\n4")))
     judge = Judge(judge_file(endpoint.url, key_variable="MY_JUDGE_KEY"), Letters())
-    assert judge.score(batch_of()).scores.tolist() == [4.0, 4.0]
+    assert judge.score(make_batch()).scores.tolist() == [4.0, 4.0]
     assert server.seen[0][1]["authorization"] == "Bearer secret-123"
     assert "secret" not in (tmp_path / "answers.jsonl").read_text()
 

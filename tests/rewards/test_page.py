@@ -20,12 +20,12 @@ from nanorlhf.rewards.workers import Workers
 from nanorlhf.training.checks import check_reward
 from tests.conftest import ROOT, read_metrics
 from tests.evals.test_judge import chat, reply, serve  # noqa: F401  (serve is a fixture)
-from tests.rewards.letters import Letters, batch_of
+from tests.rewards.letters import Letters, make_batch
 
 PAGE = (ROOT / "docs" / "rewards.md").read_text()
 BLOCKS = dict(re.findall(r"```(?:python|toml)\n# (\S+)\n(.*?)```", PAGE, re.S))
 RECORDS = [{"query": "q", "response": "r", "meta": {"answer": "4", "level": 1}}] * 2
-GIVEN = Responses(["q", "q"], ["abc", "a"], [[1, 2, 3, 98], [1]], RECORDS)
+INPUTS = Responses(["q", "q"], ["abc", "a"], [[1, 2, 3, 98], [1]], RECORDS)
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def function(tmp_path):
 def test_the_pages_functions(function):
     text = BLOCKS["my_rewards.py"]
     rows = [{"query": "q", "response": "r", "meta": {"place": "Paris", "who": "boss"}}] * 2
-    given = Responses(["q", "q"], [" my boss in Paris", " the boss"], [[1] * 12, [1]], rows)
-    assert function(text, "told", rows)(given) == [2.0, 1.0]
-    assert function(text, "brief", rows)(given) == [[0.0] * 10 + [-0.1] * 2, [0.0]]
-    assert function(text, "polite", rows)(given) == [0.0, -1.0]
-    assert function(BLOCKS["trl_rewards.py"], "format_reward", rows)(given) == [1.0, 0.0]
+    inputs = Responses(["q", "q"], [" my boss in Paris", " the boss"], [[1] * 12, [1]], rows)
+    assert function(text, "told", rows)(inputs) == [2.0, 1.0]
+    assert function(text, "brief", rows)(inputs) == [[0.0] * 10 + [-0.1] * 2, [0.0]]
+    assert function(text, "polite", rows)(inputs) == [0.0, -1.0]
+    assert function(BLOCKS["trl_rewards.py"], "format_reward", rows)(inputs) == [1.0, 0.0]
     slow = function(BLOCKS["slow_reward.py"], "run_tests")
-    assert (slow.time_limit, slow.timeout_score) == (5, -1.0) and slow(GIVEN) == [1.0, 1.0]
+    assert (slow.time_limit, slow.timeout_score) == (5, -1.0) and slow(INPUTS) == [1.0, 1.0]
 
 
 FINITE = "it must return a finite number, a list with one per token, or None."
@@ -79,8 +79,8 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_sentence_of_a_mistake_in_a_function(function, tmp_path, mistake):
     with pytest.raises(InputError) as caught:
-        found = function(MISTAKES[mistake])
-        (Workers(found, 1) if "worker" in mistake else found)(GIVEN)
+        reward = function(MISTAKES[mistake])
+        (Workers(reward, 1) if "worker" in mistake else reward)(INPUTS)
     said = str(caught.value).replace(f"{tmp_path}/", "")
     assert SENTENCES[mistake] in said and said.startswith("--reward my.py:score")
 
@@ -89,7 +89,7 @@ def test_the_other_sentences_and_the_one_on_the_page(tmp_path):
     (tmp_path / "my.py").write_text("def score(q, r, response_ids): return [[1.0] * len(ids) for ids in response_ids]")
     rule = Rule(f"{tmp_path}/my.py:score", Letters(), 8, RECORDS)
     with pytest.raises(InputError) as caught:
-        Rewards([rule], [1.0], whole_only="--algorithm grpo").score(batch_of())
+        Rewards([rule], [1.0], whole_only="--algorithm grpo").score(make_batch())
     assert SENTENCES["rewards per token in GRPO"] in str(caught.value)
     with pytest.raises(InputError) as caught:
         check_reward(None, ("a.py:f", "b.py:g"), (1.0,))
@@ -120,9 +120,9 @@ def test_the_pages_judge_rewards_a_run(miniature, serve, tmp_path, monkeypatch):
     (tmp_path / "judge.toml").write_text(BLOCKS["judge.toml"].replace(url, endpoint.url))
     [command] = re.findall(r"^(python train_ppo.py --reward judge:.*)$", PAGE, re.M)
     monkeypatch.setattr(sys, "argv", shlex.split(command)[1:])
-    given = []
-    cli.command_line(given.append, train_ppo.RECIPES)
-    args = replace(miniature.ppo, reward=given[0].reward, out=given[0].out, total_episodes=8)
+    parsed = []
+    cli.command_line(parsed.append, train_ppo.RECIPES)
+    args = replace(miniature.ppo, reward=parsed[0].reward, out=parsed[0].out, total_episodes=8)
     train_ppo.main(replace(args, missing_eos_score=None, gold=None))
     (metrics,) = read_metrics(tmp_path / "runs" / "tiny" / "ppo_judge")
     assert metrics["reward/judge"] == metrics["objective/score"] == pytest.approx(0.4)
@@ -134,10 +134,10 @@ def test_a_function_with_a_tuple_of_rewards_from_the_command_line(monkeypatch):
     """--reward takes one or several items, and --reward-weights numbers or a word."""
     words = "train_grpo.py --reward a.py:f b.py:g runs/rm --reward-weights 1 0.2 -1 --reward-workers 3"
     monkeypatch.setattr(sys, "argv", words.split())
-    given = []
-    cli.command_line(given.append, train_grpo.RECIPES)
-    assert given[0].reward == ("a.py:f", "b.py:g", "runs/rm") and given[0].reward_weights == (1.0, 0.2, -1.0)
-    assert given[0].reward_workers == 3
+    parsed = []
+    cli.command_line(parsed.append, train_grpo.RECIPES)
+    assert parsed[0].reward == ("a.py:f", "b.py:g", "runs/rm") and parsed[0].reward_weights == (1.0, 0.2, -1.0)
+    assert parsed[0].reward_workers == 3
     monkeypatch.setattr(sys, "argv", ["train_grpo.py", "--reward-model", "a", "b", "--reward-weights", "min"])
-    cli.command_line(given.append, train_grpo.RECIPES)
-    assert given[1].reward_weights == "min" and given[1].reward_model == ("a", "b")
+    cli.command_line(parsed.append, train_grpo.RECIPES)
+    assert parsed[1].reward_weights == "min" and parsed[1].reward_model == ("a", "b")

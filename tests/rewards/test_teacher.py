@@ -60,9 +60,9 @@ def test_a_tokens_reward_is_minus_its_k1_of_the_policy_from_the_teacher(miniatur
             position = len(asked) - 1 + t
             batch.logprobs[b, t] = ours[position, token]
             expected[b, t] = -(ours[position, token] - theirs[position, token])
-    found = teacher.score(batch)
-    assert torch.allclose(found.token_rewards, expected, atol=1e-12) and expected.abs().max() > 0.1
-    assert found.scores.tolist() == [0.0, 0.0] and found.applies.all()
+    result = teacher.score(batch)
+    assert torch.allclose(result.token_rewards, expected, atol=1e-12) and expected.abs().max() > 0.1
+    assert result.scores.tolist() == [0.0, 0.0] and result.applies.all()
 
 
 @torch.no_grad()

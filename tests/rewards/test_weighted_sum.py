@@ -19,10 +19,10 @@ from nanorlhf.training import update_metrics
 from nanorlhf.training.checks import check_reward
 from tests.conftest import read_metrics, weights
 from tests.miniature_rlcf import Spy
-from tests.rewards.letters import batch_of
+from tests.rewards.letters import make_batch
 
 
-class Given:
+class FixedReward:
     """A reward with preset scores."""
 
     models = ()
@@ -44,26 +44,26 @@ TOKENS = [[0.0, 1.0, 0.0, 2.0], [4.0, 0.0, 0.0, 0.0]]
 
 
 def test_scores_and_rewards_per_token_are_weighted_sums():
-    rewards = Rewards([Given("a", [1.0, 2.0]), Given("b", [0.5, 0.0], TOKENS)], [2.0, -0.5])
-    scores, token_rewards = rewards.score(batch_of())
+    rewards = Rewards([FixedReward("a", [1.0, 2.0]), FixedReward("b", [0.5, 0.0], TOKENS)], [2.0, -0.5])
+    scores, token_rewards = rewards.score(make_batch())
     assert scores.tolist() == [1.75, 4.0]
     assert token_rewards.tolist() == [[0.0, -0.5, 0.0, -1.0], [-2.0, 0.0, 0.0, 0.0]]
 
 
 def test_a_metric_is_the_mean_before_the_weight_over_the_responses_that_the_reward_applies_to():
-    some = Given("some", [0.0, 7.0], applies=(False, True))
-    none = Given("none", [0.0, 0.0], applies=(False, False))
-    rewards = Rewards([Given("b", [0.5, 0.0], TOKENS), some, none], [0.0, 3.0, 1.0])
-    scores, _ = rewards.score(batch_of())
+    partial = FixedReward("some", [0.0, 7.0], applies=(False, True))
+    none = FixedReward("none", [0.0, 0.0], applies=(False, False))
+    rewards = Rewards([FixedReward("b", [0.5, 0.0], TOKENS), partial, none], [0.0, 3.0, 1.0])
+    scores, _ = rewards.score(make_batch())
     assert scores.tolist() == [0.0, 21.0]  # a reward that doesn't apply counts as 0
-    found = rewards.metrics()
-    assert found["reward/b"] == (3.5 + 4.0) / 2 and found["reward/some"] == 7.0 and "reward/none" not in found
-    assert found["reward/none_extra"] == 1.0
+    metrics = rewards.metrics()
+    assert metrics["reward/b"] == (3.5 + 4.0) / 2 and metrics["reward/some"] == 7.0 and "reward/none" not in metrics
+    assert metrics["reward/none_extra"] == 1.0
 
 
 def test_equal_names_are_numbered():
     names = ["score", "score", "rm", "score", "disagreement", "score_2"]
-    rewards = Rewards([Given(name, [0.0, 0.0]) for name in names], [1.0] * 6)
+    rewards = Rewards([FixedReward(name, [0.0, 0.0]) for name in names], [1.0] * 6)
     labels = [reward.label for reward in rewards.rewards]
     assert labels == ["score", "score_2", "rm", "score_3", "disagreement_2", "score_2_2"]
 
@@ -76,13 +76,13 @@ def test_parse_returns_kind_and_path():
 
 
 def test_a_reward_replaces_the_reward_model_and_only_models_are_read():
-    found = scoring_models(("rule.py:f", "runs/rm", "teacher:runs/sft", "judge:j.toml"), "runs/other")
-    assert [(flag, path) for flag, path, _ in found] == [("--reward", "runs/rm"), ("--reward", "runs/sft")]
+    models = scoring_models(("rule.py:f", "runs/rm", "teacher:runs/sft", "judge:j.toml"), "runs/other")
+    assert [(flag, path) for flag, path, _ in models] == [("--reward", "runs/rm"), ("--reward", "runs/sft")]
     assert [path for _, path, _ in scoring_models(None, ("a", "b"))] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("reward_model", "reward", "given", "sentence"),
+    ("reward_model", "reward", "reward_weights", "sentence"),
     [
         (None, None, None, "--reward-model None leaves nothing to score with"),
         ("rm", ("a.py:f", "b.py:g"), (1.0,), r"--reward-weights 1: expected 2, one for each --reward\."),
@@ -91,9 +91,9 @@ def test_a_reward_replaces_the_reward_model_and_only_models_are_read():
         ("rm", None, "mean", "--reward-weights mean needs several models in --reward-model"),
     ],
 )
-def test_weights_that_match_no_rewards_raise_input_error(reward_model, reward, given, sentence):
+def test_weights_that_match_no_rewards_raise_input_error(reward_model, reward, reward_weights, sentence):
     with pytest.raises(InputError, match=sentence):
-        check_reward(reward_model, reward, given)
+        check_reward(reward_model, reward, reward_weights)
 
 
 def test_reward_models_with_weights_are_a_sum(miniature, tmp_path):
@@ -105,8 +105,8 @@ def test_reward_models_with_weights_are_a_sum(miniature, tmp_path):
     save(other, paths[1], tokenizer)
     device = torch.device("cpu")
     both = load_rewards(None, paths, (1.0, 0.25), tokenizer, device, 2)
-    first, second = (load_rewards(None, path, None, tokenizer, device, 2).score(batch_of())[0] for path in paths)
-    assert torch.allclose(both.score(batch_of())[0], first + 0.25 * second, atol=1e-6) and not first.allclose(second)
+    first, second = (load_rewards(None, path, None, tokenizer, device, 2).score(make_batch())[0] for path in paths)
+    assert torch.allclose(both.score(make_batch())[0], first + 0.25 * second, atol=1e-6) and not first.allclose(second)
     assert set(both.metrics()) == {"reward/rm", "reward/rm_2"}
 
 
@@ -160,9 +160,9 @@ def test_algorithms_that_compare_responses_refuse_rewards_per_token_before_train
 
 
 def test_late_rewards_per_token_raise_input_error_at_the_rollout():
-    rewards = Rewards([Given("dense", [0.0, 0.0], TOKENS)], [1.0], whole_only="--algorithm rloo")
+    rewards = Rewards([FixedReward("dense", [0.0, 0.0], TOKENS)], [1.0], whole_only="--algorithm rloo")
     with pytest.raises(InputError, match="--reward dense returns rewards per token, but --algorithm rloo compares"):
-        rewards.score(batch_of())
+        rewards.score(make_batch())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from nanorlhf.rewards.function import Responses, RewardFunction
 from nanorlhf.rewards.rule import Rule
 from nanorlhf.rewards.workers import Workers, kill_all
 from tests.conftest import ROOT
-from tests.rewards.letters import RECORDS, Letters, batch_of
+from tests.rewards.letters import RECORDS, Letters, make_batch
 
 
 def responses(*texts):
@@ -67,10 +67,10 @@ def test_results_are_in_the_order_of_the_responses_whichever_comes_first(workers
         "    return [None if r == 'none' else [float(a)] if r == 'list' else 10.0 * i[0] + len(r)\n"
         "            for r, a, i in zip(responses, answer, response_ids)]\n"
     )
-    given = responses("a", "bb", "none", "list", "c", "", "ddd", "e", "f", "g")
+    inputs = responses("a", "bb", "none", "list", "c", "", "ddd", "e", "f", "g")
     called = workers(text)
-    assert called(given) == called.function(given) == [1.0, 12.0, None, [3.0], 41.0, 50.0, 63.0, 71.0, 81.0, 91.0]
-    assert called(given) == called.function(given) and len(called.workers) == 2  # the same two processes again
+    assert called(inputs) == called.function(inputs) == [1.0, 12.0, None, [3.0], 41.0, 50.0, 63.0, 71.0, 81.0, 91.0]
+    assert called(inputs) == called.function(inputs) and len(called.workers) == 2  # the same two processes again
 
 
 def test_several_processes_share_the_work_and_none_imports_pytorch(workers):
@@ -82,9 +82,9 @@ def test_several_processes_share_the_work_and_none_imports_pytorch(workers):
     )
     called = workers(text, 3)
     called(responses(*"abc"))  # all have started
-    found = set(called(responses(*"abcdefghijkl")))
-    assert found <= {worker.process.pid for worker in called.workers} and len(found) == 3
-    assert os.getpid() not in found
+    process_ids = set(called(responses(*"abcdefghijkl")))
+    assert process_ids <= {worker.process.pid for worker in called.workers} and len(process_ids) == 3
+    assert os.getpid() not in process_ids
 
 
 def test_a_rule_with_workers_is_the_rule_without(tmp_path):
@@ -92,7 +92,7 @@ def test_a_rule_with_workers_is_the_rule_without(tmp_path):
     path.write_text("def score(q, r, answer, response_ids):\n    return [[float(i) for i in ids] if a else len(t)\n"
                     "            for t, a, ids in zip(r, answer, response_ids)]\n")  # fmt: skip
     plain, called = (Rule(f"{path}:score", Letters(), 1, RECORDS, num) for num in (0, 2))
-    for a, b in zip(plain.score(batch_of()), called.score(batch_of()), strict=True):
+    for a, b in zip(plain.score(make_batch()), called.score(make_batch()), strict=True):
         assert a.tolist() == b.tolist()
     kill_all(called.workers.workers)
 
@@ -147,7 +147,7 @@ def test_timeouts_are_logged_and_none_means_that_the_reward_does_not_apply(tmp_p
     path.write_text("import time\nTIME_LIMIT, TIMEOUT_SCORE = 0.3, None\n"
                     "def score(q, r):\n    time.sleep(30 * ('b' in r[0]))\n    return [5]\n")  # fmt: skip
     rule = Rule(f"{path}:score", Letters(), 8)
-    scores = rule.score(batch_of())
+    scores = rule.score(make_batch())
     assert scores.scores.tolist() == [0.0, 5.0] and scores.applies.tolist() == [False, True]
     assert rule.metrics() == {"reward/score_timeouts": 0.5}
     kill_all(rule.workers.workers)
