@@ -24,7 +24,7 @@ HIDDEN = re.compile(r"^### BEGIN HIDDEN TESTS$.*?^### END HIDDEN TESTS$", re.M |
 SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION$.*?^ *### END SOLUTION$", re.M | re.S)
 
 
-def cells_of(exercise, kind: str) -> list[str]:
+def get_cells(exercise, kind: str) -> list[str]:
     """Return the sources of the cells that are graded, written by students, or given, by nbgrader's metadata."""
     code = [cell for cell in assignment.assignment(exercise)["cells"] if cell["cell_type"] == "code"]
     kinds = {"grade": [], "solution": [], "given": []}
@@ -58,20 +58,20 @@ def test_a_notebook_follows_nbgraders_schema_3(exercise) -> None:
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_released_notebooks_compile_and_contain_no_solution(exercise) -> None:
-    given = [cell["source"] for cell in assignment.assignment(exercise)["cells"] if cell["cell_type"] == "markdown"]
-    for source in (*cells_of(exercise, "given"), *cells_of(exercise, "solution"), *cells_of(exercise, "grade")):
+    released = [cell["source"] for cell in assignment.assignment(exercise)["cells"] if cell["cell_type"] == "markdown"]
+    for source in (*get_cells(exercise, "given"), *get_cells(exercise, "solution"), *get_cells(exercise, "grade")):
         compile(source, exercise.name, "exec")
         assert source.count("### BEGIN SOLUTION") == source.count("### END SOLUTION") == ("def " in source)
-        given.append(HIDDEN.sub("", emptied(source)))
-        compile(given[-1], exercise.name, "exec")
-    page = "\n".join(given)
+        released.append(HIDDEN.sub("", emptied(source)))
+        compile(released[-1], exercise.name, "exec")
+    page = "\n".join(released)
     assert not [line for line in lines_of_bodies(exercise) if line in page]
     assert "course.assignment" not in page and page.count("YOUR CODE HERE") == len(exercise.functions)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_solutions_reach_the_grader_unchanged(exercise, tmp_path) -> None:
-    hand_in(cells_of(exercise, "solution"), exercise, tmp_path)
+    hand_in(get_cells(exercise, "solution"), exercise, tmp_path)
     assert arranged(tmp_path, exercise) == arranged(ROOT, exercise)
 
 
@@ -92,7 +92,7 @@ def graded(grader, monkeypatch):
 
 def test_only_correct_cells_get_points(graded) -> None:
     [exercise] = chosen(["whitening"])
-    mean, whiten = cells_of(exercise, "solution")
+    mean, whiten = get_cells(exercise, "solution")
     assert graded([mean, whiten]) == ""
     assert graded([mean, whiten.replace("correction=0", "correction=1")]).startswith("whitening equals float64")
     assert "NotImplementedError" in graded([emptied(mean), emptied(whiten)])
@@ -104,7 +104,7 @@ def test_only_correct_cells_get_points(graded) -> None:
 
 def test_the_last_definition_counts_and_its_helpers_are_included(graded) -> None:
     [exercise] = chosen(["whitening"])
-    mean, whiten = cells_of(exercise, "solution")
+    mean, whiten = get_cells(exercise, "solution")
     helper = "def spread(values):\n    return values.var(correction=0)\n\n\nunused = 3"
     better = whiten.replace("counted.var(correction=0)", "spread(counted)")
     assert graded([mean, emptied(whiten), helper, better]) == ""
@@ -147,16 +147,16 @@ def test_nbgrader_releases_and_grades(tmp_path) -> None:
     released = json.loads((course / "release/week-3/whitening.ipynb").read_text())
     text = "".join("".join(cell["source"]) for cell in released["cells"])
     assert text.count("YOUR CODE HERE") == 2 and "HIDDEN" not in text and "torch.where(mask, x" not in text
-    right = cells_of(exercise, "solution")
+    right = get_cells(exercise, "solution")
     wrong = [source.replace("correction=0", "correction=1") for source in right]
     for student, sources in {"right": right, "wrong": wrong, "empty": None}.items():
-        place = Path(shutil.copytree(course / "release", course / "submitted" / student))
+        submission = Path(shutil.copytree(course / "release", course / "submitted" / student))
         notebook = json.loads(json.dumps(released))
         written = [c for c in notebook["cells"] if c["metadata"].get("nbgrader", {}).get("solution")]
         for cell, source in zip(written, sources or [cell["source"] for cell in written], strict=True):
             cell["source"] = source
         notebook["cells"][-1]["source"] = "pass"  # nbgrader restores the test
-        (place / "week-3/whitening.ipynb").write_text(json.dumps(notebook))
+        (submission / "week-3/whitening.ipynb").write_text(json.dumps(notebook))
     nbgrader("autograde", "week-3")
     nbgrader("export")
     head, *rows = ((course / "grades.csv").read_text()).splitlines()

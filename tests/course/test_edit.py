@@ -94,8 +94,8 @@ def local_variables(source: str, name: str) -> set[str]:
 def with_renamed(source: str, name: str, variables: set[str]) -> str:
     """Rename these local variables of a function."""
     function = find_function(source, name)
-    found = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id in variables]
-    for node in sorted(found, key=lambda n: (n.lineno, n.col_offset), reverse=True):
+    nodes = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id in variables]
+    for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset), reverse=True):
         source = spliced(source, node, f"{node.id}_of_another_name")
     return source
 
@@ -108,5 +108,5 @@ def test_renaming_a_local_variable_does_not_move_a_bug(bug: Bug) -> None:
     planted = replaced(source, name, bug.old, bug.new, bug.number)
     for variable in local_variables(source, name):
         expected = with_renamed(planted, name, {variable})
-        found = replaced(with_renamed(source, name, {variable}), name, bug.old, bug.new, bug.number)
-        assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(expected)), variable
+        result = replaced(with_renamed(source, name, {variable}), name, bug.old, bug.new, bug.number)
+        assert ast.dump(ast.parse(result)) == ast.dump(ast.parse(expected)), variable

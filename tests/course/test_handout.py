@@ -14,11 +14,11 @@ from nanorlhf.errors import InputError
 
 def lines_of_bodies(exercise) -> list[str]:
     """Return the solution's lines of code that are long enough to be distinctive."""
-    found = []
+    lines = []
     for _, function in functions_of(exercise):
         for statement in function.body[ast.get_docstring(function) is not None :]:
-            found += [line.strip() for line in ast.unparse(statement).splitlines()]
-    return [line for line in found if len(line) >= 20]
+            lines += [line.strip() for line in ast.unparse(statement).splitlines()]
+    return [line for line in lines if len(line) >= 20]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
@@ -39,12 +39,12 @@ def test_a_handout_has_everything_except_the_solution(exercise) -> None:
 
 
 def test_the_page_states_the_measured_times() -> None:
-    found = measured()
-    assert [*found] == [exercise.name for exercise in EXERCISES]
-    seconds, attempts = zip(*found.values(), strict=True)
+    times = measured()
+    assert [*times] == [exercise.name for exercise in EXERCISES]
+    seconds, attempts = zip(*times.values(), strict=True)
     page = (ROOT / "course/README.md").read_text()
     assert (
-        f"solved all {len(found)} in {sum(seconds) / 60:.0f} minutes, {min(seconds)} to {max(seconds)} seconds" in page
+        f"solved all {len(times)} in {sum(seconds) / 60:.0f} minutes, {min(seconds)} to {max(seconds)} seconds" in page
     )
     assert f"{attempts.count(1)} of them on the first attempt" in page
 

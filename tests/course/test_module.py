@@ -25,8 +25,8 @@ def test_the_table_of_sessions_matches_the_handouts() -> None:
         names = [name.strip() for group, _, _ in groups for name in group.split(",")]
         assert names == list(session.exercises)
         for group, _, points in groups:
-            found = chosen(name.strip() for name in group.split(","))
-            assert sum(exercise.points for exercise in found) == int(points), group
+            selected = chosen(name.strip() for name in group.split(","))
+            assert sum(exercise.points for exercise in selected) == int(points), group
     assert f"Count the {sum(exercise.points for exercise in EXERCISES)} points" in MODULE
 
 

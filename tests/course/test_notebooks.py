@@ -35,13 +35,13 @@ def test_the_notebooks_match_their_pages() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_is_valid_and_each_cell_compiles(name) -> None:
     nbformat = pytest.importorskip("nbformat")
-    found = nbformat.read(PAGES / f"{name}.ipynb", as_version=4)
-    nbformat.validate(found)
-    code = [cell for cell in found.cells if cell.cell_type == "code"]
+    document = nbformat.read(PAGES / f"{name}.ipynb", as_version=4)
+    nbformat.validate(document)
+    code = [cell for cell in document.cells if cell.cell_type == "code"]
     assert code[0].id == "place" and "pip" in code[0].source and "git" in code[0].source
     for cell in code:
         compile(cell.source, cell.id, "exec")
-    assert "lecture" in found.cells[0].source
+    assert "lecture" in document.cells[0].source
 
 
 def test_lecture_sections_are_inserted_without_pictures() -> None:
@@ -74,17 +74,17 @@ def test_a_notebook_runs(name, miniature, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RUNS", str(tmp_path))
     if name == "evaluation":
         train_ppo.main(replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8))
-    found = nbformat.read(PAGES / f"{name}.ipynb", as_version=4)
-    [cell] = [cell for cell in found.cells if "\nflags = []" in f"\n{cell.source}"]
+    document = nbformat.read(PAGES / f"{name}.ipynb", as_version=4)
+    [cell] = [cell for cell in document.cells if "\nflags = []" in f"\n{cell.source}"]
     cell.source = cell.source.replace("flags = []", f"flags = {flags.split()!r}")
     # without sliders, because text printed inside them isn't an output of the cell
-    found.cells[1].source = f"import sys\n\nsys.modules['ipywidgets'] = None\n{found.cells[1].source}"
+    document.cells[1].source = f"import sys\n\nsys.modules['ipywidgets'] = None\n{document.cells[1].source}"
     where = {"metadata": {"path": PAGES}}
-    nbclient.NotebookClient(found, timeout=300, kernel_name="python3", resources=where).execute()
+    nbclient.NotebookClient(document, timeout=300, kernel_name="python3", resources=where).execute()
     assert (tmp_path / stage).is_dir()
     printed = {
         cell.id: "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
-        for cell in found.cells
+        for cell in document.cells
         if cell.cell_type == "code"
     }
     for word in {"sft": ["by hand", "masked False"], "rm": ["margin", "truth"], "ppo": ["objective/kl", "score"],

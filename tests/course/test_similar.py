@@ -74,5 +74,5 @@ def test_the_threshold_selects_pairs(tmp_path, threshold) -> None:
         "return 1.0 - miss", "answer = float(1.0)\nfor _ in [None, None]:\n    answer -= miss / 2.0\nreturn answer"
     )
     inbox = [hand_in(tmp_path / name, body) for name, body in (("ada", OWN), ("bob", half), ("cyd", OTHER))]
-    found = {(pair.one, pair.other) for pair in pairs_of(inbox, EXERCISE, threshold)}
-    assert ("ada", "bob") in found and ((("ada", "cyd") in found) == (threshold == 0.0))
+    names = {(pair.one, pair.other) for pair in pairs_of(inbox, EXERCISE, threshold)}
+    assert ("ada", "bob") in names and ((("ada", "cyd") in names) == (threshold == 0.0))

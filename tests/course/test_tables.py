@@ -12,7 +12,7 @@ from course.exercises import EXERCISES, chosen
 from nanorlhf.errors import InputError
 
 
-def source_of(function: str) -> tuple[str, str]:
+def read_source(function: str) -> tuple[str, str]:
     path, name = place_of(function)
     return (ROOT / path).read_text(), name
 
@@ -26,8 +26,8 @@ def is_a_test(node: str) -> bool:
 def test_every_exercise_names_existing_functions_and_tests() -> None:
     for exercise in EXERCISES:
         for function in exercise.functions:
-            found = find_function(*source_of(function))
-            assert found.body[0].lineno > found.lineno, f"{function}: a body on the line of its signature"
+            node = find_function(*read_source(function))
+            assert node.body[0].lineno > node.lineno, f"{function}: a body on the line of its signature"
         assert exercise.tests and all(map(is_a_test, exercise.tests)), exercise.name
         for page in re.findall(r"docs/\w+\.md|nanorlhf/[\w/]+\.py|kernels/\w+\.py", exercise.read):
             assert (ROOT / page).is_file(), page
@@ -52,7 +52,7 @@ def test_exercises_are_chosen_by_name_in_the_order_of_the_course() -> None:
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_bug_is_planted_in_a_file_that_still_compiles(bug: Bug) -> None:
-    source, function = source_of(bug.where)
+    source, function = read_source(bug.where)
     result = replaced(source, function, bug.old, bug.new, bug.number)
     compile(result, bug.where, "exec")
     assert ast.dump(ast.parse(result)) != ast.dump(ast.parse(source))

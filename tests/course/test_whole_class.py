@@ -28,7 +28,7 @@ def hand_in(directory: Path, solved: int, body: str = "") -> Path:
     return directory
 
 
-def rows_of(file: Path) -> dict[str, dict[str, str]]:
+def read_rows(file: Path) -> dict[str, dict[str, str]]:
     with file.open(newline="") as lines:
         return {row["submission"]: row for row in csv.DictReader(lines)}
 
@@ -46,17 +46,17 @@ def test_each_submission_gets_a_row_and_an_interrupted_run_continues(tmp_path, g
     (inbox / "notes.txt").touch()
     told: list[int] = []
     rows = grade_class(inbox, EXERCISES, LIMIT, [grader], file, lambda: told.append(1))
-    found = rows_of(file)
-    assert list(found.values()) == rows and len(told) == 6
-    points = {name: (row["learning-rate"], row["pass-at-k"], row["points"]) for name, row in found.items()}
+    written = read_rows(file)
+    assert list(written.values()) == rows and len(told) == 6
+    points = {name: (row["learning-rate"], row["pass-at-k"], row["points"]) for name, row in written.items()}
     assert points == {
         "ada": ("1", "1", "2"), "bob": ("1", "0", "1"), "'=cmd": ("1", "0", "1"), "eve": ("1", "0", "1"),
         "empty": ("0", "0", "0"), "link": ("0", "0", "0"),
     }  # fmt: skip
-    assert {row["of"] for row in rows} == {"2"} and found["ada"]["note"] == ""
-    assert found["bob"]["note"].startswith("pass-at-k: pass at k is the share")
-    assert "needs `open`" in found["eve"]["note"] and "has no data" in found["empty"]["note"]
-    assert "is a link" in found["link"]["note"]
+    assert {row["of"] for row in rows} == {"2"} and written["ada"]["note"] == ""
+    assert written["bob"]["note"].startswith("pass-at-k: pass at k is the share")
+    assert "needs `open`" in written["eve"]["note"] and "has no data" in written["empty"]["note"]
+    assert "is a link" in written["link"]["note"]
 
     # a second run grades only changed submissions
     marked = file.read_text().replace("ada,1,1,2", "ada,1,1,9")
@@ -64,8 +64,8 @@ def test_each_submission_gets_a_row_and_an_interrupted_run_continues(tmp_path, g
     path = inbox / "bob/nanorlhf/metrics/at_k.py"
     path.write_text((ROOT / "nanorlhf/metrics/at_k.py").read_text())
     grade_class(inbox, EXERCISES, LIMIT, [grader], file, lambda: None)
-    found = rows_of(file)
-    assert found["ada"]["points"] == "9" and found["bob"]["points"] == "2" and len(found) == 6
+    written = read_rows(file)
+    assert written["ada"]["points"] == "9" and written["bob"]["points"] == "2" and len(written) == 6
 
 
 def test_a_file_that_cannot_be_continued_is_refused(tmp_path) -> None:

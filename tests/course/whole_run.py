@@ -20,7 +20,7 @@ def test_every_stage_runs_to_its_end(tmp_path) -> None:
         kl_target=0.5, lr=3e-3,
     )  # fmt: skip
     train_ppo.main(args)
-    found = {
+    recorded = {
         f"{stage} {row} {name}": value
         for stage in ("sft", "rm", "ppo")
         for row, metrics in enumerate(read_metrics(tmp_path / stage))
@@ -29,5 +29,5 @@ def test_every_stage_runs_to_its_end(tmp_path) -> None:
     }
     for stage in ("sft", "rm"):
         summary = json.loads((tmp_path / stage / "summary.json").read_text())
-        found |= {f"{stage} end {name}": value for name, value in summary.items() if name not in TIMED}
-    Path(METRICS).write_text(json.dumps(found))
+        recorded |= {f"{stage} end {name}": value for name, value in summary.items() if name not in TIMED}
+    Path(METRICS).write_text(json.dumps(recorded))
