@@ -54,7 +54,7 @@ def test_vectors_that_are_not_a_table_of_finite_numbers_are_rejected(vectors) ->
 
 
 VECTORS = RNG.normal(size=(5, 6))
-GIVEN = {
+INPUTS = {
     "vectors": VECTORS,
     "weights": [0.9, 1.3, 1.1, 0.8, 0.9],
     "clusters": [0, 1, 1, 0, 2],
@@ -64,7 +64,7 @@ RANKS = [3, 1, 2, 5, 4]  # in a tie, the earlier sample first
 
 
 def test_the_colour_of_an_answer_is_its_rank_and_the_best_is_on_top() -> None:
-    axes = cluster_figure("question", **GIVEN).axes[0]
+    axes = cluster_figure("question", **INPUTS).axes[0]
     [dots] = axes.collections
     points, explained = pca(VECTORS)
     worst_first = sorted(range(5), key=lambda index: -RANKS[index])
@@ -74,7 +74,7 @@ def test_the_colour_of_an_answer_is_its_rank_and_the_best_is_on_top() -> None:
 
 
 def test_representatives_are_ringed_and_ranked_and_joined_to_their_cluster() -> None:
-    axes = cluster_figure("question", **GIVEN).axes[0]
+    axes = cluster_figure("question", **INPUTS).axes[0]
     points = pca(VECTORS)[0].numpy()
     [dots] = axes.collections
     ringed = [tuple(point) for point, edge in zip(dots.get_offsets(), dots.get_edgecolors(), strict=True)
@@ -96,7 +96,7 @@ def test_one_answer_and_equal_answers_can_be_drawn(m) -> None:
 
 
 def test_the_same_answers_give_the_same_bytes_and_distances_are_to_scale() -> None:
-    figures = [cluster_figure("question", **GIVEN) for _ in range(2)]
+    figures = [cluster_figure("question", **INPUTS) for _ in range(2)]
     assert image(figures[0]) == image(figures[1])
     axes, points = figures[0].axes[0], pca(VECTORS)[0].numpy()
     pixels = axes.transData.transform(points)  # image() has drawn it
@@ -106,5 +106,5 @@ def test_the_same_answers_give_the_same_bytes_and_distances_are_to_scale() -> No
 
 
 def test_dollars_in_a_title_are_not_a_formula() -> None:
-    figure = cluster_figure("from $5 to \\nothing or $6", **GIVEN)
+    figure = cluster_figure("from $5 to \\nothing or $6", **INPUTS)
     assert "$5 to" in image(figure)  # as a formula, matplotlib would reject it

@@ -132,7 +132,7 @@ def evaluate(world: World, out: Path, **changes) -> tuple[dict, list[dict]]:
     return evaluation.main(args), read_jsonl(out / "samples.jsonl", {})
 
 
-def mean_of(result: dict, policy: str) -> dict[str, float]:
+def metric_means(result: dict, policy: str) -> dict[str, float]:
     return {metric: row["mean"] for metric, row in result["policies"][policy]["metrics"].items()}
 
 
@@ -140,8 +140,8 @@ def mean_of(result: dict, policy: str) -> dict[str, float]:
 def test_dialogues_are_measured_by_three_overlaps(world, scripted, tmp_path):
     result, _ = evaluate(world, tmp_path, reward_model=None)
     # the second reply of both shares no word with its reference
-    assert mean_of(result, "full") == pytest.approx({name: value / 2 for name, value in NEARLY.items()})
-    assert mean_of(result, "str") == pytest.approx({name: value / 2 for name, value in EXACTLY.items()})
+    assert metric_means(result, "full") == pytest.approx({name: value / 2 for name, value in NEARLY.items()})
+    assert metric_means(result, "str") == pytest.approx({name: value / 2 for name, value in EXACTLY.items()})
     assert scripted == [(layers, 1, 24, 1, 0.8, 0.95) for layers in (1, 2)]
 
 
@@ -149,8 +149,8 @@ def test_squad_is_measured_against_all_answers_and_no_answer_is_one_too(world, s
     result, samples = evaluate(world, tmp_path, data=world.root / "squad")
     # "dukes of Normandy": one of 3 words, all of "dukes"; then an answer to a question without one
     squad = ("exact_match", "precision", "recall", "f1")
-    assert [mean_of(result, "full")[name] for name in squad] == pytest.approx([0, 1 / 6, 1 / 2, 1 / 4])
-    assert [mean_of(result, "str")[name] for name in squad] == [1, 1, 1, 1]
+    assert [metric_means(result, "full")[name] for name in squad] == pytest.approx([0, 1 / 6, 1 / 2, 1 / 4])
+    assert [metric_means(result, "str")[name] for name in squad] == [1, 1, 1, 1]
     assert [row["references"] for row in samples] == [["dukes", "the Norman dukes"], [" unanswerable"]]
     assert samples[1]["policies"]["str"]["google_bleu"] == 1  # against the data's response
     table = text(reply_report.page(result, None, [], []))
@@ -188,7 +188,7 @@ def test_the_table_is_a_recount_of_the_samples(world, scripted, tmp_path):
         texts = [row["response"] for row in rows]
         lengths = [len(world.tokenizer.encode(text)) + (name == "str" or i == 0) for i, text in enumerate(texts)]
         assert judged.split()[-2:] == ["1.000" if name == "str" else "0.500", f"{fmean(lengths):.1f}"]
-    assert mean_of(result, "full")["gold_score"] == 0.25 and mean_of(result, "str")["gold_score"] == 0.5
+    assert metric_means(result, "full")["gold_score"] == 0.25 and metric_means(result, "str")["gold_score"] == 0.5
     [reference] = (line.split() for line in lines if line.startswith("reference"))
     model = world.reward_model
     scores = [score_alone(model, world.tokenizer, *row[:2]) for row in DIALOGUES]
@@ -330,12 +330,12 @@ def test_answers_to_chats_are_scored_after_their_marks(world, scripted, tmp_path
     write_jsonl(tmp_path / "data/sft.validation.jsonl", [row | {"chat": True} for row in rows])
     person = {"query": "what?<|endoftext|>", "answers": ["a", "b"], "ranking": [1, 0], "annotator": "ana"}
     write_jsonl(tmp_path / "ana.jsonl", [person])
-    given = []
-    monkeypatch.setattr(replies, "evaluate_order", lambda questions, rows, *others: given.extend(rows))
+    scored = []
+    monkeypatch.setattr(replies, "evaluate_order", lambda questions, rows, *rest: scored.extend(rows))
     monkeypatch.setattr(reply_report, "page", lambda *_: [])
     evaluate(world, tmp_path / "out", data=tmp_path / "data", rankings=(tmp_path / "ana.jsonl",))
     eos, encode = world.tokenizer.eos_id, world.tokenizer.encode
-    assert [(row.query, row.response) for row in given] == [([*encode("what?"), eos], [*encode(x), eos]) for x in "ab"]
+    assert [(row.query, row.response) for row in scored] == [([*encode("what?"), eos], [*encode(x), eos]) for x in "ab"]
 
 
 SELF_RANKED = [
@@ -416,7 +416,7 @@ def test_sections_without_reward_model_gold_or_rankings_are_omitted_with_a_note(
     result, _ = evaluate(
         world, tmp_path, reward_model=None, policies=("str", str(world.root / "str")), data=world.root / "dialogues"
     )
-    assert set(mean_of(result, "str")) == {"bleu4", "google_bleu", "meteor"} and result["differences"] == []
+    assert set(metric_means(result, "str")) == {"bleu4", "google_bleu", "meteor"} and result["differences"] == []
     table = text(reply_report.page(result, None, [], []))
     assert not re.search(r"RM|gold|difference", table)
     assert table.count("omitted") == 3

@@ -280,8 +280,8 @@ def encoded():
 def test_minilm_paraphrases_share_a_cluster_and_make_no_pair(one, other, variance, encoded):
     assert ((encoded[one] - encoded[other]) ** 2).sum() / 4 == pytest.approx(variance, abs=6e-4)
 
-    def partition(times, others, seed, limits):
-        answers = [one] * times[0] + [other] * times[1] + others
+    def partition(times, other_texts, seed, limits):
+        answers = [one] * times[0] + [other] * times[1] + other_texts
         labels, representatives = isodata(np.stack([encoded[text] for text in answers]), seed, limits)
         return labels, {answers[index] for index in representatives}
 

@@ -80,20 +80,20 @@ def test_one_sentence_or_equal_ones_cannot_be_shuffled(text):
 
 # -------------------------------------------------------------------------------------------------------------- n-grams
 def test_up_to_three_words_are_deleted_replaced_or_inserted_and_no_more():
-    found = draws(ngram_noise, "a b c d", ["x y z w"], num=600)
+    texts = draws(ngram_noise, "a b c d", ["x y z w"], num=600)
     deleted = {"b c d", "a c d", "a b d", "a b c", "c d", "a d", "a b", "d", "a"}
     new = {1: ["x", "y", "z", "w"], 2: ["x y", "y z", "z w"], 3: ["x y z", "y z w"]}
     words = "a b c d".split()
     replaced = {" ".join(words[:i] + [g] + words[i + n :]) for n in new for g in new[n] for i in range(5 - n)}
     inserted = {" ".join(words[:i] + [g] + words[i:]) for n in new for g in new[n] for i in range(5)}
-    assert found <= deleted | replaced | inserted
-    assert deleted <= found and len(found & replaced) > 20 and len(found & inserted) > 20
+    assert texts <= deleted | replaced | inserted
+    assert deleted <= texts and len(texts & replaced) > 20 and len(texts & inserted) > 20
     assert len(deleted | replaced | inserted) == 9 + (16 + 9 + 4) + (20 + 15 + 10)
 
 
 def test_new_words_are_adjacent_in_one_other_answer():
-    found = draws(ngram_noise, "a", ["x y", "z"])  # nothing can be deleted
-    assert found == {"x", "y", "z", "a x", "a y", "a z", "x a", "y a", "z a", "x y a", "a x y"}
+    texts = draws(ngram_noise, "a", ["x y", "z"])  # nothing can be deleted
+    assert texts == {"x", "y", "z", "a x", "a y", "a z", "x a", "y a", "z a", "x y a", "a x y"}
     assert draws(ngram_noise, "a", ["a"]) == {"a a"}  # replacing it by itself isn't noise
 
 
@@ -104,9 +104,9 @@ def test_without_other_answers_words_can_only_be_deleted():
 
 # ------------------------------------------------------------------------------------------------------------------ all
 def test_only_types_that_apply_are_drawn_each_as_often():
-    def kinds(text, others):
-        found = [add_noise(text, others, np.random.default_rng(seed)) for seed in range(600)]
-        return {kind: sum(noise[1] == kind for noise in found) for kind in {noise[1] for noise in found}}
+    def kinds(text, other_texts):
+        results = [add_noise(text, other_texts, np.random.default_rng(seed)) for seed in range(600)]
+        return {kind: sum(noise[1] == kind for noise in results) for kind in {noise[1] for noise in results}}
 
     counts = kinds("It is far. Go home.", ["x"])
     assert set(counts) == {"ngram", "negation", "shuffle"} and all(150 < count < 250 for count in counts.values())
@@ -126,9 +126,9 @@ TEXTS = st.one_of(
 
 @given(TEXTS, st.lists(TEXTS, max_size=3), st.integers(0, 10**6))
 @settings(deadline=None)
-def test_noise_changes_the_text_leaves_some_of_it_and_depends_on_the_generator_only(text, others, seed):
-    result = add_noise(text, others, np.random.default_rng(seed))
-    assert result == add_noise(text, others, np.random.default_rng(seed))
+def test_noise_changes_the_text_leaves_some_of_it_and_depends_on_the_generator_only(text, other_texts, seed):
+    result = add_noise(text, other_texts, np.random.default_rng(seed))
+    assert result == add_noise(text, other_texts, np.random.default_rng(seed))
     if result is None:
         assert len(text.split()) <= 1  # of two words, one can be deleted
     else:

@@ -132,11 +132,11 @@ def test_google_bleu_is_its_definition(row) -> None:
 def test_meteor_of_words_that_occur_once_is_its_definition(words, num_response, num_reference) -> None:
     """Without repeated words there is only one alignment."""
     response, reference = words[:num_response], "abcdefg"[:num_reference]
-    places = [reference.index(word) if word in reference else None for word in response]
-    count = sum(place is not None for place in places)
+    positions = [reference.index(word) if word in reference else None for word in response]
+    count = sum(position is not None for position in positions)
     expected = 0.0
     if count:
-        follows = sum(a is not None and b == a + 1 for a, b in zip(places, places[1:], strict=False))
+        follows = sum(a is not None and b == a + 1 for a, b in zip(positions, positions[1:], strict=False))
         precision, recall = count / num_response, count / num_reference
         mean = 1 / (0.1 / precision + 0.9 / recall)
         expected = mean * (1 - 0.5 * ((count - follows) / count) ** 3)

@@ -32,7 +32,7 @@ def directory(original, tmp_path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "encoder"))
 
 
-def tokens_of(directory: Path, text: str, limit: int) -> torch.Tensor:
+def hidden_states(directory: Path, text: str, limit: int) -> torch.Tensor:
     """(T, C): the last hidden states of a text's first `limit` tokens, computed with transformers."""
     import transformers
 
@@ -50,7 +50,7 @@ def check(directory: Path, limit: int, pool) -> None:
     vectors = embed(TEXTS, load_sentence_encoder(directory))
     assert vectors.keys() == TEXTS
     for text, vector in vectors.items():
-        expected = pool(tokens_of(directory, text, limit))
+        expected = pool(hidden_states(directory, text, limit))
         assert vector.dtype == np.float64 and np.allclose(vector, expected / expected.norm(), atol=1e-6)
 
 

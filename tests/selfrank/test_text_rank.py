@@ -73,9 +73,9 @@ def test_neither_the_diagonal_nor_negative_similarities_count():
     weights = text_rank(similarity)
     np.fill_diagonal(similarity, 1e6)
     similarity[0, 1] = similarity[1, 0] = -0.9
-    given_matrix = similarity.copy()
+    original = similarity.copy()
     assert text_rank(similarity) == pytest.approx(weights)
-    assert (similarity == given_matrix).all()
+    assert (similarity == original).all()
 
 
 def test_an_answer_without_edges_keeps_one_minus_the_damping():

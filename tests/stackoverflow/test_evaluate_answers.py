@@ -108,7 +108,7 @@ def test_each_metric_of_an_answer_is_the_reference_librarys(outcome, small_site)
             assert answer["gold_score"] == site.gold_score(row["query"], text)
 
 
-def ids_of(small_site, name: str) -> tuple[list[list[int]], list[list[int]]]:
+def sample_ids(small_site, name: str) -> tuple[list[list[int]], list[list[int]]]:
     """Return the token ids of a policy's answers; tokenizing a sampled text again may give different tokens."""
     args, tokenizer = small_site.eval, load_tokenizer(small_site.sft.out)
     rows = read_jsonl(args.data / "sft.validation.jsonl", {})[: args.num_queries]
@@ -124,7 +124,7 @@ def ids_of(small_site, name: str) -> tuple[list[list[int]], list[list[int]]]:
 
 def test_reward_model_scores_are_those_of_each_text_alone(outcome, small_site):
     _, samples = outcome
-    queries, answers = ids_of(small_site, "ppo")
+    queries, answers = sample_ids(small_site, "ppo")
     recorded = [answer for row in samples for answer in row["policies"]["ppo"]]
     tokenizer = load_tokenizer(small_site.sft.out)
     assert [tokenizer.decode(ids) for ids in answers] == [answer["response"] for answer in recorded]
@@ -160,9 +160,9 @@ def test_differences_are_scipys_and_of_every_pair(outcome, key):
             for name in (row["ours"], row["theirs"])
         )
         if key == "differences_of_best":
-            ours, theirs = ([max(group) for group in found] for found in groups)
+            ours, theirs = ([max(group) for group in policy_groups] for policy_groups in groups)
         else:
-            ours, theirs = ([score for group in found for score in group] for found in groups)
+            ours, theirs = ([score for group in policy_groups for score in group] for policy_groups in groups)
         assert row["mean_difference"] == pytest.approx(fmean(ours) - fmean(theirs))
         assert row["ks_p"] == pytest.approx(stats.ks_2samp(ours, theirs).pvalue)
         assert row["mann_whitney_p"] == pytest.approx(stats.mannwhitneyu(ours, theirs).pvalue)
@@ -177,7 +177,7 @@ def test_the_answers_do_not_depend_on_the_batch_size_and_no_bigram_comes_twice(o
         for name in one["policies"]:
             texts = [[answer["response"] for answer in row["policies"][name]] for row in (one, other)]
             assert texts[0] == texts[1]
-    for query, ids in zip(*ids_of(small_site, "sft"), strict=True):
+    for query, ids in zip(*sample_ids(small_site, "sft"), strict=True):
         text = query + ids
         pairs = list(zip(text, text[1:], strict=False))
         assert not set(pairs[len(query) :]) & set(pairs[: len(query)])
