@@ -26,7 +26,7 @@ def table(seed=0, dtype=torch.float64):
     return logits.requires_grad_()
 
 
-def logprobs_of(logits):
+def token_logprobs(logits):
     return logits.log_softmax(-1).gather(-1, RESPONSE[:, :, None]).squeeze(-1).masked_fill(~ACTIONS, 0.0)  # (B, T)
 
 
@@ -35,9 +35,9 @@ def test_the_gradient_of_one_ppo_step_is_that_of_minus_a_log_p():
     """On the rollout of the current policy the ratio is 1: nothing is clipped, whatever the advantages are."""
     logits = table()
     advantages = 5 * torch.randn(B, T, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    losses, is_clipped = policy_loss(logprobs_of(logits), logprobs_of(logits).detach(), advantages, ACTIONS, 0.2)
+    losses, is_clipped = policy_loss(token_logprobs(logits), token_logprobs(logits).detach(), advantages, ACTIONS, 0.2)
     (ours,) = torch.autograd.grad(losses.sum() / ACTIONS.sum(), logits)
-    plain = -(advantages * logprobs_of(logits)).masked_fill(~ACTIONS, 0.0).sum() / ACTIONS.sum()
+    plain = -(advantages * token_logprobs(logits)).masked_fill(~ACTIONS, 0.0).sum() / ACTIONS.sum()
     (expected,) = torch.autograd.grad(plain, logits)
     assert torch.allclose(ours, expected, atol=1e-12) and ours.abs().max() > 0.1 and not is_clipped.any()
 
@@ -47,9 +47,9 @@ def test_the_bipolar_gradient_is_that_of_its_loss_with_the_sign_fixed():
     """[RLCF eq 3] log p of the token at fault goes down, log p of the written program's tokens up."""
     error_index = torch.tensor([2, 0, T, 0])  # the third compiles
     logits, written_logits = table(), table(seed=5)
-    advantages = bipolar_ramp_advantages(logprobs_of(logits).detach(), error_index)
-    losses, _ = policy_loss(logprobs_of(logits), logprobs_of(logits).detach(), advantages, ACTIONS, 0.2)
-    total = losses.sum() / B - logprobs_of(written_logits).sum() / B
+    advantages = bipolar_ramp_advantages(token_logprobs(logits).detach(), error_index)
+    losses, _ = policy_loss(token_logprobs(logits), token_logprobs(logits).detach(), advantages, ACTIONS, 0.2)
+    total = losses.sum() / B - token_logprobs(written_logits).sum() / B
     ours = torch.autograd.grad(total, (logits, written_logits))
 
     expected = 0.0
@@ -69,10 +69,10 @@ def test_the_bipolar_gradient_is_that_of_its_loss_with_the_sign_fixed():
 
 def test_the_bipolar_advantages_of_a_worked_example():
     logprobs = torch.tensor([[-1.0, -9.9, -0.1], [-1.0, -10.1, -0.1], [-1.0, -10.0, 0.0], [-1.0, -50.0, -0.1]])
-    found = bipolar_ramp_advantages(logprobs, torch.tensor([1, 1, 1, 3]))
-    assert found.tolist() == [[0, -1, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]  # from -10 nats on it is unlikely enough
-    found = bipolar_ramp_advantages(logprobs, torch.tensor([1, 1, 2, 0]), floor=-20.0)
-    assert found.tolist() == [[0, -1, 0], [0, -1, 0], [0, 0, -1], [-1, 0, 0]]
+    result = bipolar_ramp_advantages(logprobs, torch.tensor([1, 1, 1, 3]))
+    assert result.tolist() == [[0, -1, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]  # from -10 nats on it is unlikely enough
+    result = bipolar_ramp_advantages(logprobs, torch.tensor([1, 1, 2, 0]), floor=-20.0)
+    assert result.tolist() == [[0, -1, 0], [0, -1, 0], [0, 0, -1], [-1, 0, 0]]
 
 
 def test_the_floor_stops_the_fall_of_a_token():
@@ -141,19 +141,19 @@ def test_coderl_advantages_for_all_outcomes():
     cases = list(product([True, False], repeat=2))  # y', the greedy response
     logits = torch.tensor([[0.0, 3.0, -3.0]]).repeat(4, 1).double()
     actions = torch.tensor([[True, True, True]] * 3 + [[True, True, False]])
-    found = coderl_advantages(
+    advantages = coderl_advantages(
         logits, torch.tensor([one for one, _ in cases]), torch.tensor([other for _, other in cases]), actions
     )
     s = (1 / (1 + torch.tensor(3.0).double().exp())).item()
     expected = [[0, 0, 0], [2 * 0.5, 2 * (1 - s), 2 * s], [-2 * 0.5, -2 * s, -2 * (1 - s)], [0, 0, 0]]
-    assert torch.allclose(found, torch.tensor(expected).double(), atol=1e-9)
+    assert torch.allclose(advantages, torch.tensor(expected).double(), atol=1e-9)
     worse = coderl_advantages(logits, torch.tensor([False] * 4), torch.tensor([True] * 4), actions)
     assert worse[3].tolist() == pytest.approx([-1.0, -2 * s, 0.0])  # nothing after the end
 
 
 def test_an_extreme_critic_gives_finite_advantages():
     logits = torch.tensor([[1e4, -1e4]]).repeat(2, 1)
-    found = coderl_advantages(
+    advantages = coderl_advantages(
         logits, torch.tensor([True, False]), torch.tensor([False, True]), torch.ones(2, 2, dtype=torch.bool)
     )
-    assert found.tolist() == [[2.0, 0.0], [0.0, -2.0]]
+    assert advantages.tolist() == [[2.0, 0.0], [0.0, -2.0]]

@@ -78,8 +78,8 @@ def errors(program: str, diagnostics: list[Diagnostic]) -> list[tuple[str, str]]
 )  # fmt: skip
 def test_the_culprit_is_the_lexeme_that_a_reader_would_point_at(java_compiler, body, code, culprit):
     program = method(body)
-    found_code, found = errors(program, java_compiler.check([program])[0])[0]
-    assert found_code.startswith(code) and found == culprit  # later JDKs have "expected2" where 17 has "expected"
+    reported_code, lexeme = errors(program, java_compiler.check([program])[0])[0]
+    assert reported_code.startswith(code) and lexeme == culprit  # later JDKs have "expected2" where 17 has "expected"
 
 
 @needs_jdk
@@ -94,8 +94,8 @@ def test_offsets_count_characters_not_utf16_units_nor_columns(java_compiler):
 def test_errors_are_in_text_order_and_hide_no_other(java_compiler):
     # a flow error, a type error and, after both, a syntax error; javac by itself would only report the last
     program = method("int x; n = x; n = s; l = ; return n;")
-    found = errors(program, java_compiler.check([program])[0])
-    assert found == [
+    reported = errors(program, java_compiler.check([program])[0])
+    assert reported == [
         ("var.might.not.have.been.initialized", "x"), ("prob.found.req", "s"), ("illegal.start.of.expr", ";")
     ]  # fmt: skip
 
@@ -160,12 +160,12 @@ def test_a_program_sees_the_jdk_and_nothing_else_and_javac_ends_with_its_input(t
             "class A { Checker c; }",
             "class A { java.sql.Date d; javax.tools.Tool t; }",
         ]
-        found = [errors(p, d) for p, d in zip(programs, compiler.check(programs), strict=True)]
+        reported = [errors(p, d) for p, d in zip(programs, compiler.check(programs), strict=True)]
         process = compiler.server.process
         assert process.poll() is None
         process.stdin.close()
         assert process.wait(60) == 0  # it ends with its input
-    assert found == [[("cant.resolve.location", "Helper")], [("cant.resolve.location", "Checker")], []]
+    assert reported == [[("cant.resolve.location", "Helper")], [("cant.resolve.location", "Checker")], []]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Helper.java"]  # no class file is written
 
 
@@ -201,11 +201,11 @@ def test_escapes_hide_neither_text_nor_variables(java_compiler):
     }
     programs = ["class A { int f(int n) { " + case for case in cases]
     for program, diagnostics in zip(programs, java_compiler.check(programs), strict=True):
-        found = [(d.kind, program[d.start : d.end]) for d in diagnostics]
-        assert found == cases[program.removeprefix("class A { int f(int n) { ")], program
+        reported = [(d.kind, program[d.start : d.end]) for d in diagnostics]
+        assert reported == cases[program.removeprefix("class A { int f(int n) { ")], program
 
 
-def spans_of(cases):
+def response_spans(cases):
     return [(len(before), len(before + response)) for before, response, _ in cases]
 
 
@@ -222,8 +222,8 @@ def test_a_java_response_hides_no_code_after_it(java_compiler):
         (before + "// ", "n\n return n; ", "}}"): False,
         (before, 'return "//".length();', " }}"): False,
     }
-    found = java_compiler.check(["".join(case) for case in cases], spans_of(cases))
-    for (case, hides), diagnostics in zip(cases.items(), found, strict=True):
+    checked = java_compiler.check(["".join(case) for case in cases], response_spans(cases))
+    for (case, hides), diagnostics in zip(cases.items(), checked, strict=True):
         assert [d.code for d in diagnostics] == ["hidden.code"] * hides, case
         assert all(d.last == len(case[0] + case[1]) - 1 for d in diagnostics)
 
@@ -237,8 +237,8 @@ def test_a_python_response_hides_no_code_after_it(python_compiler):
         (before, "    return ", "n  # the end\n"): False,
         (before, "    return '#'", "\n"): False,
     }
-    found = python_compiler.check(["".join(case) for case in cases], spans_of(cases))
-    for (case, hides), diagnostics in zip(cases.items(), found, strict=True):
+    checked = python_compiler.check(["".join(case) for case in cases], response_spans(cases))
+    for (case, hides), diagnostics in zip(cases.items(), checked, strict=True):
         assert [d.code for d in diagnostics] == ["hidden.code"] * hides, case
 
 
@@ -534,9 +534,9 @@ def test_the_command_line_follows_error_prones_manual(tmp_path):
 )
 def test_a_local_variable_is_unused_if_nothing_reads_it(body, unused):
     program = method(body)
-    found = unused_variables(program)
-    assert [program[d.start : d.end] for d in found] == unused
-    assert {d.kind for d in found} <= {"unused"} and all(program[d.start - 1] in " ," for d in found)
+    diagnostics = unused_variables(program)
+    assert [program[d.start : d.end] for d in diagnostics] == unused
+    assert {d.kind for d in diagnostics} <= {"unused"} and all(program[d.start - 1] in " ," for d in diagnostics)
 
 
 def test_of_two_variables_with_one_name_the_unused_one_is_reported():
@@ -644,8 +644,8 @@ def corrupt(program: str, rng: random.Random) -> str:
     ],
 )  # fmt: skip
 def test_python_is_checked_without_being_run(python_compiler, program, expected):
-    found = [(d.kind, d.code, program[d.start : d.end], d.start) for d in python_compiler.check([program])[0]]
-    assert found == expected
+    reported = [(d.kind, d.code, program[d.start : d.end], d.start) for d in python_compiler.check([program])[0]]
+    assert reported == expected
 
 
 def test_an_error_inside_an_f_string_is_on_its_line(python_compiler):

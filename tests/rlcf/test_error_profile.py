@@ -61,14 +61,14 @@ def python_program(body: str) -> str:
 @needs_jdk
 def test_each_of_javacs_errors_has_its_category(java_compiler):
     checked = java_compiler.check([java_program(body) for body in JAVA])
-    found = [{error_category(d) for d in diagnostics} for diagnostics in checked]
-    assert dict(zip(JAVA, found, strict=True)) == {body: {category} for body, category in JAVA.items()}
+    categories = [{error_category(d) for d in diagnostics} for diagnostics in checked]
+    assert dict(zip(JAVA, categories, strict=True)) == {body: {category} for body, category in JAVA.items()}
 
 
 def test_each_of_pythons_errors_has_its_category(python_compiler):
     checked = python_compiler.check([python_program(body) for body in PYTHON])
-    found = {body: error_category(diagnostics[0]) for body, diagnostics in zip(PYTHON, checked, strict=True)}
-    assert found == PYTHON
+    categories = {body: error_category(diagnostics[0]) for body, diagnostics in zip(PYTHON, checked, strict=True)}
+    assert categories == PYTHON
 
 
 def test_warnings_have_no_category_and_unknown_codes_are_other():

@@ -166,9 +166,9 @@ def test_each_response_has_the_verdict_that_was_built_into_it(world):
 
 
 def test_samples_come_by_policy_temperature_and_problem(world):
-    places = [(row["policy"], row["temperature"], row["task"]) for row in world.samples[::4]]
+    groups = [(row["policy"], row["temperature"], row["task"]) for row in world.samples[::4]]
     tasks = "test/square", "test/twice"
-    assert places == [(p, t, task) for p in ("sft", "rlcf") for t in (0.2, 0.8) for task in tasks]
+    assert groups == [(p, t, task) for p in ("sft", "rlcf") for t in (0.2, 0.8) for task in tasks]
     assert world.calls == [(layers, 4, 80, 1, t, 0.95) for layers in (1, 2) for t in (0.2, 0.8)]
 
 
@@ -207,7 +207,7 @@ def test_differences_are_paired_by_problem_and_the_report_begins_with_them_in_wo
         {"pass": 4 / 8, "exec": 1 / 8, "comp": comp}
     )
     assert gains["pass"]["ci"] == (0, 1)  # one problem gained all, the other nothing
-    first, *_ = re.findall(r"<p.*?</p>", page_of(world.args.out), re.S)
+    first, *_ = re.findall(r"<p.*?</p>", read_page(world.args.out), re.S)
     assert 'class="happened warn"' in first
     assert "rlcf solves 50% of problems with 1 sample (sft: 0%). It did not learn: its pass@1 did not change" in first
     assert "(+50.00 [+0.00, +100.00] points)" in first
@@ -252,7 +252,7 @@ def test_the_discriminator_compares_each_sample_with_the_written_program(world):
     assert low["discriminator"] == pytest.approx(0, abs=1e-6) and high["discriminator"] == pytest.approx(
         sum(scores[4:7]) / 3
     )  # not the unused
-    table, page = text(program_report.page(world.result, {}, [])), page_of(world.args.out)
+    table, page = text(program_report.page(world.result, {}, [])), read_page(world.args.out)
     first = next(row["discriminator"] for row in world.samples)  # of sft, wrong
     assert f"D {first:+.2f}" in page and page.count("<small> D ") == 2
     of_sft = world.result["policies"]["sft"]["temperatures"][0]["discriminator"]
@@ -283,7 +283,7 @@ def test_eval_json_is_the_result_and_the_table_shows_it_in_percent(world):
     assert re.search(r"^timeout\s+1\s+0$", table, re.M)
 
 
-def page_of(out: Path) -> str:
+def read_page(out: Path) -> str:
     return (out / "report.html").read_text()
 
 
@@ -292,7 +292,7 @@ def test_all_can_read_the_report(python_world, unreadable):
 
 
 def test_the_page_is_one_file_without_external_requests(world):
-    page = page_of(world.args.out)
+    page = read_page(world.args.out)
     assert set(re.findall(r'src="([^:]+):', page)) == {"data"} and not re.findall(r"<(script\s|link[^>]+sheet)", page)
     assert not re.search(r"(src|href|url)\W{1,3}https?:", page)
     assert page.count("<img ") == 3 + 3 and "In training" not in page  # one per k over the temperature
@@ -320,11 +320,11 @@ def row(k: int, share: float) -> dict:
 
 
 def test_the_bars_are_the_numbers_in_percent_with_their_intervals():
-    passes, others = at_k_figures({"sft": [row(1, 0.2), row(10, 0.4)], "rlcf": [row(1, 0.3), row(10, 0.5)]})
+    passes, other_figure = at_k_figures({"sft": [row(1, 0.2), row(10, 0.4)], "rlcf": [row(1, 0.3), row(10, 0.5)]})
     axes = passes.axes[0]
     assert [bar.get_height() for bars in axes.containers[1::2] for bar in bars] == pytest.approx([20, 40, 30, 50])
     assert [label.get_text() for label in axes.get_xticklabels()] == ["pass@1", "pass@10"]
-    assert [label.get_text() for label in others.axes[0].get_xticklabels()] == ["exec@1", "comp@1"]
+    assert [label.get_text() for label in other_figure.axes[0].get_xticklabels()] == ["exec@1", "comp@1"]
     segment = axes.containers[0].lines[2][0].get_segments()[0]
     assert [y for _, y in segment] == pytest.approx([10, 40])
 
@@ -396,14 +396,14 @@ def test_two_runs_write_the_same_and_the_curves_of_training_come_with_their_metr
         {"step": step, "compile_rate": 0.5 + step / 10, "errors/type": 0.5 - step / 10, "errors/unused": 0.0}
         for step in range(3)
     ]
-    places = [root / name / "ablation" for name in ("one", "two")]
-    for place in places:
-        place.mkdir(parents=True)
-        write_jsonl(place / "metrics.jsonl", [row | {"loss": 1.0, "validation_loss": 1.0} for row in rows])
+    directories = [root / name / "ablation" for name in ("one", "two")]
+    for directory in directories:
+        directory.mkdir(parents=True)
+        write_jsonl(directory / "metrics.jsonl", [row | {"loss": 1.0, "validation_loss": 1.0} for row in rows])
     again = replace(
         unscripted.args,
         out=root / "again",
-        curves=tuple(map(str, places)),
+        curves=tuple(map(str, directories)),
         num_report_samples=1,
         batch_size=64,
         workers=1,
@@ -411,7 +411,7 @@ def test_two_runs_write_the_same_and_the_curves_of_training_come_with_their_metr
     result = evaluation.main(again)
     assert (again.out / "samples.jsonl").read_bytes() == (unscripted.args.out / "samples.jsonl").read_bytes()
     assert result["policies"] == unscripted.result["policies"]
-    page = page_of(again.out)
+    page = read_page(again.out)
     assert "In training" in page and page.count("<img ") == 3 + 2 + 2 + 2 and page.count('class="sample"') == 1
 
 
@@ -419,8 +419,8 @@ def test_samples_depend_on_the_seed(unscripted, monkeypatch):
     monkeypatch.setattr(program_report, "page", lambda *_: [])
     args = replace(unscripted.args, out=unscripted.args.out.parent / "other_seed", seed=2, temperatures=(0.8,))
     evaluation.main(args)
-    others = [row["response"] for row in read_jsonl(args.out / "samples.jsonl", {})]
-    assert others != [row["response"] for row in unscripted.samples if row["temperature"] == 0.8]
+    responses = [row["response"] for row in read_jsonl(args.out / "samples.jsonl", {})]
+    assert responses != [row["response"] for row in unscripted.samples if row["temperature"] == 0.8]
 
 
 @pytest.mark.parametrize(

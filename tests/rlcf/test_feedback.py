@@ -26,19 +26,19 @@ def compiler(request):
     return lambda language: request.getfixturevalue(f"{language}_compiler")
 
 
-PLACES = {
+CONTEXTS = {
     "python": {"prefix": "def f(a, b):\n", "suffix": "\nprint(f(1, 2))\n"},
     "java": {"prefix": "class A {\n    static int f(int a, int b) {\n", "suffix": "\n}\n"},
 }
 
 
-def check(compiler, language, texts, tokenizer=BYTES, ends=True, T=None, place=None):
+def check(compiler, language, texts, tokenizer=BYTES, ends=True, T=None, context=None):
     """Check responses of these texts, each with EOS and then [PAD], or without EOS."""
     rows = [tokenizer.encode(text) + [tokenizer.eos_id] * ends for text in texts]
     response = right_pad(rows, tokenizer.pad_id)
     if T is not None:
         response = F.pad(response, (0, T - response.size(1)), value=tokenizer.pad_id)
-    records = [PLACES[language] if place is None else place] * len(texts)
+    records = [CONTEXTS[language] if context is None else context] * len(texts)
     return check_responses(records, response, compiler(language), token_bytes(tokenizer), tokenizer.eos_id), response
 
 
@@ -91,13 +91,13 @@ def test_a_program_passes_or_ends_with_the_token_of_its_first_error(compiler, la
     assert checked.texts == [text for text, _ in cases]
     assert checked.passes.dtype == torch.bool and checked.passes.tolist() == [kept is None for _, kept in cases]
     for b, (text, kept) in enumerate(cases):
-        found = blamed(checked, response, b, tokenizer)
+        result = blamed(checked, response, b, tokenizer)
         if tokenizer is BYTES or kept is None:
-            assert found == kept
+            assert result == kept
         else:  # a token of several characters ends no sooner than the last of them
-            assert found.startswith(kept) and len(found) - len(kept) < max(map(len, token_bytes(tokenizer).values()))
-            assert text.startswith(found)
-        program = PLACES[language]["prefix"] + text + PLACES[language]["suffix"]
+            assert result.startswith(kept) and len(result) - len(kept) < max(map(len, token_bytes(tokenizer).values()))
+            assert text.startswith(result)
+        program = CONTEXTS[language]["prefix"] + text + CONTEXTS[language]["suffix"]
         start, end = checked.spans[b]
         assert program[start:end] == text
 
@@ -116,8 +116,8 @@ def test_an_empty_response_is_compiled_and_blamed_at_its_eos(compiler, language)
     assert checked.texts == ["", ""]
     assert checked.error_index.tolist() == [0, 0]  # a function needs a body, a class its closing brace
     assert response[0].tolist() == [BYTES.eos_id] + [BYTES.pad_id] * 4
-    place = {"python": {"prefix": "x = 1\n", "suffix": ""}, "java": {"prefix": "class A { }", "suffix": ""}}
-    checked, _ = check(compiler, language, [""], T=5, place=place[language])
+    context = {"python": {"prefix": "x = 1\n", "suffix": ""}, "java": {"prefix": "class A { }", "suffix": ""}}
+    checked, _ = check(compiler, language, [""], T=5, context=context[language])
     assert checked.passes.tolist() == [True] and checked.error_index.tolist() == [5]
 
 
@@ -135,7 +135,7 @@ def test_a_response_without_eos_is_compiled_unchanged(compiler, language):
 def test_nothing_after_the_first_eos_is_compiled(compiler):
     row = BYTES.encode("    return a") + [BYTES.eos_id] + BYTES.encode(" + B") + [BYTES.eos_id]
     checked = check_responses(
-        [PLACES["python"]], torch.tensor([row]), compiler("python"), token_bytes(BYTES), BYTES.eos_id
+        [CONTEXTS["python"]], torch.tensor([row]), compiler("python"), token_bytes(BYTES), BYTES.eos_id
     )
     assert checked.texts == ["    return a"] and checked.passes.tolist() == [True]
 
@@ -146,7 +146,7 @@ def test_half_a_character_is_one_replacement_character(compiler):
     comment, code = BYTES.encode("    return a  # "), BYTES.encode("    return a + ")
     rows = [comment + half + [BYTES.eos_id], code + half + BYTES.encode(" + b") + [BYTES.eos_id]]
     response = right_pad(rows, BYTES.pad_id)
-    checked = check_responses([PLACES["python"]] * 2, response, compiler("python"), token_bytes(BYTES), BYTES.eos_id)
+    checked = check_responses([CONTEXTS["python"]] * 2, response, compiler("python"), token_bytes(BYTES), BYTES.eos_id)
     assert checked.texts == ["    return a  # \ufffd", "    return a + \ufffd + b"]
     assert checked.passes.tolist() == [True, False]
     assert checked.error_index.tolist() == [
@@ -156,8 +156,8 @@ def test_half_a_character_is_one_replacement_character(compiler):
 
 
 def test_errors_outside_the_response_count_and_unused_variables_outside_do_not(compiler):
-    place = {"prefix": "def f(a):\n    c = 1\n", "suffix": "\n    d = 2\n"}
-    checked, _ = check(compiler, "python", ["    return a", "    try: pass"], place=place)
+    context = {"prefix": "def f(a):\n    c = 1\n", "suffix": "\n    d = 2\n"}
+    checked, _ = check(compiler, "python", ["    return a", "    try: pass"], context=context)
     assert checked.passes.tolist() == [True, False]
     assert checked.error_index.tolist() == [14, len("    try: pass") - 1]
     assert [d.kind for d in checked.diagnostics[0]] == ["unused", "unused"]
@@ -167,11 +167,11 @@ def test_unused_variables_can_be_ignored(compiler):
     """The first error is blamed, although a variable before it is unused; the diagnostics stay the same."""
     rows = [BYTES.encode(text) + [BYTES.eos_id] for text in ("    c = a\n    return b", "    c = a\n    return B")]
     checked = check_responses(
-        [PLACES["python"]] * 2, right_pad(rows, BYTES.pad_id), compiler("python"), token_bytes(BYTES), BYTES.eos_id,
+        [CONTEXTS["python"]] * 2, right_pad(rows, BYTES.pad_id), compiler("python"), token_bytes(BYTES), BYTES.eos_id,
         unused=False,
     )  # fmt: skip
     assert checked.passes.tolist() == [True, False] and checked.error_index[1] == len(rows[1]) - 2
-    assert [[d.kind for d in found] for found in checked.diagnostics] == [["unused"], ["unused", "error"]]
+    assert [[d.kind for d in diagnostics] for diagnostics in checked.diagnostics] == [["unused"], ["unused", "error"]]
 
 
 def test_one_row_does_not_change_the_result_of_another(compiler):
@@ -188,7 +188,7 @@ def test_a_response_that_hangs_the_compiler_fails_at_its_last_token():
     with PythonCompiler(timeout=0.2) as compiler:
         compiler.server.start()
         compiler.server.process.send_signal(signal.SIGSTOP)  # it no longer answers
-        checked = check_responses([PLACES["python"]], torch.tensor([row]), compiler, token_bytes(BYTES), BYTES.eos_id)
+        checked = check_responses([CONTEXTS["python"]], torch.tensor([row]), compiler, token_bytes(BYTES), BYTES.eos_id)
     assert [d.code for d in checked.diagnostics[0]] == ["timeout"]
     assert checked.error_index.tolist() == [len(row) - 2]
 

@@ -29,7 +29,7 @@ def policy_gradients(monkeypatch):
     return seen
 
 
-def logprobs_of(policy: GPT, query: str, response: list[int], tokenizer) -> torch.Tensor:
+def token_logprobs(policy: GPT, query: str, response: list[int], tokenizer) -> torch.Tensor:
     """Log-probabilities of a single response, (n,), at temperature 1."""
     row = tokenizer.encode(query)
     table = policy.logits(policy(torch.tensor([row + response])))[0, len(row) - 1 : -1].log_softmax(-1)
@@ -46,10 +46,10 @@ def test_bipolar_ramp_takes_the_gradient_of_its_loss_with_the_sign_fixed(rlcf, o
         faults, written = [], []
         for b, record in enumerate(rollout.rows):
             answer = tokenizer.encode(record["response"]) + [tokenizer.eos_id]
-            written.append(logprobs_of(model, record["query"], answer, tokenizer).sum())
+            written.append(token_logprobs(model, record["query"], answer, tokenizer).sum())
             if not rollout.passes[b]:
                 kept = rollout.sampled[b, : rollout.ends[b] + 1].tolist()
-                faults.append(logprobs_of(model, record["query"], kept, tokenizer)[-1])
+                faults.append(token_logprobs(model, record["query"], kept, tokenizer)[-1])
         return torch.stack(faults), torch.stack(written)
 
     faults, written = two_terms(policy)
@@ -93,7 +93,7 @@ def test_bipolar_ramp_only_lowers_faults_if_the_other_term_has_no_weight(rlcf, o
         if not rollout.passes[b]:
             kept = rollout.sampled[b, : rollout.ends[b] + 1].tolist()
             with torch.no_grad():
-                before, after = (logprobs_of(policy, record["query"], kept, tokenizer)[-1] for policy in policies)
+                before, after = (token_logprobs(policy, record["query"], kept, tokenizer)[-1] for policy in policies)
             falls.append((after - before).item())
     assert sum(falls) < 0 and sum(fall < 0 for fall in falls) > 0.7 * len(falls)
 
@@ -128,7 +128,7 @@ def test_coderl_takes_the_gradient_of_its_two_losses(rlcf, one_update, policy_gr
             difference = (1 if rollout.passes[b] else -1) - (-1 if fails else 1)
             differs += difference != 0
             # the critic's head is initialised to 0, so it predicts one half
-            loss = loss - difference * 0.5 * logprobs_of(policy, record["query"], ids, tokenizer).sum() / 16
+            loss = loss - difference * 0.5 * token_logprobs(policy, record["query"], ids, tokenizer).sum() / 16
     assert 2 < differs < 16
     expected = torch.autograd.grad(loss, list(policy.parameters()))
     for ours, its in zip(gradients, expected, strict=False):
@@ -147,14 +147,14 @@ def test_unused_variables_do_not_fail_a_baselines_program(one_update, monkeypatc
 
     def littered(self, programs, spans=None):
         unused = [[Diagnostic("unused", "unused.variable", k, k + 1, "") for k in range(len(p))] for p in programs]
-        return [some + found for some, found in zip(unused, plain(self, programs, spans), strict=True)]
+        return [added + reported for added, reported in zip(unused, plain(self, programs, spans), strict=True)]
 
     with monkeypatch.context() as patch:
         patch.setattr(PythonCompiler, "check", littered)
         rollout = one_update(train_baselines, objective=objective, localise=objective == "bipolar_ramp")
     with PythonCompiler() as compiler:
-        found = compiler.check(programs_of(rollout.rows, rollout.texts))
-    compiles = [all(d.kind != "error" for d in diagnostics) for diagnostics in found]
+        checked = compiler.check(programs_of(rollout.rows, rollout.texts))
+    compiles = [all(d.kind != "error" for d in diagnostics) for diagnostics in checked]
     assert rollout.scores == [1.0 if ok else -1.0 for ok in compiles] and set(compiles) == {True, False}
     # the metrics are the same as PPO's, which count unused variables
     assert rollout.metrics["compile_rate"] == 0 and rollout.metrics["errors/unused"] > 1

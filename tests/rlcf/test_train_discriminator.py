@@ -43,8 +43,8 @@ def test_only_samples_that_the_compiler_passes_become_pairs(rlcf):
     generated = [json.loads(line) for line in (out / "generated.jsonl").open()]
     assert len(generated) == len(records)
     with PythonCompiler() as compiler:
-        found = compiler.check(programs_of(records, [row["response"] for row in generated]))
-    for record, row, diagnostics in zip(records, generated, found, strict=True):
+        checked = compiler.check(programs_of(records, [row["response"] for row in generated]))
+    for record, row, diagnostics in zip(records, generated, checked, strict=True):
         first, last = len(record["prefix"]), len(record["prefix"]) + len(row["response"])
         failures = [d for d in diagnostics if d.kind == "error" or first <= d.last < last]
         assert row["passes"] == (not failures)
@@ -223,7 +223,7 @@ def test_each_program_is_the_anchor_of_one_triplet_per_epoch(rlcf, monkeypatch, 
 
     monkeypatch.setattr(train_discriminator.Discriminator, "embed", spied)
     rows = [json.loads(line) for line in (rlcf.discriminator.data / "code.train.jsonl").open()]
-    problem_of = {row["prefix"] + row["response"] + row["suffix"]: row["meta"]["problem"] for row in rows}
+    problems = {row["prefix"] + row["response"] + row["suffix"]: row["meta"]["problem"] for row in rows}
     args = replace(rlcf.discriminator, out=tmp_path / "d", num_triplet_epochs=1.0, num_pair_epochs=0.0)
     args = replace(args, triplet_batch_size=2, micro_batch_size=2)
     summary = train_discriminator.main(args)
@@ -231,14 +231,14 @@ def test_each_program_is_the_anchor_of_one_triplet_per_epoch(rlcf, monkeypatch, 
         (one, other) for texts in seen[: summary["steps"]] for one, other in zip(texts[:2], texts[2:], strict=True)
     ]
     anchors = {anchor for anchor, _ in triplets}
-    assert len(triplets) == len(anchors) == len(problem_of) // 2 * 2 and anchors <= set(problem_of)  # whole batches
-    sizes = Counter(problem_of.values())
+    assert len(triplets) == len(anchors) == len(problems) // 2 * 2 and anchors <= set(problems)  # whole batches
+    sizes = Counter(problems.values())
     assert max(sizes.values()) > 1 == min(sizes.values())
     for anchor, positive in triplets:  # a problem's only program is renamed
-        of_positive = problem_of[anchor] if sizes[problem_of[anchor]] > 1 else None
-        assert anchor != positive and problem_of.get(positive) == of_positive
+        positive_problem = problems[anchor] if sizes[problems[anchor]] > 1 else None
+        assert anchor != positive and problems.get(positive) == positive_problem
     rates = [row["lr"] for row in read_metrics(args.out)[:-1]]
-    assert max(rates) == args.triplet_lr and len(rates) == len(problem_of) // 2
+    assert max(rates) == args.triplet_lr and len(rates) == len(problems) // 2
     # all validation programs, shuffled: otherwise programs of one problem share a batch without negatives
     assert 0 < summary["validation_triplet_accuracy"] <= 1 and 0 <= summary["validation_triplet_loss"] < 2
 

@@ -171,10 +171,10 @@ def test_renaming_keeps_the_output_of_a_python_program(trap):
 
 
 def scopes(program):
-    found = [symtable.symtable(program, "<program>", "exec")]
-    for scope in found:
-        found += scope.get_children()
-    return found
+    tables = [symtable.symtable(program, "<program>", "exec")]
+    for scope in tables:
+        tables += scope.get_children()
+    return tables
 
 
 def alpha_equivalent(program, other):
@@ -349,7 +349,7 @@ JAVA = {
 }  # fmt: skip
 
 
-def found_in(compiler, texts):
+def get_codes(compiler, texts):
     return [[(d.kind, d.code) for d in diagnostics] for diagnostics in compiler.check(texts)]
 
 
@@ -358,10 +358,10 @@ def test_renaming_keeps_the_diagnostics_of_a_java_program(java_compiler):
     """None, for each of the traps."""
     texts = {trap: java(members) for trap, (members, _, _) in JAVA.items()}
     texts["a static import"] = "import static java.lang.Math.*;\n" + texts["a static import"]
-    assert dict(zip(texts, found_in(java_compiler, list(texts.values())), strict=True)) == {trap: [] for trap in texts}
+    assert dict(zip(texts, get_codes(java_compiler, list(texts.values())), strict=True)) == {trap: [] for trap in texts}
     for seed in range(3):
         twins = {trap: renamed(text, "java", seed) for trap, text in texts.items()}
-        assert dict(zip(twins, found_in(java_compiler, list(twins.values())), strict=True)) == {
+        assert dict(zip(twins, get_codes(java_compiler, list(twins.values())), strict=True)) == {
             trap: [] for trap in texts
         }
 
@@ -419,7 +419,7 @@ def test_renaming_keeps_the_diagnostics_of_human_solutions(real_data, java_compi
     texts = [row["prompt"] + row["canonical_solution"] for row in rows if row["canonical_solution"]][::12]
     twins = [renamed(text, "java", seed) for seed, text in enumerate(texts)]
     assert len(texts) > 40 and sum(text != twin for text, twin in zip(texts, twins, strict=True)) == len(texts)
-    assert found_in(java_compiler, twins) == found_in(java_compiler, texts)
+    assert get_codes(java_compiler, twins) == get_codes(java_compiler, texts)
 
 
 # ------------------------------------------------------------------------------------------------------------- 3. both
