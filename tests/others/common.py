@@ -35,11 +35,11 @@ def new_logprobs() -> Tensor:
     return (OLD + random(0.3, 3)).requires_grad_(True)
 
 
-def difference(found: Tensor, expected: Tensor) -> float:
+def difference(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest expected number."""
-    found, expected = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (found, expected))
-    assert found.shape == expected.shape
-    return ((found - expected).abs().max() / expected.abs().max()).item()
+    actual, expected = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (actual, expected))
+    assert actual.shape == expected.shape
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
 def loss_difference(
@@ -49,12 +49,12 @@ def loss_difference(
 
     made: makes the tensor, the same each time
     """
-    found = []
-    for loss_of in (ours, theirs):
+    results = []
+    for loss_function in (ours, theirs):
         new = made()
-        loss = loss_of(new)
-        found.append((loss, *torch.autograd.grad(loss, new)))
-    return max(difference(a, b) for a, b in zip(*found, strict=True))
+        loss = loss_function(new)
+        results.append((loss, *torch.autograd.grad(loss, new)))
+    return max(difference(a, b) for a, b in zip(*results, strict=True))
 
 
 def need(package: str) -> None:

@@ -39,11 +39,11 @@ BATCH = {  # with TRL's names
 }
 
 
-def ours(mean_loss, losses_of=policy_loss, clip_range: ClipRange = 0.2, beta: float = 0.0):
+def ours(mean_loss, loss_function=policy_loss, clip_range: ClipRange = 0.2, beta: float = 0.0):
     """Return the loss of `train_grpo.py`, a function of the new log-probabilities (B, T)."""
 
     def loss(new: Tensor) -> Tensor:
-        losses, _ = losses_of(new, OLD, PER_TOKEN, ACTIONS, clip_range)
+        losses, _ = loss_function(new, OLD, PER_TOKEN, ACTIONS, clip_range)
         losses = losses + beta * torch.where(ACTIONS, k3(new, REF), 0.0)
         return mean_loss(losses, ACTIONS, torch.tensor(B), ACTIONS.sum())
 
@@ -133,9 +133,9 @@ def test_the_first_step_of_rloo_is_trls_and_later_ones_clip_the_ratio_of_a_respo
     token's ratio."""
     need("trl")
     gradients = []
-    for loss_of in (ours(mean_of_sums), loss_of_trls_rloo):
+    for loss_function in (ours(mean_of_sums), loss_of_trls_rloo):
         new = OLD.clone().requires_grad_(True)
-        gradients += torch.autograd.grad(loss_of(new), new)
+        gradients += torch.autograd.grad(loss_function(new), new)
     assert difference(*gradients) < 1e-12
     assert loss_difference(ours(mean_of_sums), loss_of_trls_rloo) > 0.1
 
@@ -170,8 +170,8 @@ def loss_of_verl(name: str, mean: str, clip_range: tuple[float, float], **more: 
     config = settings_of_verl(clip_range, **more)
 
     def loss(new: Tensor) -> Tensor:
-        found, _ = get_policy_loss_fn(name)(OLD, new, PER_TOKEN, ACTIONS.double(), mean, config)
-        return found
+        losses, _ = get_policy_loss_fn(name)(OLD, new, PER_TOKEN, ACTIONS.double(), mean, config)
+        return losses
 
     return loss
 
@@ -217,16 +217,16 @@ def at_the_end(scores: Tensor) -> Tensor:
 
 def test_rloos_advantages_are_verls_with_the_kl_in_the_reward(verl):
     kl = OLD - REF
-    found = grpo.rloo(grpo.Judged(SCORES, kl, NONE, ACTIONS, K, 0.3, 1.0))
+    advantages = grpo.rloo(grpo.Judged(SCORES, kl, NONE, ACTIONS, K, 0.3, 1.0))
     for estimate in (verl.compute_rloo_outcome_advantage, verl.compute_rloo_vectorized_outcome_advantage):
         expected, _ = estimate(at_the_end(SCORES) - 0.3 * kl, ACTIONS.double(), QUERIES)
-        assert difference(torch.where(ACTIONS, found, 0.0), expected) < 1e-12
+        assert difference(torch.where(ACTIONS, advantages, 0.0), expected) < 1e-12
 
 
 def test_dr_grpos_advantages_are_verls(verl):
     expected, _ = verl.compute_grpo_outcome_advantage(at_the_end(SCORES), ACTIONS.double(), QUERIES, 1e-6, False)
-    found = torch.where(ACTIONS, grpo.dr_grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)), 0.0)
-    assert difference(found, expected) < 1e-12
+    advantages = torch.where(ACTIONS, grpo.dr_grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)), 0.0)
+    assert difference(advantages, expected) < 1e-12
 
 
 UNBIASED = ((K - 1) / K) ** 0.5  # population divided by sample standard deviation, for K scores
@@ -235,8 +235,8 @@ UNBIASED = ((K - 1) / K) ** 0.5  # population divided by sample standard deviati
 def test_grpos_advantages_are_verls_but_for_the_standard_deviation(verl):
     """The paper doesn't define std. We use the population's, so advantages are sqrt(k / (k - 1)) times as large."""
     expected, _ = verl.compute_grpo_outcome_advantage(at_the_end(SCORES), ACTIONS.double(), QUERIES)
-    found = torch.where(ACTIONS, grpo.grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)), 0.0)
-    assert difference(UNBIASED * found, expected) < 1e-5 and difference(found, expected) > 0.2
+    advantages = torch.where(ACTIONS, grpo.grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)), 0.0)
+    assert difference(UNBIASED * advantages, expected) < 1e-5 and difference(advantages, expected) > 0.2
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
@@ -245,9 +245,9 @@ def test_reinforce_plus_plus_is_verls_but_for_the_variance(verl, gamma):
     config = SimpleNamespace(gamma=gamma)
     rewards = at_the_end(SCORES) + process - 0.3 * kl
     expected, _ = verl.compute_reinforce_plus_plus_outcome_advantage(rewards, ACTIONS.double(), config=config)
-    found = grpo.reinforce_plus_plus(grpo.Judged(SCORES, kl, process, ACTIONS, K, 0.3, gamma))
+    advantages = grpo.reinforce_plus_plus(grpo.Judged(SCORES, kl, process, ACTIONS, K, 0.3, gamma))
     n = ACTIONS.sum().item()
-    assert difference(found * ((n - 1) / n) ** 0.5, expected) < 1e-8
+    assert difference(advantages * ((n - 1) / n) ** 0.5, expected) < 1e-8
 
 
 # ----------------------------------------------------------------------------------------------------- 3. OpenRLHF
@@ -275,8 +275,8 @@ def openrlhf_advantages():
         maker = object.__new__(module.RemoteExperienceMaker)
         maker.strategy, maker.advantage_estimator = SimpleNamespace(args=args), estimator
         maker.kl_ctl = SimpleNamespace(value=beta)
-        [found] = maker.compute_advantages_and_returns([experience])
-        return torch.where(ACTIONS, found.advantages, 0.0)
+        [result] = maker.compute_advantages_and_returns([experience])
+        return torch.where(ACTIONS, result.advantages, 0.0)
 
     return advantages
 
@@ -290,12 +290,12 @@ def masked(advantages: Tensor) -> Tensor:
 def test_the_clipped_losses_are_openrlhfs(openrlhf_losses, kind, over_tokens):
     theirs = openrlhf_losses.PolicyLoss(0.2, 0.28, token_level_loss=over_tokens, policy_loss_type=kind)
     mean_loss = mean_over_tokens if over_tokens and kind == "ppo" else mean_of_means
-    losses_of = gspo_loss if kind == "gspo" else policy_loss
+    loss_function = gspo_loss if kind == "gspo" else policy_loss
 
     def expected(new: Tensor) -> Tensor:
         return theirs(new, OLD, PER_TOKEN, ACTIONS.double())[0]
 
-    assert loss_difference(ours(mean_loss, losses_of, (0.2, 0.28)), expected) < 1e-7
+    assert loss_difference(ours(mean_loss, loss_function, (0.2, 0.28)), expected) < 1e-7
 
 
 def test_truncated_importance_weights_are_openrlhfs_and_verls_token_weights(openrlhf_losses, verl):
@@ -316,8 +316,8 @@ def test_truncated_importance_weights_are_openrlhfs_and_verls_token_weights(open
         return theirs(new, OLD, PER_TOKEN, ACTIONS.double(), sampled)[0]
 
     assert loss_difference(ours, expected) < 1e-12
-    found, _ = compute_rollout_correction_weights(OLD - sampled, ACTIONS.double(), "token", 1.5)
-    assert difference(weights, masked(found)) < 1e-12
+    their_weights, _ = compute_rollout_correction_weights(OLD - sampled, ACTIONS.double(), "token", 1.5)
+    assert difference(weights, masked(their_weights)) < 1e-12
 
 
 def test_the_overlong_penalty_is_openrlhfs():
@@ -328,14 +328,14 @@ def test_the_overlong_penalty_is_openrlhfs():
 
 
 def test_dr_grpos_advantages_are_openrlhfs(openrlhf_advantages):
-    found = masked(grpo.dr_grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)))
-    assert difference(found, openrlhf_advantages("dr_grpo", SCORES, NONE, 0.0)) < 1e-12
+    advantages = masked(grpo.dr_grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)))
+    assert difference(advantages, openrlhf_advantages("dr_grpo", SCORES, NONE, 0.0)) < 1e-12
 
 
 def test_grpos_advantages_are_openrlhfs_but_for_the_standard_deviation(openrlhf_advantages):
-    found = masked(grpo.grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)))
+    advantages = masked(grpo.grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)))
     expected = openrlhf_advantages("group_norm", SCORES, NONE, 0.0)
-    assert difference(UNBIASED * found, expected) < 1e-7 and difference(found, expected) > 0.2
+    assert difference(UNBIASED * advantages, expected) < 1e-7 and difference(advantages, expected) > 0.2
 
 
 def test_others_make_advantages_of_the_rounding_of_equal_scores(openrlhf_advantages, verl):
@@ -364,5 +364,5 @@ def test_reinforce_plus_plus_is_openrlhfs(openrlhf_advantages, gamma):
     """This is the authors' implementation. It normalises in float32."""
     kl = OLD - REF
     expected = openrlhf_advantages("reinforce", SCORES, kl, 0.3, gamma)
-    found = grpo.reinforce_plus_plus(grpo.Judged(SCORES, kl, NONE, ACTIONS, K, 0.3, gamma))
-    assert difference(found, expected) < 1e-6
+    advantages = grpo.reinforce_plus_plus(grpo.Judged(SCORES, kl, NONE, ACTIONS, K, 0.3, gamma))
+    assert difference(advantages, expected) < 1e-6

@@ -68,19 +68,19 @@ def test_whitening_is_trls_and_verls_but_for_the_variance(whose, shift_mean, req
     mean = REWARDS[ACTIONS].mean()
     expected = masked_whiten(REWARDS, ACTIONS.double(), shift_mean)
     back = 0.0 if shift_mean else mean
-    found = (whiten(REWARDS, ACTIONS, shift_mean) - back) * BESSEL + back
-    assert difference(found[ACTIONS], expected[ACTIONS]) < 1e-8
+    whitened = (whiten(REWARDS, ACTIONS, shift_mean) - back) * BESSEL + back
+    assert difference(whitened[ACTIONS], expected[ACTIONS]) < 1e-8
     assert difference(whiten(REWARDS, ACTIONS, shift_mean)[ACTIONS], expected[ACTIONS]) > 1e-3
 
 
 def test_torchtunes_whitening_adds_the_mean_back_where_it_says_that_it_shifts_it(torchtune):
     """Therefore its advantages keep their mean: three equal advantages of 5 stay 5, but [N+ 25] requires 0."""
     for shift_mean in (True, False):
-        found = whiten(REWARDS, ACTIONS, shift_mean)
+        whitened = whiten(REWARDS, ACTIONS, shift_mean)
         mean = REWARDS[ACTIONS].mean()
         back = 0.0 if shift_mean else mean
         expected = torchtune.whiten(REWARDS, ACTIONS, not shift_mean)
-        assert difference(((found - back) * BESSEL + back)[ACTIONS], expected[ACTIONS]) < 1e-7
+        assert difference(((whitened - back) * BESSEL + back)[ACTIONS], expected[ACTIONS]) < 1e-7
     advantages, _ = torchtune.estimate_advantages(torch.zeros(3, 1), torch.full((3, 1), 5.0), 1.0, 1.0)
     assert advantages.flatten().tolist() == [5, 5, 5]
     assert whiten(torch.full((3, 1), 5.0), torch.ones(3, 1).bool()).flatten().tolist() == [0, 0, 0]
@@ -135,7 +135,7 @@ def test_the_estimators_of_the_kl_are_openrlhfs(openrlhf_utils, ours, name):
 def test_others_cut_k3_off_at_10_where_its_gradient_is_lost(verl, openrlhf_utils):
     """If the reference gives a token e^5 times the probability, k3 is 142.4, with a gradient to match."""
     new, ref = torch.tensor([-6.0], dtype=torch.float64), torch.tensor([-1.0], dtype=torch.float64)
-    found = []
+    estimates = []
     for estimate in (
         k3,
         lambda new, ref: verl.kl_penalty(new, ref, "k3"),
@@ -143,9 +143,9 @@ def test_others_cut_k3_off_at_10_where_its_gradient_is_lost(verl, openrlhf_utils
     ):
         leaf = new.clone().requires_grad_(True)
         kl = estimate(leaf, ref)
-        found.append((kl.item(), torch.autograd.grad(kl.sum(), leaf)[0].item()))
+        estimates.append((kl.item(), torch.autograd.grad(kl.sum(), leaf)[0].item()))
     e5 = torch.tensor(5.0, dtype=torch.float64).exp().item()
-    assert found[0] == (pytest.approx(e5 - 6), pytest.approx(1 - e5)) and found[1:] == [(10, 0), (10, 0)]
+    assert estimates[0] == (pytest.approx(e5 - 6), pytest.approx(1 - e5)) and estimates[1:] == [(10, 0), (10, 0)]
 
 
 def rewards_at_the_last_token() -> Tensor:

@@ -236,10 +236,10 @@ def test_the_fine_tuning_term_of_orpo_is_of_the_response_and_trls_of_the_query_t
     }
     trainer = alone(is_encoder_decoder=False, padding_value=0, concatenated_inputs=lambda *_, **__: batch)
     trainer.get_batch_logps = ORPOTrainer.get_batch_logps
-    found = ORPOTrainer.concatenated_forward(
+    outputs = ORPOTrainer.concatenated_forward(
         trainer, lambda *_, **__: SimpleNamespace(logits=logits), {"chosen_labels": IDS[:B]}
     )
-    assert difference(torch.cat(found[:2]), summed(logits) / LENGTHS) < 1e-12  # the log p of the odds
+    assert difference(torch.cat(outputs[:2]), summed(logits) / LENGTHS) < 1e-12  # the log p of the odds
     logprobs = logits[:B, :-1].log_softmax(-1).gather(2, IDS[:B, 1:, None]).squeeze(2)
-    assert difference(found[4], -logprobs[real[:B, 1:]].mean()) < 1e-12
-    assert difference(found[4], -(summed(logits) / LENGTHS)[:B].mean()) > 0.01
+    assert difference(outputs[4], -logprobs[real[:B, 1:]].mean()) < 1e-12
+    assert difference(outputs[4], -(summed(logits) / LENGTHS)[:B].mean()) > 0.01

@@ -87,13 +87,13 @@ def test_an_update_of_ppo_is_trls(tokenizer, tmp_path, monkeypatch):
     trainer = ppo.PPOTrainer(args, tokenizer, *models, queries, value_model, eval_dataset=queries)
     trainer.train()
 
-    def of(name: str) -> list:
+    def calls(name: str) -> list:
         return [(arguments, result) for event, arguments, result in events if event == name]
 
-    (_, logprobs), (_, ref_logprobs), *later_logprobs = of("selective_log_softmax")
-    (arguments, (values, _, _)), (_, (_, scores, _)) = of("get_reward")
-    (their_rewards, their_states, _), whitened_rewards = of("masked_whiten")[0]
-    (their_advantages, their_actions), whitened_advantages = of("masked_whiten")[1]
+    (_, logprobs), (_, ref_logprobs), *later_logprobs = calls("selective_log_softmax")
+    (arguments, (values, _, _)), (_, (_, scores, _)) = calls("get_reward")
+    (their_rewards, their_states, _), whitened_rewards = calls("masked_whiten")[0]
+    (their_advantages, their_actions), whitened_advantages = calls("masked_whiten")[1]
     query, response = arguments[1][:, :3], arguments[1][:, 3:]
     values = values[:, 2:-1].squeeze(-1)
 
@@ -107,13 +107,13 @@ def test_an_update_of_ppo_is_trls(tokenizer, tmp_path, monkeypatch):
     assert difference(rewards, their_rewards) < 1e-5
 
     n, mean = states.sum(), rewards[states].mean()
-    found = (whiten(rewards, states, shift_mean=False) - mean) * ((n - 1) / n).sqrt() + mean
-    assert difference(found[states], whitened_rewards[states]) < 1e-5
+    whitened = (whiten(rewards, states, shift_mean=False) - mean) * ((n - 1) / n).sqrt() + mean
+    assert difference(whitened[states], whitened_rewards[states]) < 1e-5
     advantages, returns = gae(whitened_rewards, values, 0.9, 0.8, states)
     assert difference(advantages[actions], their_advantages[actions]) < 1e-5
     n = actions.sum()
-    found = whiten(advantages, actions) * ((n - 1) / n).sqrt()
-    assert difference(found[actions], whitened_advantages[actions]) < 1e-5
+    whitened = whiten(advantages, actions) * ((n - 1) / n).sqrt()
+    assert difference(whitened[actions], whitened_advantages[actions]) < 1e-5
 
     last = max(i for i, (name, _, _) in enumerate(events) if name == "masked_whiten")
     means = [arguments for name, arguments, _ in events[last + 1 :] if name == "masked_mean"]
@@ -140,7 +140,7 @@ def test_an_update_of_ppo_is_trls(tokenizer, tmp_path, monkeypatch):
 SCORES = [0.5, -1.0, 2.0, 0.3, 0.7, -0.1]
 
 
-def batch_of(trainer_class, config, tokenizer, monkeypatch, ref_policy=None) -> dict[str, torch.Tensor]:
+def trainer_batch(trainer_class, config, tokenizer, monkeypatch, ref_policy=None) -> dict[str, torch.Tensor]:
     """Return the trainer's rollout before shuffling: six completions of two queries, with scores SCORES."""
     seen = []
     rollout = trainer_class._generate_and_score_completions
@@ -169,20 +169,20 @@ NONE = torch.zeros(6, 1)
 def test_the_advantages_of_grpo_are_trls_but_for_the_standard_deviation(tokenizer, tmp_path, monkeypatch, scale):
     """TRL divides by the sample standard deviation + 1e-4; `none` is Dr. GRPO."""
     config = trl.GRPOConfig(output_dir=str(tmp_path), scale_rewards=scale, **SIX)
-    found = batch_of(trl.GRPOTrainer, config, tokenizer, monkeypatch)["advantages"]
+    theirs = trainer_batch(trl.GRPOTrainer, config, tokenizer, monkeypatch)["advantages"]
     kind = grpo.grpo if scale == "group" else grpo.dr_grpo
     ours = kind(torch.tensor(SCORES), NONE, NONE, NONE == 0, 3, 0.0, 1.0)[:, 0]
     if scale == "group":
-        assert difference(ours, found) > 0.2
+        assert difference(ours, theirs) > 0.2
         ours = ours * (2 / 3) ** 0.5
-    assert difference(ours, found) < (1e-3 if scale == "group" else 1e-5)
+    assert difference(ours, theirs) < (1e-3 if scale == "group" else 1e-5)
 
 
 def test_the_advantages_of_rloo_are_trls(tokenizer, tmp_path, monkeypatch):
     """The reward includes the KL of a response, k1 summed over its tokens."""
     config = trl.RLOOConfig(output_dir=str(tmp_path), beta=0.3, **SIX)
     reference = policy(2)
-    inputs = batch_of(trl.RLOOTrainer, config, tokenizer, monkeypatch, reference)
+    inputs = trainer_batch(trl.RLOOTrainer, config, tokenizer, monkeypatch, reference)
     ids = torch.cat((inputs["prompt_ids"], inputs["completion_ids"]), 1)
     mask = torch.cat((inputs["prompt_mask"], inputs["completion_mask"]), 1)
     with torch.no_grad():
@@ -247,7 +247,7 @@ def ids(text: str, eos: bool = True) -> list[int]:
     return [WORDS.index(word) for word in text.split()] + [EOS] * eos
 
 
-def loss_of(trainer_class, method, monkeypatch, *arguments, **keywords) -> torch.Tensor:
+def trainer_loss(trainer_class, method, monkeypatch, *arguments, **keywords) -> torch.Tensor:
     """Train for one step and return the loss that the trainer's method computed."""
     seen = []
     compute_loss = getattr(trainer_class, method)
@@ -288,7 +288,7 @@ def test_the_loss_of_sft_is_trls_from_text_to_number(tokenizer, tmp_path, monkey
     )
     texts = Dataset.from_dict({"prompt": QUERIES, "completion": CHOSEN})
     settings = {"args": config, "train_dataset": texts, "processing_class": tokenizer}
-    expected = loss_of(trl.SFTTrainer, "compute_loss", monkeypatch, policy(1), **settings)
+    expected = trainer_loss(trl.SFTTrainer, "compute_loss", monkeypatch, policy(1), **settings)
     rows = [Demonstration(ids(query, eos=False), ids(text), {}) for query, text in zip(QUERIES, CHOSEN, strict=True)]
     assert difference(demonstration_loss(ours[0], rows, PAD, loss_on) / num_labels(rows, loss_on), expected) < 1e-5
 
@@ -305,16 +305,16 @@ def test_the_loss_of_a_reward_model_is_trls_from_text_to_number(tokenizer, tmp_p
         Comparison(ids(query, eos=False), ids(chosen), ids(rejected), {})
         for query, chosen, rejected in zip(QUERIES, CHOSEN, REJECTED, strict=True)
     ]
-    found = contrastive_loss(model, rows, PAD)[0] / len(rows)
+    loss = contrastive_loss(model, rows, PAD)[0] / len(rows)
     texts = Dataset.from_dict({"prompt": QUERIES, "chosen": CHOSEN, "rejected": REJECTED})
     config = trl.RewardConfig(output_dir=str(tmp_path / "rm"), center_rewards_coefficient=center, **FOUR)
     settings = {"args": config, "train_dataset": texts, "processing_class": tokenizer}
-    expected = loss_of(trl.RewardTrainer, "compute_loss", monkeypatch, theirs, **settings)
+    expected = trainer_loss(trl.RewardTrainer, "compute_loss", monkeypatch, theirs, **settings)
     if center is not None:
         sums = torch.cat([sum(pair_scores(model, [row], PAD)) for row in rows])
-        assert difference(found, expected) > 0.01
-        found = found + center * sums.square().mean()
-    assert difference(found, expected) < 1e-5
+        assert difference(loss, expected) > 0.01
+        loss = loss + center * sums.square().mean()
+    assert difference(loss, expected) < 1e-5
 
 
 def test_the_loss_of_dpo_is_trls_from_text_to_number(tokenizer, tmp_path, monkeypatch, ours):
@@ -322,14 +322,14 @@ def test_the_loss_of_dpo_is_trls_from_text_to_number(tokenizer, tmp_path, monkey
     texts = {"prompt": QUERIES, "chosen": CHOSEN, "rejected": REJECTED}
     config = trl.DPOConfig(output_dir=str(tmp_path / "dpo"), beta=0.3, **FOUR)
     settings = {"args": config, "train_dataset": Dataset.from_dict(texts), "processing_class": tokenizer}
-    expected = loss_of(trl.DPOTrainer, "_compute_loss", monkeypatch, policy(1), policy(2), **settings)
+    expected = trainer_loss(trl.DPOTrainer, "_compute_loss", monkeypatch, policy(1), policy(2), **settings)
     rows = [
         Comparison(ids(query, eos=False), ids(chosen), ids(rejected), {})
         for query, chosen, rejected in zip(QUERIES, CHOSEN, REJECTED, strict=True)
     ]
     chosen, rejected = implicit_pair_rewards(*ours, rows, PAD, 0.3)
-    found = margin_loss(chosen - rejected, 0.3, "sigmoid", 0.0).mean()
-    assert abs(found - 0.69) > 0.1 and difference(found, expected) < 1e-5
+    loss = margin_loss(chosen - rejected, 0.3, "sigmoid", 0.0).mean()
+    assert abs(loss - 0.69) > 0.1 and difference(loss, expected) < 1e-5
 
 
 def test_the_loss_of_kto_is_trls_with_the_rows_in_the_opposite_order(tokenizer, tmp_path, monkeypatch, ours):
@@ -339,11 +339,11 @@ def test_the_loss_of_kto_is_trls_with_the_rows_in_the_opposite_order(tokenizer, 
     texts = {"prompt": QUERIES, "completion": responses, "label": desirable}
     config = trl.KTOConfig(output_dir=str(tmp_path / "kto"), beta=0.3, **FOUR)
     settings = {"args": config, "train_dataset": Dataset.from_dict(texts), "processing_class": tokenizer}
-    expected = loss_of(trl.KTOTrainer, "_compute_loss", monkeypatch, policy(1), policy(2), **settings)
+    expected = trainer_loss(trl.KTOTrainer, "_compute_loss", monkeypatch, policy(1), policy(2), **settings)
     rows = []
     for query, response, label in zip(QUERIES, map(ids, responses), desirable, strict=True):
         rows.append(Comparison(ids(query, eos=False), *((response, []) if label else ([], response)), {}))
-    found = []
+    kto_losses = []
     for order in (rows[::-1], rows):
         total, number = log_ratio_sum(ours[0], mismatched(order), ours[1], PAD)
         z0 = (total / number).clamp(min=0)
@@ -351,5 +351,5 @@ def test_the_loss_of_kto_is_trls_with_the_rows_in_the_opposite_order(tokenizer, 
         rewards = torch.stack(implicit_pair_rewards(*ours, order, PAD, 0.3))
         present = torch.tensor([[bool(row.chosen), bool(row.rejected)] for row in order]).T
         losses, _ = kto_loss(rewards, present, 0.3 * z0, Labels())
-        found.append(losses.mean())
-    assert difference(found[0], expected) < 1e-5 and abs(found[1] - found[0]) > 0.01
+        kto_losses.append(losses.mean())
+    assert difference(kto_losses[0], expected) < 1e-5 and abs(kto_losses[1] - kto_losses[0]) > 0.01
