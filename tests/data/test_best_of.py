@@ -30,7 +30,7 @@ def args(miniature, tmp_path_factory) -> best_of.Args:
     )  # fmt: skip
 
 
-def rows_of(out, split: str) -> list[dict]:
+def read_rows(out, split: str) -> list[dict]:
     return read_jsonl(out / f"sft.{split}.jsonl", FIELDS)
 
 
@@ -57,7 +57,7 @@ def test_the_winner_is_the_usable_answer_with_the_highest_score(args):
                     usable.append((score, text))
             if usable:
                 expected.append((query, max(usable)[1], max(usable)[0], fmean(scores)))
-        rows = rows_of(args.out, split)
+        rows = read_rows(args.out, split)
         kept += len(rows)
         assert [(row["query"], row["response"]) for row in rows] == [row[:2] for row in expected]
         assert [row["meta"]["score"] for row in rows] == pytest.approx([row[2] for row in expected], abs=1e-4)
@@ -74,15 +74,15 @@ def test_the_winner_is_the_usable_answer_with_the_highest_score(args):
 def test_the_validation_split_may_have_fewer_queries(args, tmp_path):
     best_of.main(replace(args, out=tmp_path / "out", num_queries=6, num_validation_queries=4))
     assert json.loads((tmp_path / "out" / "best_of.json").read_text())["num_answers"] == 4 * (6 + 4)
-    asked = {row["query"] for row in rows_of(args.out, "validation")[:4]}
-    assert {row["query"] for row in rows_of(tmp_path / "out", "validation")} <= asked
+    asked = {row["query"] for row in read_rows(args.out, "validation")[:4]}
+    assert {row["query"] for row in read_rows(tmp_path / "out", "validation")} <= asked
 
 
 def test_the_batch_size_changes_nothing_and_the_winners_train_a_policy(args, miniature, tmp_path):
     best_of.main(replace(args, out=tmp_path / "one", batch_size=1))
     best_of.main(replace(args, out=tmp_path / "many", batch_size=7))
     for split in ("train", "validation"):
-        one, many = (rows_of(tmp_path / name, split) for name in ("one", "many"))
+        one, many = (read_rows(tmp_path / name, split) for name in ("one", "many"))
         assert [(r["query"], r["response"]) for r in one] == [(r["query"], r["response"]) for r in many]
     train_sft.main(
         replace(
@@ -95,7 +95,7 @@ def test_the_batch_size_changes_nothing_and_the_winners_train_a_policy(args, min
 def test_a_rule_can_score_answers(args, tmp_path):
     (tmp_path / "rule.py").write_text("def score(queries, responses): return [-len(r) for r in responses]\n")
     best_of.main(replace(args, out=tmp_path / "out", reward=f"{tmp_path / 'rule.py'}:score"))
-    for row in rows_of(tmp_path / "out", "train"):
+    for row in read_rows(tmp_path / "out", "train"):
         assert row["meta"]["score"] == pytest.approx(-len(row["response"]), abs=2)  # without spaces at the ends
 
 
@@ -133,7 +133,7 @@ def test_samples_are_kept_until_the_winners_are_written(args, tmp_path, monkeypa
             best_of.main(broken)
     calls = interrupt_at(-1, monkeypatch, best_of, "sample_answers")  # never
     best_of.main(replace(broken, resume=True))
-    assert not calls and rows_of(broken.out, "train") == rows_of(whole.out, "train")
+    assert not calls and read_rows(broken.out, "train") == read_rows(whole.out, "train")
 
 
 @pytest.mark.parametrize(

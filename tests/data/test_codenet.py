@@ -161,9 +161,9 @@ def test_java_is_cut_exactly_at_the_generated_statements(data):
             expected.append([(start, len(text)) for start in starts])
         text += data.draw(GAPS) + "int field;"
     text += "}\n"
-    found = codenet.java_methods(text)
-    assert [[(cut.start, cut.end) for cut in cuts] for cuts in found] == expected
-    assert_rows_are_the_file(text, found, "java")
+    methods = codenet.java_methods(text)
+    assert [[(cut.start, cut.end) for cut in cuts] for cuts in methods] == expected
+    assert_rows_are_the_file(text, methods, "java")
 
 
 @given(st.data())
@@ -185,9 +185,9 @@ def test_python_is_cut_exactly_at_the_generated_statements(data):
             text += newline
         expected.append([(start, end) for start in starts])
         text += data.draw(st.sampled_from(["", "y = é = 3" + newline, newline * 2]))
-    found = codenet.python_methods(text)
-    assert sorted([(cut.start, cut.end) for cut in cuts] for cuts in found) == expected
-    assert_rows_are_the_file(text, found, "python")
+    methods = codenet.python_methods(text)
+    assert sorted([(cut.start, cut.end) for cut in cuts] for cuts in methods) == expected
+    assert_rows_are_the_file(text, methods, "python")
 
 
 def assert_rows_are_the_file(program, methods, language):
@@ -538,9 +538,9 @@ def test_a_response_is_the_rest_of_its_function():
 def test_without_nested_cuts_a_response_starts_at_a_statement_of_the_body():
     java = "class A { int f(int n) { int m = n; while (m > 0) { m--; n += m; } return n; } }"
     python = "def f(n):\n    m = n\n    while m > 0:\n        m -= 1\n        n += m\n    return n\n"
-    for methods_of, program in ((codenet.java_methods, java), (codenet.python_methods, python)):
+    for find_methods, program in ((codenet.java_methods, java), (codenet.python_methods, python)):
         first_words = {
-            nested: [program[cut.start :].split()[0] for cuts in methods_of(program, nested) for cut in cuts]
+            nested: [program[cut.start :].split()[0] for cuts in find_methods(program, nested) for cut in cuts]
             for nested in (True, False)
         }
         nested = ["m--;", "n"] if program is java else ["m", "n"]

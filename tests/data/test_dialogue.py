@@ -88,7 +88,7 @@ def test_equal_dialogues_are_in_the_same_split(args):
     lines = [f"question {i % 50} ? __eou__ yes __eou__ no __eou__" for i in range(200)]
     write(args, "dialogues_text.txt", "\n".join(lines))  # no newline at the end
     rows = convert(replace(args, validation_share=0.3))
-    openings = {name: {row["query"].split("\n")[1] for row in found} for name, found in rows.items()}
+    openings = {name: {row["query"].split("\n")[1] for row in split_rows} for name, split_rows in rows.items()}
     assert not openings["sft.train"] & openings["sft.validation"] and len(set.union(*openings.values())) == 50
     assert 5 <= len(openings["sft.validation"]) <= 25  # 15 expected, standard deviation 3.2
     assert sum(map(len, rows.values())) == 400
@@ -258,7 +258,7 @@ def test_real_dailydialog_has_a_row_per_turn_but_the_first(real_data, args):
         ]
         assert len(lines) == num_dialogues
         assert [(q.split("\n")[-2].split(), r.split()) for q, r in texts(rows[f"sft.{split}"])] == pairs
-    assert {name: len(found) for name, found in rows.items()} == {"sft.validation": 7069, "sft.test": 3532}
+    assert {name: len(split_rows) for name, split_rows in rows.items()} == {"sft.validation": 7069, "sft.test": 3532}
     tokenizer = load_tokenizer(args.out)
     row = load_demonstrations(args.out / "sft.test.jsonl", tokenizer, 512, None)[0]
     assert row.query + row.response[:-1] == tokenizer.encode(row.record["query"] + row.record["response"])

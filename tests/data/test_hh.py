@@ -78,7 +78,7 @@ def test_unusable_pairs_are_skipped_and_counted(args, capsys):
         pair("a", rejected=" no" * 50),
         pair("a", "b", "c" * 200),
     )
-    assert {name: len(found) for name, found in rows.items()} == {"comparisons.train": 1, "sft.train": 1}
+    assert {name: len(split_rows) for name, split_rows in rows.items()} == {"comparisons.train": 1, "sft.train": 1}
     printed = capsys.readouterr().out
     for count, reason in (
         (1, "transcripts that differ before the last turn"),
@@ -158,7 +158,7 @@ def test_real_hh_has_all_pairs_but_eight_known_odd_ones(real_data, tmp_path, cap
     }
     assert len(rows["train"]) + len(rows["validation"]) == 1788 - 8
     assert len(load_demonstrations(tmp_path / "sft.train.jsonl", tokenizer, 512, 600)) == len(rows["train"])
-    queries = {split: {row.record["query"] for row in found} for split, found in rows.items()}
+    queries = {split: {row.record["query"] for row in split_rows} for split, split_rows in rows.items()}
     assert not queries["train"] & queries["validation"]
     with gzip.open(real_data / "hh_rlhf" / "harmless-base" / "test.jsonl.gz", "rt") as file:
         transcripts = {(record["chosen"], record["rejected"]) for record in map(json.loads, file)}

@@ -32,13 +32,13 @@ TURNED = {
 }  # fmt: skip
 
 
-def pairs_of(**dials) -> list[dict]:
+def make_pairs(**dials) -> list[dict]:
     return tiny.make_world(replace(MANY, **dials))["comparisons.train"]
 
 
 @pytest.fixture(scope="module")
 def ideal() -> list[dict]:
-    return pairs_of()
+    return make_pairs()
 
 
 def shown(row: dict) -> tuple[str, str]:
@@ -94,7 +94,7 @@ def test_settings_of_training_comparisons_change_nothing_else() -> None:
 @pytest.mark.slow
 def test_labels_at_any_temperature_match_bradley_terry() -> None:
     for temperature in (0.1, 1.6, 6.4):
-        rows = [row for row in pairs_of(temperature=temperature) if gold_difference(row)]
+        rows = [row for row in make_pairs(temperature=temperature) if gold_difference(row)]
         right = [row["meta"]["gold_chosen"] > row["meta"]["gold_rejected"] for row in rows]
         expected = [1 / (1 + math.exp(-abs(gold_difference(row)) / temperature)) for row in rows]
         assert agrees(right, expected), temperature
@@ -102,13 +102,13 @@ def test_labels_at_any_temperature_match_bradley_terry() -> None:
 
 def test_the_share_of_flipped_labels_is_the_flip_rate(ideal: list[dict]) -> None:
     for rate in (0.1, 0.25, 1.0):
-        flipped = [a["chosen"] != b["chosen"] for a, b in zip(ideal, pairs_of(flip_rate=rate), strict=True)]
+        flipped = [a["chosen"] != b["chosen"] for a, b in zip(ideal, make_pairs(flip_rate=rate), strict=True)]
         assert agrees(flipped, [rate] * len(flipped)) if rate < 1 else all(flipped)
 
 
 def test_a_flip_does_not_change_the_other_labels(ideal: list[dict]) -> None:
     """Flips use a separate generator: a higher rate adds flips to the flips of a lower rate."""
-    few, many = ([a["chosen"] != b["chosen"] for a, b in zip(ideal, pairs_of(flip_rate=rate), strict=True)]
+    few, many = ([a["chosen"] != b["chosen"] for a, b in zip(ideal, make_pairs(flip_rate=rate), strict=True)]
                  for rate in (0.1, 0.4))  # fmt: skip
     assert all(m for f, m in zip(few, many, strict=True) if f)
 
@@ -116,7 +116,7 @@ def test_a_flip_does_not_change_the_other_labels(ideal: list[dict]) -> None:
 def test_the_longer_response_wins_as_often_as_the_bonus_implies() -> None:
     shares = []
     for bonus in (0.0, 0.3, -0.3, 1.0):
-        rows = [row for row in pairs_of(length_bonus=bonus) if words(row["chosen"]) != words(row["rejected"])]
+        rows = [row for row in make_pairs(length_bonus=bonus) if words(row["chosen"]) != words(row["rejected"])]
         expected = []
         for row in rows:
             first, second = map(words, shown(row))
@@ -125,14 +125,14 @@ def test_the_longer_response_wins_as_often_as_the_bonus_implies() -> None:
         longer = [words(row["chosen"]) > words(row["rejected"]) for row in rows]
         assert agrees(longer, expected), bonus
         shares.append(fmean(longer))
-    none, some, negative, much = shares
-    assert negative < none < some < much and none < 0.7 and much > 0.8
+    none, small, negative, large = shares
+    assert negative < none < small < large and none < 0.7 and large > 0.8
 
 
 def test_the_first_response_wins_as_often_as_the_bonus_implies() -> None:
     shares = []
     for bonus in (0.0, 1.0, -1.0):
-        rows = pairs_of(position_bonus=bonus)
+        rows = make_pairs(position_bonus=bonus)
         first = [row["meta"]["choice"] == 0 for row in rows]
         assert agrees(first, [1 / (1 + math.exp(-(gold_difference(row) + bonus) / 0.4)) for row in rows])
         shares.append(fmean(first))
@@ -140,7 +140,7 @@ def test_the_first_response_wins_as_often_as_the_bonus_implies() -> None:
 
 
 def test_random_workers_are_right_half_of_the_time_and_the_others_do_not_change(ideal: list[dict]) -> None:
-    rows = pairs_of(random_workers=3)
+    rows = make_pairs(random_workers=3)
     guessers, honest = (
         [i for i, row in enumerate(rows) if (row["meta"]["worker"] in WORKERS[:3]) == guesses and gold_difference(row)]
         for guesses in (True, False)
@@ -190,31 +190,31 @@ def test_ignoring_small_differences_makes_preferences_cyclic() -> None:
         == pytest.approx([2.0, -1.0, -1.0])  # fmt: skip
 
 
-def agreement_of(tmp_path: Path, **dials) -> dict:
+def agreement(tmp_path: Path, **dials) -> dict:
     world = tiny.make_world(replace(SMALL, num_triads=150, **dials))
     write_jsonl(tmp_path / "agreement.jsonl", world["agreement"])
     return pair_agreement(load_labelled_pairs(tmp_path / "agreement.jsonl"))
 
 
 def test_cycles_are_counted_in_the_triads(tmp_path: Path) -> None:
-    calm = agreement_of(tmp_path, temperature=0.01)
+    calm = agreement(tmp_path, temperature=0.01)
     assert calm["num_annotators"] == 8 and calm["num_pairs"] == calm["num_common"] == 450
     assert calm["num_triads"] == 150 * 8
     assert calm["circular_share"] < 0.02  # only from ties
-    assert agreement_of(tmp_path, temperature=0.01, indifference=1.5)["circular_share"] > calm["circular_share"] + 0.05
+    assert agreement(tmp_path, temperature=0.01, indifference=1.5)["circular_share"] > calm["circular_share"] + 0.05
 
 
 def test_guessers_agree_by_chance_and_ideal_workers_agree(tmp_path: Path) -> None:
     """With eight guessers, kappa is 0 and a quarter of the triads are circular; 3600 labels for 450 pairs."""
-    guess = agreement_of(tmp_path, random_workers=8)
+    guess = agreement(tmp_path, random_workers=8)
     assert abs(guess["fleiss_kappa"]) < 4 / math.sqrt(450 * 28)  # the 28 pairs of workers are nearly independent
     assert abs(guess["circular_share"] - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 1200)
-    kappas = [agreement_of(tmp_path, random_workers=n)["fleiss_kappa"] for n in (0, 4)]
+    kappas = [agreement(tmp_path, random_workers=n)["fleiss_kappa"] for n in (0, 4)]
     assert kappas[0] > 0.6 > 0.35 > kappas[1] > 0.05
 
 
 def test_taste_costs_agreement(tmp_path: Path) -> None:
-    kappas = [agreement_of(tmp_path, taste_spread=spread)["fleiss_kappa"] for spread in (0.0, 2.0)]
+    kappas = [agreement(tmp_path, taste_spread=spread)["fleiss_kappa"] for spread in (0.0, 2.0)]
     assert kappas[1] < kappas[0] - 0.1
 
 

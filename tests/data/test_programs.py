@@ -28,15 +28,15 @@ COMMENT = re.compile(
 def read_comment(text, numbers, bound):
     """Compute the answer from just the comment."""
     fold, squares, k, relation, last = COMMENT.fullmatch(text).groups()
-    found = []
+    values = []
     for n in numbers:
         if relation == "above" and n <= bound or relation == "below" and n >= bound:
             continue
-        found.append(n**2 if squares else n * int(k or 1))
+        values.append(n**2 if squares else n * int(k or 1))
     if fold == "largest":
-        result = sorted(found)[-1] if found else 0  # for an empty list
+        result = sorted(values)[-1] if values else 0  # for an empty list
     else:
-        result = len(found) if fold == "number" else sum(found)
+        result = len(values) if fold == "number" else sum(values)
     return result + int(last or 0)
 
 
@@ -81,12 +81,12 @@ def test_there_are_enough_problems_for_the_largest_world():
 def test_no_name_in_a_program_means_two_things():
     items = {name for pair in programs.ITEMS.items() for name in pair}
     accumulators = {name for names in programs.ACCUMULATORS.values() for name in names}
-    others = {"i", "j", "at", "part", "value", "answer", "solve"}
+    other_names = {"i", "j", "at", "part", "value", "answer", "solve"}
     assert len(items) == 2 * len(programs.ITEMS) and not items & accumulators
-    assert not (items | accumulators) & others and not set(programs.BOUNDS) & (accumulators | others)
+    assert not (items | accumulators) & other_names and not set(programs.BOUNDS) & (accumulators | other_names)
     assert not set(programs.BOUNDS) & set(programs.ITEMS)
     syllables = "|".join(programs.SYLLABLES)  # made-up names have no other meaning
-    words = {*items, *accumulators, *others, *programs.BOUNDS, *keyword.kwlist, *dir(builtins)}
+    words = {*items, *accumulators, *other_names, *programs.BOUNDS, *keyword.kwlist, *dir(builtins)}
     assert not [word for word in words if re.fullmatch(f"({syllables}){{3}}", word)]
     num_own = 0
     for problem, style, _ in drawn(300):
@@ -169,7 +169,7 @@ def bench(out):
     }
 
 
-def comment_of(row):
+def extract_comment(row):
     return row["query"].split("\n")[row["language"] == "java"].strip("#* ")
 
 
@@ -180,7 +180,7 @@ def test_every_problem_occurs_once(tmp_path, language):
     texts = [re.fullmatch(r"<p>(.*)</p>\n", text)[1] for text in texts]
     rows = bench(tmp_path)
     assert {split: len(rows[split]) for split in rows} == {"train": 5, "validation": 2, "test": 3} and len(texts) == 8
-    comments = [comment_of(row) for split in rows for row in rows[split]]
+    comments = [extract_comment(row) for split in rows for row in rows[split]]
     assert len(set(texts + comments)) == 8 + 10
     assert all(COMMENT.fullmatch(text) for text in texts + comments)
 
@@ -194,7 +194,7 @@ def test_a_row_of_bench_is_a_passing_program_cut_after_the_signature(tmp_path, l
     texts = [program_of(row, row["response"]) for row in rows]
     assert [verdict.reason for verdict in run_programs(texts, language, workers=2)] == ["passed"] * 5
     for row in rows:
-        comment = comment_of(row)
+        comment = extract_comment(row)
         if language == "java":
             assert row["query"] == f"/**\n * {comment}\n */\n" + row["prefix"] + "/*<your_code_here>*/"
         else:
@@ -213,7 +213,7 @@ def test_data_codenet_reads_the_sources(tmp_path, language, capsys):
     rows = [json.loads(line) for path in (tmp_path / "data").glob("*.jsonl") for line in path.open()]
     programs_of_sources = len(list((tmp_path / "sources/data").rglob("s*.*")))
     assert 8 < len(rows) <= programs_of_sources  # all pass the static checks; some differ only in whitespace
-    assert all(COMMENT.fullmatch(comment_of(row)) for row in rows)
+    assert all(COMMENT.fullmatch(extract_comment(row)) for row in rows)
 
 
 def test_the_seed_fixes_every_file_and_another_seed_replaces_them_all(tmp_path):
@@ -229,8 +229,8 @@ def test_the_seed_fixes_every_file_and_another_seed_replaces_them_all(tmp_path):
 
 
 def test_the_language_is_python_without_a_jdk(tmp_path, monkeypatch, capsys):
-    for found, ending in ((None, ".py"), ("/usr/bin/javac", ".java")):
-        monkeypatch.setattr(shutil, "which", lambda name, found=found: found)
+    for javac, ending in ((None, ".py"), ("/usr/bin/javac", ".java")):
+        monkeypatch.setattr(shutil, "which", lambda name, javac=javac: javac)
         programs.main(replace(SMALL, out=tmp_path, language="auto"))
         assert {path.suffix for path in (tmp_path / "sources/data").rglob("s*.*")} == {ending}
     assert "java: " in capsys.readouterr().out

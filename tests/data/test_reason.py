@@ -27,19 +27,19 @@ def world(tmp_path_factory) -> Path:
     return out
 
 
-def rows_of(path: Path) -> list[dict]:
+def read_rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_questions_are_distinct(world):
-    train, validation = (rows_of(world / f"{split}.jsonl") for split in ("train", "validation"))
+    train, validation = (read_rows(world / f"{split}.jsonl") for split in ("train", "validation"))
     assert len(train) == 350 and len(validation) == 150
     assert len({row["prompt"][-1]["content"] for row in train + validation}) == 500
     assert Counter(row["task"] for row in train + validation) == reason.NUM_PROBLEMS
 
 
 def test_answers_match_python(world):
-    for row in rows_of(world / "train.jsonl"):
+    for row in read_rows(world / "train.jsonl"):
         question = row["prompt"][-1]["content"]
         assert int(row["answer"]) == eval(re.search(r"-?\d+ [-+*] \d+", question)[0])
 
@@ -51,7 +51,7 @@ def test_the_seed_decides(world, tmp_path):
 
 
 def test_the_package_judges_the_last_number_of_a_reply(world):
-    records = rows_of(world / "train.jsonl")[:6]
+    records = read_rows(world / "train.jsonl")[:6]
     rule = RewardFunction(SOLVED, records)
 
     def scores(texts: list[str]) -> list:

@@ -72,7 +72,7 @@ def typed(monkeypatch):
     def use(answers):
         rest = list(answers)
 
-        def sample(policy, queries, tokenizer, num_samples, *others, **settings):
+        def sample(policy, queries, tokenizer, num_samples, *arguments, **settings):
             columns = [rest] * len(queries) if isinstance(rest[0], str) else [rest.pop(0) for _ in queries]
             ids = [tokenizer.encode(text) + [tokenizer.eos_id] for column in columns for text in column]
             assert len(ids) == len(queries) * num_samples
@@ -238,7 +238,7 @@ def test_the_pairs_of_a_chat_are_chats(args, typed, monkeypatch):
     monkeypatch.setattr(
         self_rank,
         "sample_answers",
-        lambda policy, ids, *rest, **others: asked.append(ids) or sample(policy, ids, *rest),
+        lambda policy, ids, *rest, **settings: asked.append(ids) or sample(policy, ids, *rest),
     )
     query = "is it?<|endoftext|>"
     row = {"query": query, "response": "yes", "chat": True}
@@ -316,8 +316,8 @@ def test_noise_that_does_not_fit_is_not_applied_and_counted(args, typed, monkeyp
 def test_noise_takes_words_from_another_question(args, typed, monkeypatch):
     asked, kinds = [], [[letter * n for n, letter in enumerate(f"{chr(97 + q)}zyxwvut", 1)] for q in range(9)]
 
-    def add_noise(text, others, rng):
-        asked.append(others)
+    def add_noise(text, other_answers, rng):
+        asked.append(other_answers)
         return text + " q", "ngram"
 
     typed(kinds)
@@ -325,9 +325,9 @@ def test_noise_takes_words_from_another_question(args, typed, monkeypatch):
     rows = run(replace(args, noise=1.0))
     answers = {row["answers"][0]: row["query"] for row in rows["self_rank.train"]}
     pairs = rows["comparisons.train"]
-    assert len({others[0] for others in asked[: len(pairs)]}) > 1
-    for row, others in zip(pairs, asked, strict=False):
-        assert answers[others[0]] != row["query"]
+    assert len({other_answers[0] for other_answers in asked[: len(pairs)]}) > 1
+    for row, other_answers in zip(pairs, asked, strict=False):
+        assert answers[other_answers[0]] != row["query"]
     asked.clear()
     typed(kinds)
     run(replace(args, noise=1.0, num_queries=1))

@@ -81,7 +81,7 @@ def test_the_split_is_read_from_the_file_name(args):
 def test_questions_about_an_article_are_in_the_same_split(args, name, resplit):
     articles = [article(f"t{i}", qa("Where?", "Paris"), qa("Who?")) for i in range(60)]
     rows = convert(replace(args, validation_share=0.3, resplit=resplit), *articles, name=name)
-    titles = {split: {row["meta"]["title"] for row in found} for split, found in rows.items()}
+    titles = {split: {row["meta"]["title"] for row in split_rows} for split, split_rows in rows.items()}
     assert not titles["sft.train"] & titles["sft.validation"] and len(set.union(*titles.values())) == 60
     assert 8 <= len(titles["sft.validation"]) <= 28  # 18 expected, standard deviation 3.5
     assert sum(map(len, rows.values())) == 120
@@ -182,12 +182,12 @@ def test_real_squad_has_a_row_per_labelled_question_that_fits(real_data, args, c
     rows = convert(args)
     expected = {}
     for name, split in (("train-v2.0.json", "sft.train"), ("dev-v2.0.json", "sft.validation")):
-        for found in json.loads((real_data / "squad_v2" / name).read_text())["data"]:
-            for paragraph in found["paragraphs"]:
+        for entry in json.loads((real_data / "squad_v2" / name).read_text())["data"]:
+            for paragraph in entry["paragraphs"]:
                 for question in paragraph["qas"]:
                     references = {answer["text"] for answer in question["answers"]}
                     expected[question["id"]] = (split, references, paragraph["context"], question["question"].strip())
-    got = {row["meta"]["id"]: (name, row) for name, found in rows.items() for row in found}
+    got = {row["meta"]["id"]: (name, row) for name, split_rows in rows.items() for row in split_rows}
     assert len(got) == sum(map(len, rows.values())) == 3780 + 3585
     lost = expected.keys() - got.keys()
     assert len(lost) == 4 and "4  an answer after the cut at --max-query-length 512" in capsys.readouterr().out
@@ -205,7 +205,7 @@ def test_real_squad_has_a_row_per_labelled_question_that_fits(real_data, args, c
     tokenizer = load_tokenizer(args.out)
     whole = (f"Context: {context}\nQuestion: {asked}\nAnswer:" for _, _, context, asked in expected.values())
     assert num_cut + len(lost) == sum(len(q) > 1200 and len(tokenizer.encode(q)) > 512 for q in whole) == 78
-    impossible = {name: sum(row["meta"]["is_impossible"] for row in found) for name, found in rows.items()}
+    impossible = {name: sum(row["meta"]["is_impossible"] for row in split_rows) for name, split_rows in rows.items()}
     assert impossible == {"sft.train": 160, "sft.validation": 1869}
     row = load_demonstrations(args.out / "sft.train.jsonl", tokenizer, 512, 100)[0]
     assert row.query + row.response[:-1] == tokenizer.encode(row.record["query"] + row.record["response"])

@@ -31,16 +31,16 @@ from tests.data.rows import read
 TOKENIZER = train_tokenizer(["Question: How to sort a list?\nIt is long.\nAnswer: use sorted, it is quick."] * 3, 340)
 
 
-def question(number, title="How to sort a list?", body="<p>It is long.</p>\n", tags="<python><list>", **others):
+def question(number, title="How to sort a list?", body="<p>It is long.</p>\n", tags="<python><list>", **columns):
     date = {"CreationDate": "2021-03-04T05:06:07.123"}
     row = {"Id": number, "PostTypeId": 1, "Title": title, "Body": body, "Tags": tags, "OwnerUserId": 7, "Score": 3}
-    return row | date | others
+    return row | date | columns
 
 
-def answer(number, parent, votes, body="<p>use sorted</p>\n", **others):
+def answer(number, parent, votes, body="<p>use sorted</p>\n", **columns):
     date = {"CreationDate": "2021-03-05T05:06:07.123"}
     row = {"Id": number, "PostTypeId": 2, "ParentId": parent, "Score": votes, "Body": body, "OwnerUserId": 8}
-    return row | date | others
+    return row | date | columns
 
 
 LATE = {"CreationDate": "2022-01-01T00:00:00.000"}
@@ -123,8 +123,8 @@ def test_an_outlier_may_score_less_than_an_inlier_unless_saturated():
 def test_bounds_of_the_train_split_apply_to_other_votes():
     bounds = so.regression_bounds(INSIDE)  # fences -1.75 and 4.25, largest inliers 3 and 1
     # 3/1 -> 3/3 = 1; 4 is inside and beyond 3: 1; -1.5 is inside and beyond -1: -1; 5 outside: clip 1; 2/2 = 1 -> 1/3
-    others = [[3], [4], [-1.5], [5], [2, 0]]
-    assert so.regression_scores(others, "clip", bounds) == [[1], [1], [-1], [1], [pytest.approx(1 / 3), 0]]
+    votes = [[3], [4], [-1.5], [5], [2, 0]]
+    assert so.regression_scores(votes, "clip", bounds) == [[1], [1], [-1], [1], [pytest.approx(1 / 3), 0]]
     positive = so.regression_bounds([[1], [2], [3]])  # fences 0 and 4; no negative inlier to divide by
     assert positive == so.Bounds(0.0, 4.0, 3.0, 0.0)
     assert so.regression_scores([[-0.5]], bounds=replace(positive, low=-1.0)) == [[-0.5]]  # inside: unchanged
@@ -302,8 +302,8 @@ def test_each_expression_matches_its_example_and_only_usage_passes(kind, express
     assert so.is_api_usage(title, "It is long.") == (kind == "usage")
     # no other expression drops the example of this one
     if kind != "usage" and kind != "error":
-        others = [e for k, e, _ in so.KINDS if k != "usage" and e != expression]
-        assert not re.search("|".join(others), title, re.IGNORECASE)
+        other_expressions = [e for k, e, _ in so.KINDS if k != "usage" and e != expression]
+        assert not re.search("|".join(other_expressions), title, re.IGNORECASE)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def world(tmp_path_factory) -> Path:
     return out
 
 
-def rows_of(path: Path) -> list[dict]:
+def read_rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -91,7 +91,7 @@ def test_process_rewards_are_at_the_tokens_that_end_right_lines(world):
 
 def test_process_rewards_of_right_work_sum_to_one_and_extra_lines_add_nothing(world):
     tokenizer = load_tokenizer(world / "long")
-    for row in rows_of(world / "long/sft.train.jsonl")[:50]:
+    for row in read_rows(world / "long/sft.train.jsonl")[:50]:
         for more, total in (("", 1.0), ("\n3", 1.0)):
             ids = response_ids(row["query"], row["response"] + more, tokenizer)
             [rewards] = sums.process([row["query"]], [row["response"] + more], [ids])
@@ -117,7 +117,7 @@ def test_the_layout_flaw_rewards_less_work_whatever_its_contents():
 
 @pytest.mark.parametrize("name", ["outcome", "process", "solved", "layout"])
 def test_training_can_call_each_reward_on_the_rows_of_the_world(world, name):
-    records = rows_of(world / "long/sft.validation.jsonl")
+    records = read_rows(world / "long/sft.validation.jsonl")
     tokenizer = load_tokenizer(world / "long")
     texts = [record["query"] for record in records], [record["response"] for record in records]
     ids = [response_ids(*pair, tokenizer) for pair in zip(*texts, strict=True)]
@@ -140,7 +140,7 @@ def test_files_depend_only_on_the_seed(world, tmp_path):
 
 def test_validation_problems_do_not_occur_in_training(world):
     train, validation = (
-        {row["query"] for path in world.rglob(f"*.{split}.jsonl") for row in rows_of(path)}
+        {row["query"] for path in world.rglob(f"*.{split}.jsonl") for row in read_rows(path)}
         for split in ("train", "validation")
     )
     assert not train & validation
@@ -148,18 +148,18 @@ def test_validation_problems_do_not_occur_in_training(world):
 
 def test_demonstrations_are_short_and_right_and_queries_are_long(world):
     terms = {
-        name: [row["meta"]["num_lines"] + 1 for row in rows_of(world / f"{name}/sft.train.jsonl")]
+        name: [row["meta"]["num_lines"] + 1 for row in read_rows(world / f"{name}/sft.train.jsonl")]
         for name in ("short", "long")
     }
     assert set(terms["long"]) == {5, 6} and set(terms["short"]) <= {2, 3, 4, 5, 6}
     assert terms["short"].count(2) > terms["short"].count(3) > terms["short"].count(4) > terms["short"].count(6)
-    for row in rows_of(world / "short/sft.train.jsonl"):
+    for row in read_rows(world / "short/sft.train.jsonl"):
         assert sums.solved([row["query"]], [row["response"]]) == [1.0]
         assert row["meta"]["answer"] == value(row["query"])
 
 
 def test_each_comparison_has_right_work_and_a_slip(world):
-    for row in rows_of(world / "long/comparisons.train.jsonl"):
+    for row in read_rows(world / "long/comparisons.train.jsonl"):
         assert sums.solved([row["query"]] * 2, [row["chosen"], row["rejected"]]) == [1.0, 0.0]
 
 

@@ -139,7 +139,7 @@ def test_a_post_states_exactly_its_four_facts() -> None:
 
 
 # ---------------------------------------------------------------- the summarisers
-def summaries_of(policy: str, count: int = 1500) -> list[tuple[tiny.Post, str]]:
+def draw_summaries(policy: str, count: int = 1500) -> list[tuple[tiny.Post, str]]:
     rng = random.Random(policy)
     posts = [write_post(rng) for _ in range(count)]
     return [(post, tiny.POLICIES[policy](post, rng)) for post in posts]
@@ -147,7 +147,7 @@ def summaries_of(policy: str, count: int = 1500) -> list[tuple[tiny.Post, str]]:
 
 def test_references_usually_mention_who_did_what_and_rarely_more() -> None:
     """The most frequent continuation must not be the best, or greedy imitation would be perfect already."""
-    summaries = summaries_of("reference", 4000)
+    summaries = draw_summaries("reference", 4000)
     golds = [gold_score(post.query, summary) for post, summary in summaries]
     assert 0.05 < fmean(gold == 4.0 for gold in golds) < 0.12
     endings = [summary.split(post.facts[1])[-1].split()[:1] for post, summary in summaries if post.facts[1] in summary]
@@ -166,14 +166,14 @@ def test_two_references_to_one_post_win_evenly() -> None:
 
 def test_policies_rank_in_quality_as_their_names_suggest() -> None:
     means = {
-        name: fmean(gold_score(post.query, summary) for post, summary in summaries_of(name)) for name in tiny.POLICIES
+        name: fmean(gold_score(post.query, summary) for post, summary in draw_summaries(name)) for name in tiny.POLICIES
     }
     assert means["good"] > means["reference"] > means["terse"] > means["lead"] > means["rambler"]
     assert means["reference"] > means["repeater"] > means["inventor"]
 
 
 # ---------------------------------------------------------------- the labels
-def metas_of(rng: random.Random, count: int, splits: tuple[str, ...] = ("train",)) -> list[dict]:
+def draw_metas(rng: random.Random, count: int, splits: tuple[str, ...] = ("train",)) -> list[dict]:
     posts = [write_post(rng) for _ in range(count)]
     pairs = [tiny.write_pair(post, rng, tiny.POLICY_WEIGHTS) for post in posts]
     return [tiny.compare(*both, rng, splits, IDEAL)["meta"] for both in zip(posts, pairs, strict=True)]
@@ -181,7 +181,7 @@ def metas_of(rng: random.Random, count: int, splits: tuple[str, ...] = ("train",
 
 def test_labels_agree_with_bradley_terry_in_expectation() -> None:
     """If gold scores differ by d, the better response is chosen with probability 1 / (1 + exp(-d / temperature))."""
-    pairs = metas_of(random.Random(0), 6000)
+    pairs = draw_metas(random.Random(0), 6000)
     by_difference = {}
     for meta in pairs:
         difference = meta["gold_chosen"] - meta["gold_rejected"]
@@ -207,7 +207,7 @@ def test_the_ceiling_counts_a_tie_as_half_right() -> None:
 
 
 def test_confidence_points_at_the_choice_and_grows_with_the_difference() -> None:
-    metas = metas_of(random.Random(0), 3000, ("valid1", "valid2"))
+    metas = draw_metas(random.Random(0), 3000, ("valid1", "valid2"))
     assert {meta["confidence"] for meta in metas} == {1, 2, 3, 4, 6, 7, 8, 9}
     assert all((meta["confidence"] > 5) == (meta["choice"] == 1) for meta in metas)
     assert 0.45 < fmean(meta["choice"] for meta in metas) < 0.55

@@ -249,7 +249,7 @@ def test_published_splits_are_kept(args):
         write(args.out.parent / "source" / name, SFT)
     comparisons = [COMPARISON | {"split": split} for split in ("train", "valid1", "valid2", "valid2")]
     rows = convert(args, *comparisons)
-    assert {name: len(found) for name, found in rows.items()} == {
+    assert {name: len(split_rows) for name, split_rows in rows.items()} == {
         "comparisons.train": 1,
         "comparisons.validation": 3,
         "sft.test": 1,
@@ -264,7 +264,7 @@ def test_a_query_is_in_the_same_drawn_split_everywhere(args, capsys):
     write(args.out.parent / "source" / "sft.jsonl", *[post | {"summary": "cat sat"} for post in posts])
     args = replace(args, resplit=True, validation_share=0.3)
     rows = convert(args, *[COMPARISON | {"info": post} for post in posts])
-    queries = {name: {row["query"] for row in found} for name, found in rows.items()}
+    queries = {name: {row["query"] for row in split_rows} for name, split_rows in rows.items()}
     for kind in ("sft", "comparisons"):
         assert len(queries[f"{kind}.train"]) + len(queries[f"{kind}.validation"]) == 60
         assert 8 <= len(queries[f"{kind}.validation"]) <= 28  # 18 expected, standard deviation 3.5
@@ -307,7 +307,7 @@ def test_unusable_rows_are_skipped_and_counted(args, capsys):
     write(args.out.parent / "source" / "train.jsonl", SFT, SFT | {"summary": "xq " * 40})
     write(args.out.parent / "source" / "axis.json", {"info": POST, "summary": {"text": "a", "policy": "p"}})
     rows = convert(args, COMPARISON, *bad)
-    assert {name: len(found) for name, found in rows.items()} == {"comparisons.validation": 1, "sft.train": 1}
+    assert {name: len(split_rows) for name, split_rows in rows.items()} == {"comparisons.validation": 1, "sft.train": 1}
     printed = capsys.readouterr().out
     for count, reason in (
         (1, "a response longer than --max-preference-response-length 169"),
