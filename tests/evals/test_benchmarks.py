@@ -56,19 +56,19 @@ def converted(args, records: list[dict], name: str) -> Path:
     return out
 
 
-def score(args, place: str, query: list[int], response: list[int]) -> float:
+def score(args, path: str, query: list[int], response: list[int]) -> float:
     """Score one text without a batch."""
-    if "dpo" not in Path(place).name:
-        return load_scalar(place)(torch.tensor([query + response]))[0, -1].item()
-    tokenizer = load_tokenizer(place)
-    models = [load_gpt(p).forbid(tokenizer.pad_id, tokenizer.vocab_size) for p in (place, args.ref_policy)]
+    if "dpo" not in Path(path).name:
+        return load_scalar(path)(torch.tensor([query + response]))[0, -1].item()
+    tokenizer = load_tokenizer(path)
+    models = [load_gpt(p).forbid(tokenizer.pad_id, tokenizer.vocab_size) for p in (path, args.ref_policy)]
     ours, ref = (summed_logprobs(m, [query], [response], tokenizer.pad_id).item() for m in models)
     return args.dpo_beta * (ours - ref)
 
 
 def cell(result: dict, table: str, line: str, model: str) -> dict:
-    [found] = [each for each in result["tables"] if each["name"] == table]
-    [row] = [each for each in found["lines"] if each["name"] == line]
+    [selected] = [each for each in result["tables"] if each["name"] == table]
+    [row] = [each for each in selected["lines"] if each["name"] == line]
     return row["models"][model]
 
 
@@ -92,19 +92,19 @@ def test_accuracies_are_those_of_single_texts(rewardbench_result):
     of_prm = [pair for pair in pairs if pair.record["meta"]["subset"] == "math-prm"]
     assert len(of_prm) == 7 and result["benchmark"] == "RewardBench" and result["num_rows"] == len(pairs) == 29
     per_seed = {"rm": [], "dpo": []}
-    for name, place in zip(args.reward_models[::2], args.reward_models[1::2], strict=True):
-        right = [score(args, place, p.query, p.chosen) > score(args, place, p.query, p.rejected) for p in of_prm]
+    for name, path in zip(args.reward_models[::2], args.reward_models[1::2], strict=True):
+        right = [score(args, path, p.query, p.chosen) > score(args, path, p.query, p.rejected) for p in of_prm]
         per_seed[name].append(fmean(right))
     for name, accuracies in per_seed.items():
-        found = cell(result, "accuracy", "math-prm", name)
-        assert found["mean"] == pytest.approx(fmean(accuracies))
+        accuracy = cell(result, "accuracy", "math-prm", name)
+        assert accuracy["mean"] == pytest.approx(fmean(accuracies))
     assert cell(result, "accuracy", "math-prm", "dpo")["std"] is None
     assert cell(result, "accuracy", "math-prm", "rm")["std"] == pytest.approx(
         abs(per_seed["rm"][0] - per_seed["rm"][1]) / 2**0.5
     )
     longer = fmean(len(pair.chosen) > len(pair.rejected) for pair in of_prm)
-    found = cell(result, "accuracy", "math-prm", "the longer one")
-    assert found["mean"] == longer and found["interval"] == pytest.approx(wilson_interval(longer, 7))
+    accuracy = cell(result, "accuracy", "math-prm", "the longer one")
+    assert accuracy["mean"] == longer and accuracy["interval"] == pytest.approx(wilson_interval(longer, 7))
     assert result["num_seeds"] == {"rm": 2, "dpo": 1} and result["implicit"] == ["dpo"]
 
 
@@ -159,8 +159,8 @@ def answers(texts) -> list[str]:
 @pytest.mark.slow
 def test_rewardbench_2_and_its_ties(args, texts, answers):
     def record(i: int, subset: str, identity: str, num_chosen: int, num_rejected: int) -> dict:
-        some = answers[i:] + answers[:i]
-        chosen, rejected = some[:num_chosen], some[num_chosen : num_chosen + num_rejected]
+        rotated = answers[i:] + answers[:i]
+        chosen, rejected = rotated[:num_chosen], rotated[num_chosen : num_chosen + num_rejected]
         return {"prompt": texts[i]["query"], "chosen": chosen, "rejected": rejected, "subset": subset, "id": identity}
 
     records = [record(i, subset, str(i), 1, 3) for i, subset in enumerate(SUBSETS_2[:-1] * 2)]
@@ -170,14 +170,14 @@ def test_rewardbench_2_and_its_ties(args, texts, answers):
     assert result["benchmark"] == "RewardBench 2" and result["num_pairs"] == 10 * 3 + 3 + 12
     tokenizer = load_tokenizer(args.ref_policy)
     pairs = load_comparisons(ours.data / "comparisons.validation.jsonl", tokenizer, None, None)
-    place, wins = args.reward_models[-1], {}
+    path, wins = args.reward_models[-1], {}
     for pair in pairs:
-        meta, better = pair.record["meta"], score(args, place, pair.query, pair.chosen)
-        is_better = better > score(args, place, pair.query, pair.rejected)
+        meta, better = pair.record["meta"], score(args, path, pair.query, pair.chosen)
+        is_better = better > score(args, path, pair.query, pair.rejected)
         wins.setdefault((meta["subset"], meta["id"]), []).append(is_better)
     means = {}
     for subset in SUBSETS_2[:-1]:
-        means[subset] = fmean(all(found) for (name, _), found in wins.items() if name == subset)
+        means[subset] = fmean(all(row_wins) for (name, _), row_wins in wins.items() if name == subset)
         assert cell(result, "accuracy", subset, "dpo")["mean"] == means[subset]
     for part, identity in (("one right", "ref:0"), ("several right", "tied:0")):
         assert cell(result, "Ties, by part", part, "dpo")["mean"] == all(wins["Ties", identity])

@@ -47,8 +47,8 @@ def args(miniature, tmp_path):
     )  # fmt: skip
 
 
-def rules(place: Path, *names: str) -> tuple[str, ...]:
-    return tuple(f"{place / 'rules.py'}:{name}" for name in names)
+def rules(directory: Path, *names: str) -> tuple[str, ...]:
+    return tuple(f"{directory / 'rules.py'}:{name}" for name in names)
 
 
 def test_pass_at_k_is_the_share_of_choices_of_k_samples_with_one_that_passes(args):
@@ -89,16 +89,16 @@ def test_differences_are_paired_and_the_report_begins_with_them_in_words(args, t
     result = evaluation.main(replace(args, policies=("a", args.policies[1], "b", str(tmp_path / "b"))))
     rows = [json.loads(line) for line in (args.out / "samples.jsonl").read_text().splitlines()]
     gains = [(row["policies"]["b"]["num_passed"] - row["policies"]["a"]["num_passed"]) / N for row in rows]
-    found = result["differences"]["b"]["pass@1"]
+    difference = result["differences"]["b"]["pass@1"]
     assert list(result["differences"]) == ["b"] and any(gains)
-    assert found["mean"] == pytest.approx(fmean(gains))
-    assert min(gains) <= found["interval"][0] <= found["mean"] <= found["interval"][1] <= max(gains)
+    assert difference["mean"] == pytest.approx(fmean(gains))
+    assert min(gains) <= difference["interval"][0] <= difference["mean"] <= difference["interval"][1] <= max(gains)
     page = (args.out / "report.html").read_text()
     first, *_ = re.findall(r"<p.*?</p>", page, re.S)
     assert (
         'class="happened' in first
         and "b solves" in first
-        and f"its pass@1 did not change ({found['mean']:+.3f}" in first
+        and f"its pass@1 did not change ({difference['mean']:+.3f}" in first
     )
 
 

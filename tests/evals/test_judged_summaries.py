@@ -54,7 +54,7 @@ def by_length(handler) -> None:
     )
 
 
-def rows_of(out: Path) -> list[dict]:
+def read_verdicts(out: Path) -> list[dict]:
     return read_jsonl(out / "verdicts.jsonl", {"policy": str, "query": str, "ours": str, "theirs": str})
 
 
@@ -68,7 +68,7 @@ def judged(args, serve, tmp_path):  # noqa: F811
 def test_the_win_rate_is_a_recount_of_the_verdicts_and_unparsed_ones_are_apart(judged) -> None:
     server, asked, result = judged
     samples = read_jsonl(asked.out / "samples.jsonl", {"query": str})
-    rows = rows_of(asked.out)
+    rows = read_verdicts(asked.out)
     assert len(rows) == 16 and len(server.seen) == 16
     assert sum(row["preferred"] == "unparsed" for row in rows) > 0
     lines = overview(result).text().splitlines()
@@ -101,7 +101,7 @@ def test_at_equal_length_little_is_left_of_a_win_rate_by_length(judged) -> None:
     _, asked, result = judged
     for name in ("sft", "other"):
         numbers = result["policies"][name]
-        rows = [row for row in rows_of(asked.out) if row["policy"] == name and row["preferred"] in WIN]
+        rows = [row for row in read_verdicts(asked.out) if row["policy"] == name and row["preferred"] in WIN]
         lengths = np.array([[len(row["ours"].strip()) - len(row["theirs"].strip())] for row in rows])
         wins = np.array([[[WIN[row["preferred"]]]] for row in rows])
         rate, interval = length_controlled_win_rate(wins, lengths, asked.seed)
@@ -144,9 +144,9 @@ def test_a_judge_by_length_alone_has_a_plain_rate_and_none_at_equal_length() -> 
         {"ours": "x" * ours, "theirs": "y" * 50, "preferred": "ours" if ours > 50 else "theirs"}
         for ours in [*range(30, 50), *range(51, 131)]
     ]
-    found = length_controlled(rows, seed=1)
-    low, high = found["judge_lc_win_rate_ci"]
-    assert low < 0.5 < high < 0.8 and abs(found["judge_lc_win_rate"] - 0.5) < 0.1
+    result = length_controlled(rows, seed=1)
+    low, high = result["judge_lc_win_rate_ci"]
+    assert low < 0.5 < high < 0.8 and abs(result["judge_lc_win_rate"] - 0.5) < 0.1
 
 
 def test_the_reward_model_agrees_where_its_sign_is_that_of_the_verdict(judged) -> None:
@@ -154,7 +154,7 @@ def test_the_reward_model_agrees_where_its_sign_is_that_of_the_verdict(judged) -
     samples = read_jsonl(asked.out / "samples.jsonl", {"query": str})
     tokenizer, model = load_tokenizer(asked.reward_model), load_scalar(asked.reward_model)
     hits = []
-    for row in rows_of(asked.out):
+    for row in read_verdicts(asked.out):
         sample = next(s for s in samples if s["query"] == row["query"])
         ids = tokenizer.encode(row["query"]) + tokenizer.encode(row["theirs"]) + [tokenizer.eos_id]
         theirs = model(torch.tensor([ids]))[0, -1].item()
@@ -180,11 +180,11 @@ def test_the_next_run_takes_its_answers_from_the_cache_and_a_verdict_file_needs_
     by_file = evaluation.main(told)
     assert len(server.seen) == num_calls and by_file["policies"] == result["policies"]
     assert by_file["judge"]["name"].endswith("verdicts.jsonl")
-    rows = rows_of(asked.out)
+    rows = read_verdicts(asked.out)
     write_jsonl(tmp_path / "some.jsonl", rows[:10])
-    some = evaluation.main(replace(told, out=tmp_path / "some", judge_file=tmp_path / "some.jsonl"))
+    partial = evaluation.main(replace(told, out=tmp_path / "some", judge_file=tmp_path / "some.jsonl"))
     texts = [{(row["query"], row["ours"], row["theirs"]) for row in part} for part in (rows[:10], rows)]
-    assert some["judge"]["judge_unanswered"] == len(texts[1] - texts[0]) > 0
+    assert partial["judge"]["judge_unanswered"] == len(texts[1] - texts[0]) > 0
 
 
 def test_a_cap_leaves_every_policy_judged_on_the_same_queries(args, serve, tmp_path) -> None:  # noqa: F811
@@ -212,7 +212,7 @@ def test_policies_are_judged_against_each_other(args, serve, tmp_path) -> None: 
     asked = replace(args, out=tmp_path / "eval", judge_url=endpoint.url, judge_cache=tmp_path / "c")
     result = evaluation.main(replace(asked, judge_against="sft", judge_both_orders=True))
     samples = read_jsonl(asked.out / "samples.jsonl", {"query": str})
-    rows = rows_of(asked.out)
+    rows = read_verdicts(asked.out)
     assert [row["theirs"] for row in rows] == [sample["policies"]["sft"]["response"] for sample in samples]
     assert {row["policy"] for row in rows} == {"other"} and "judge_win_rate" not in result["policies"]["sft"]
     assert {len(row["ours_first"]) for row in rows if row["ours"] != row["theirs"]} == {2}

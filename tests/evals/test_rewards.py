@@ -50,13 +50,13 @@ def result(args) -> dict:
     return evaluation.main(args)
 
 
-def last_scores(args, place: str, texts: list[tuple[list[int], list[int]]]) -> list[float]:
+def last_scores(args, path: str, texts: list[tuple[list[int], list[int]]]) -> list[float]:
     """Each text alone."""
-    tokenizer = load_tokenizer(place)
-    if "dpo" not in Path(place).name:
-        model = load_scalar(place)
+    tokenizer = load_tokenizer(path)
+    if "dpo" not in Path(path).name:
+        model = load_scalar(path)
         return [model(torch.tensor([query + response]))[0, -1].item() for query, response in texts]
-    models = [load_gpt(p).forbid(tokenizer.pad_id, tokenizer.vocab_size) for p in (place, args.ref_policy)]
+    models = [load_gpt(p).forbid(tokenizer.pad_id, tokenizer.vocab_size) for p in (path, args.ref_policy)]
     sums = [[summed_logprobs(m, [q], [r], tokenizer.pad_id).item() for q, r in texts] for m in models]
     return [args.dpo_beta * (ours - ref) for ours, ref in zip(*sums, strict=True)]
 
@@ -66,17 +66,17 @@ def test_accuracies_and_scores_are_those_of_single_texts(args, result):
     pairs = load_comparisons(args.data / "comparisons.validation.jsonl", tokenizer, None, None)
     references = load_demonstrations(args.data / "sft.validation.jsonl", tokenizer, None, None)
     accuracies, maxima = {"rm": [], "dpo": []}, {"rm": [], "dpo": []}
-    for name, place in zip(args.reward_models[::2], args.reward_models[1::2], strict=True):
-        chosen = last_scores(args, place, [(row.query, row.chosen) for row in pairs])
-        rejected = last_scores(args, place, [(row.query, row.rejected) for row in pairs])
+    for name, path in zip(args.reward_models[::2], args.reward_models[1::2], strict=True):
+        chosen = last_scores(args, path, [(row.query, row.chosen) for row in pairs])
+        rejected = last_scores(args, path, [(row.query, row.rejected) for row in pairs])
         accuracies[name].append(sum(c > r for c, r in zip(chosen, rejected, strict=True)) / len(pairs))
-        maxima[name].append(max(last_scores(args, place, [(row.query, row.response) for row in references])))
+        maxima[name].append(max(last_scores(args, path, [(row.query, row.response) for row in references])))
     overall = result["sets"]["validation"]["accuracy"][0]
     assert overall["by"] == "all" and overall["num_pairs"] == len(pairs)
     for name, column in accuracies.items():
         assert overall["models"][name]["mean"] == pytest.approx(sum(column) / len(column))
-        found = result["references"][name]["max"]["mean"]
-        assert found == pytest.approx(sum(maxima[name]) / len(column), abs=1e-4)
+        maximum = result["references"][name]["max"]["mean"]
+        assert maximum == pytest.approx(sum(maxima[name]) / len(column), abs=1e-4)
         interval = result["sets"]["validation"]["intervals"][name]
         assert interval["mean"] == pytest.approx(sum(column) / len(column))
         assert interval["ci"] == wilson_interval(interval["mean"], len(pairs))
@@ -125,8 +125,8 @@ def test_labels_models_and_truth_are_compared_pair_by_pair(args, result):
         {"query": "q", "responses": ["a", "c"], "preferred": {"ana": 1, "ben": 1}},
     ])  # fmt: skip
     out = args.out.parent / "known"
-    found = evaluation.main(replace(args, data=data, out=out, gold="data/tiny.py:gold_score"))
-    assert found["agreement"]["fleiss_kappa"] == 1
+    known = evaluation.main(replace(args, data=data, out=out, gold="data/tiny.py:gold_score"))
+    assert known["agreement"]["fleiss_kappa"] == 1
 
     tokenizer = load_tokenizer(args.ref_policy)
     rows = load_comparisons(data / "comparisons.validation.jsonl", tokenizer, None, None)
@@ -136,7 +136,7 @@ def test_labels_models_and_truth_are_compared_pair_by_pair(args, result):
     scores = [last_scores(args, args.reward_models[-1], [(row.query, (row.chosen, row.rejected)[i]) for row in rows])
               for i in (0, 1)]  # fmt: skip
     dpo = [c - r for c, r in zip(*scores, strict=True)]
-    measured = found["sets"]["validation"]
+    measured = known["sets"]["validation"]
     for name, margins in (("labels", [1] * len(rows)), ("truth", truth), ("dpo", dpo)):
         decider = (measured["deciders"] | measured["deciders"]["models"])[name]
         for by, signs in (("truth", truth), ("longer", longer)):
@@ -145,7 +145,7 @@ def test_labels_models_and_truth_are_compared_pair_by_pair(args, result):
     assert measured["first_shown"] == fmean(meta["choice"] == 0 for meta in metas)
     page = Page((out / "report.html").read_text())
     assert ["preference by", "agrees with gold", "prefers longer"] in page.rows
-    shown = text(sections(found))
+    shown = text(sections(known))
     assert "2 annotators, 2 pairs: Fleiss' kappa 1.000; share of circular triads - of 0" in shown
     assert "Accuracy is the share of pairs that a model ranks as people did" in shown
 
