@@ -24,7 +24,7 @@ from nanorlhf import cli, distributed
 from nanorlhf.batch import Batch
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations
 from nanorlhf.errors import InputError
-from nanorlhf.grpo import ALGORITHMS, Judged, refill
+from nanorlhf.grpo import ALGORITHMS, Inputs, refill
 from nanorlhf.logprobs import read_logprobs, response_logprobs
 from nanorlhf.recipes import recipes
 from nanorlhf.training import checks, loading, update_metrics
@@ -162,8 +162,8 @@ def main(args: Args) -> dict[str, float]:
         # 2.3 advantages: how much better a response is than the others
         importance_weights, sampler_metrics = sampler.correct(batch)  # 1 if the policy sampled
         kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)  # k1
-        judged = Judged(scores, kl, batch.token_rewards, batch.actions, k, args.kl_coef, args.gamma)
-        batch.advantages = algorithm.advantages(judged) * importance_weights
+        inputs = Inputs(scores, kl, batch.token_rewards, batch.actions, k, args.kl_coef, args.gamma)
+        batch.advantages = algorithm.advantages(inputs) * importance_weights
         if args.trace:
             trace.rollout(update, batch, scores, args.kl_coef)
 

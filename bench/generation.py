@@ -11,7 +11,7 @@ from torch import Tensor
 from bench import limit
 from bench.settings import Args, Shape, make_tokenizer, random_queries
 from bench.stopwatch import compare, plain_matmuls, table_rows, with_limit
-from kernels.processor import has_int8_products
+from kernels.processor import has_int8_matmul
 from nanorlhf.cache import KVCache
 from nanorlhf.checkpoint import save
 from nanorlhf.generate import for_sampling, generate
@@ -90,7 +90,7 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
 def rollout_dtypes(args: Args, device: torch.device) -> list[str]:
     """Return the values of `--sampler.dtype` that run on this machine and differ from args.dtype."""
     dtypes = ["bfloat16"] if args.dtype != "bfloat16" else []
-    return dtypes + ["int8"] * (device.type == "cpu" and has_int8_products())
+    return dtypes + ["int8"] * (device.type == "cpu" and has_int8_matmul())
 
 
 class GrowingCache(KVCache):

@@ -431,7 +431,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="mean-of-means-in-sft", level=3, where="nanorlhf.training.supervised:backward",
-        old="loss, *others = sums(model, rows)", new="loss, *others = sums(model, rows)\nloss = loss / len(rows)",
+        old="loss, *rest = sums(model, rows)", new="loss, *rest = sums(model, rows)\nloss = loss / len(rows)",
         symptom="In SFT and reward modelling, the gradient and the logged loss depend on --micro-batch-size.",
         cause="Each micro-batch's loss is a mean over its rows, and the means are added up: a mean of "
         "means.",
@@ -476,7 +476,7 @@ BUGS: tuple[Bug, ...] = (
         guard=("tests/test_train_sft.py::test_eos_has_a_gradient_and_padding_has_none",),
     ),
     Bug(
-        name="no-leading-blank", level=3, where="nanorlhf.dataset:with_blank",
+        name="no-leading-blank", level=3, where="nanorlhf.dataset:with_leading_space",
         old='" " + response', new="response",
         symptom="Losses are slightly higher: a response's token ids differ from the ids it has in running text.",
         cause="Query and response are tokenised separately, without the space between them, so the first token of the "

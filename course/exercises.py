@@ -142,7 +142,7 @@ EXERCISES: tuple[Exercise, ...] = (
     # ---------------------------------------------------------------------------------------------- 2. demonstrations
     Exercise(
         name="leading-blank",
-        functions=("nanorlhf.dataset:with_blank",),
+        functions=("nanorlhf.dataset:with_leading_space",),
         read="docs/details.md, N+ 3; docs/data.md",
         hint="There are three cases in which the response stays unchanged. Otherwise, prepend one space.",
         tests=(

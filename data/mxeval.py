@@ -30,7 +30,7 @@ from nanorlhf.cli import Fraction, PositiveInt, Seconds, Seed, Workers, check_ra
 from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
-from nanorlhf.sandbox.execution import Verdict, isolation, program_of, run_programs
+from nanorlhf.sandbox.execution import Verdict, isolation, make_program, run_programs
 from nanorlhf.tokenizer import load_tokenizer
 
 # by prefix of the task_id: MBJP/2, MathQA/0, HumanEval_java/0
@@ -228,7 +228,7 @@ def check(title: str, pairs: Sequence[tuple[dict, str]], args: Args) -> list[Ver
     """Run the programs of (problem, completion) pairs, print a table by dataset, return the verdicts."""
     began = time.monotonic()
     verdicts = run_programs(
-        [program_of(*pair) for pair in pairs], "java", args.timeout, args.workers, weak_isolation=args.weak_isolation
+        [make_program(*pair) for pair in pairs], "java", args.timeout, args.workers, weak_isolation=args.weak_isolation
     )
     seconds = time.monotonic() - began
     by_dataset: dict[str, list[Verdict]] = defaultdict(list)

@@ -30,7 +30,7 @@ from nanorlhf.cli import NonNegativeFloat, PositiveInt, Range, Seed, check_range
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.agreement import iter_rankings
-from nanorlhf.rewards.function import load_function, score_of
+from nanorlhf.rewards.function import load_function, score_response
 from nanorlhf.selfrank.text_rank import rank_order
 
 KEYS = "all numbers, best first (2 1 4 3), s skip (no ranking), b back, q quit"
@@ -127,7 +127,7 @@ def simulate(args: Args, questions: dict[str, list[str]], chosen: list[str]) -> 
         answers = questions[query]
         # seeded by the query, so that other questions don't change the noise
         rng = np.random.default_rng((args.seed, *args.annotator.encode(), *query.encode()))
-        scores = [score_of("--simulate", args.simulate, function, query, answer) for answer in answers]
+        scores = [score_response("--simulate", args.simulate, function, query, answer) for answer in answers]
         noisy = scores + rng.normal(0, args.simulated_noise, len(answers))
         ranking = rank_order(noisy).tolist()
         yield {"query": query, "answers": answers, "ranking": ranking, "annotator": args.annotator}

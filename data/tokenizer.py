@@ -16,7 +16,7 @@ from pathlib import Path
 
 from data.prepare import check_vocab_size
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
-from nanorlhf.dataset import field, iter_jsonl, with_blank
+from nanorlhf.dataset import field, iter_jsonl, with_leading_space
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
 from nanorlhf.tokenizer import train_tokenizer
@@ -41,7 +41,7 @@ def read_texts(path: Path) -> Iterator[tuple[str, list[str]]]:
         responses = [field(row, name, str, where) for name in RESPONSES if row.get(name) is not None]
         if not responses:
             raise InputError(f"{where}: no response; expected one of {', '.join(RESPONSES)}.")
-        yield query, [with_blank(query, response, bool(row.get("chat"))) for response in responses]
+        yield query, [with_leading_space(query, response, bool(row.get("chat"))) for response in responses]
 
 
 def main(args: Args) -> None:

@@ -87,7 +87,7 @@ def capabilities() -> dict[str, object]:
     return dict(torch.cpu.get_capabilities())
 
 
-def has_int8_products() -> bool:
+def has_int8_matmul() -> bool:
     """Return whether the CPU has VNNI, which sums products of bytes in 32 bits.
 
     Without VNNI, AVX2 sums them in 16 bits, which can saturate.

@@ -85,7 +85,7 @@ def prepared(x: Tensor, weights: list[Tensor]) -> Case:
     if onednn_matmul() is not None:
         packed = [PackedWeight(weight) for weight in weights]
         case["packed"] = lambda: [weight.matmul(x) for weight in packed]
-    if processor.has_int8_products():
+    if processor.has_int8_matmul():
         rounded = [Int8Weight(weight) for weight in weights]
         case["int8"] = lambda: [weight.matmul(x) for weight in rounded]
     return case

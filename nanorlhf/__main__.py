@@ -54,7 +54,7 @@ def programs() -> dict[str, str]:
     return descriptions
 
 
-def module_of(name: str) -> str | None:
+def find_module(name: str) -> str | None:
     """Return the import name of a program's module, or None if there is no such program."""
     if name in ALIASES:
         return ALIASES[name] if TREE != PACKAGE else None
@@ -78,7 +78,7 @@ def main() -> None:
             print(f"{program:28} {line}")
         return
     is_name = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name, re.ASCII) and len(name) < 100
-    module = module_of(name) if is_name else None
+    module = find_module(name) if is_name else None
     if module is None and name in ALIASES:
         moved = f"moved to {ALIASES[name]}, which needs a clone of the repository"
         print(f"error: nanorlhf {name}: {moved}.", file=sys.stderr)

@@ -46,7 +46,7 @@ from nanorlhf.pretrained.directories import (
     find_weights,
     split_adapter,
 )
-from nanorlhf.pretrained.family import family_of
+from nanorlhf.pretrained.family import find_family
 from nanorlhf.pretrained.layout import (
     check_fits,
     config_object,
@@ -58,7 +58,7 @@ from nanorlhf.pretrained.layout import (
     to_family,
     with_prefix,
 )
-from nanorlhf.pretrained.weight_files import read_tensors, shards_of, unwrapped
+from nanorlhf.pretrained.weight_files import list_shards, read_tensors, unwrapped
 from nanorlhf.tokenizer import REPLACED, Tokenizer
 
 M = TypeVar("M", GPT, ScalarModel)
@@ -90,17 +90,17 @@ def load_scalar(
     return load(ScalarModel, where, device, dtype)
 
 
-def holds_reward_model(where: str | Path) -> bool:
+def is_reward_model(where: str | Path) -> bool:
     """Return True for a reward or value model, False for a policy."""
     return is_scalar(model_settings(where)[0])
 
 
 def is_scalar(settings: dict) -> bool:
-    architecture = architecture_of(settings)
+    architecture = read_architecture(settings)
     return architecture == "ScalarModel" or architecture.endswith((SEQUENCE, TOKEN))
 
 
-def architecture_of(settings: dict) -> str:
+def read_architecture(settings: dict) -> str:
     """Return the class that saved the checkpoint, or "" if config.json doesn't name one."""
     architectures = settings.get("architectures")
     return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
@@ -108,7 +108,7 @@ def architecture_of(settings: dict) -> str:
 
 def has_value_head(where: str | Path) -> bool:
     """Return True if a policy's weights include TRL's value head."""
-    shards = shards_of(find_weights(where))
+    shards = list_shards(find_weights(where))
     names = {name for shard, listed in shards.items() for name in listed or read_tensors(shard)}
     return any(VALUE_HEAD in name for name in names)
 
@@ -141,7 +141,7 @@ def load(
     if model_class is GPT and is_scalar(settings):
         raise InputError(f"{where} is a reward or value model, not a language model.")
     file = find_weights(where)
-    shards = shards_of(file)
+    shards = list_shards(file)
     # before allocating these sizes: a weight takes at least two bytes, and 2^24 weights always fit
     most = sum(shard.stat().st_size for shard in shards) // 2
     check_fits(config, config_file, max(2**24, most))
@@ -167,7 +167,7 @@ def load(
         note(f"{where} is a PEFT adapter: merging it into its base model {base}")
         tensors = with_saved_updates(tensors, config, adapter / ADAPTER_CONFIG, find_updates(where))
     if model_class is ScalarModel:
-        tensors = with_scalar_head(tensors, where, architecture_of(settings))
+        tensors = with_scalar_head(tensors, where, read_architecture(settings))
     elif any(name.startswith(VALUE_HEAD) for name in tensors):
         note(f"{where}: ignoring the policy's value head {VALUE_HEAD}")
         tensors = {name: x for name, x in tensors.items() if not name.startswith(VALUE_HEAD)}
@@ -210,7 +210,7 @@ def load(
         check_values(values, f"{file}: {tensor_names(name, config)[0]}")
         return values
 
-    if isinstance(model, ScalarModel) and architecture_of(settings).endswith(SEQUENCE):
+    if isinstance(model, ScalarModel) and read_architecture(settings).endswith(SEQUENCE):
         pad_id = settings.get("pad_token_id")
         model.skipped_id = pad_id if type(pad_id) is int else None
     on_meta = torch.device(device).type == "meta"
@@ -390,7 +390,7 @@ def save(
     """
     config, directory = model.config, Path(directory)
     settings = config_object(config)
-    transformers_class = family_of(config.architecture).transformers_class
+    transformers_class = find_family(config.architecture).transformers_class
     if isinstance(model, ScalarModel):
         transformers_class = "ScalarModel"
     settings["architectures"] = [transformers_class]

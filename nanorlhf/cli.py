@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import tyro
 
-from nanorlhf.errors import InputError, Interrupted, PeerFailed, sentence_of
+from nanorlhf.errors import InputError, Interrupted, PeerFailed, error_sentence
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -284,7 +284,7 @@ class one_sentence:
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, BrokenPipeError):  # `--help | head -1`: the pipe is closed
             sys.exit(_silent())
-        sentence = sentence_of(error)
+        sentence = error_sentence(error)
         if sentence is not None:
             sentence = " ".join(sentence.splitlines())  # a path may contain a newline
             print(f"error: {sentence}", file=sys.stderr)

@@ -177,7 +177,7 @@ def is_chat(record: dict, where: str) -> bool:
     return "chat" in record and field(record, "chat", bool, where)
 
 
-def with_blank(query: str, response: str, chat: bool = False) -> str:
+def with_leading_space(query: str, response: str, chat: bool = False) -> str:
     """Put a space before a response, unless whitespace is there or the row is a chat. [N+ 3]
 
     The whitespace may begin the response or end the query, like the newline in CNN/DM's template.
@@ -191,7 +191,7 @@ def with_blank(query: str, response: str, chat: bool = False) -> str:
 
 def response_ids(query: str, response: str, tokenizer: Tokenizer, chat: bool = False) -> list[int]:
     """Return the token ids of a response to `query`, with EOS."""
-    text = with_blank(query, response, chat)
+    text = with_leading_space(query, response, chat)
     [ids] = tokenizer.encode_responses([text], [query] if chat else None)
     return ids + [tokenizer.eos_id]
 
@@ -318,7 +318,7 @@ def text_rows(
         chat = is_chat(record, where)
         if has_score:
             field(record, "score", float, where)
-        yield where, [query, *(with_blank(query, text, chat) for text in responses)], chat
+        yield where, [query, *(with_leading_space(query, text, chat) for text in responses)], chat
 
 
 def query_rows(records: Iterable[tuple[str, dict]]) -> Texts:
@@ -491,11 +491,11 @@ def tokenise(
     while chunk := list(islice(rows, CHUNK)):
         encoded: dict[bool, tuple[Iterator[list[int]], Iterator[list[int]]]] = {}
         for chat in (False, True):
-            of_this_kind = [fields for _, fields, kind in chunk if kind == chat]
-            queries = tokenizer.encode_batch([query for query, *_ in of_this_kind], chat)
-            texts_of = [text for _, *texts in of_this_kind for text in texts]
-            chats = [query for query, *texts in of_this_kind for _ in texts] if chat else None
-            encoded[chat] = iter(queries), iter(tokenizer.encode_responses(texts_of, chats))
+            selected = [fields for _, fields, kind in chunk if kind == chat]
+            queries = tokenizer.encode_batch([query for query, *_ in selected], chat)
+            response_texts = [text for _, *texts in selected for text in texts]
+            chats = [query for query, *texts in selected for _ in texts] if chat else None
+            encoded[chat] = iter(queries), iter(tokenizer.encode_responses(response_texts, chats))
         for where, fields, chat in chunk:
             query = next(encoded[chat][0])
             responses = [next(encoded[chat][1]) for _ in fields[1:]]

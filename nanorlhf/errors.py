@@ -29,7 +29,7 @@ class PeerFailed(Exception):
     """Another process of the run failed or died; the message includes its traceback, if known."""
 
 
-def sentence_of(error: BaseException | None) -> str | None:
+def error_sentence(error: BaseException | None) -> str | None:
     """Return the sentence for an error that the user can fix, None for any other."""
     if isinstance(error, InputError):
         return str(error)

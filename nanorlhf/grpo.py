@@ -21,7 +21,7 @@ PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor, ClipRange], tuple[Tensor,
 
 # ----------------------------------------------------------------------------------- 1. advantages
 @dataclass(frozen=True)
-class Judged:
+class Inputs:
     """The inputs for computing advantages (B, T): scores, KL and rewards of B responses."""
 
     scores: Tensor  # (B,)
@@ -40,7 +40,7 @@ def centred(values: Tensor, k: int) -> Tensor:
     return differences - differences.mean(1, keepdim=True)
 
 
-def grpo(x: Judged) -> Tensor:
+def grpo(x: Inputs) -> Tensor:
     """Compute A_i = (score_i - mean) / std over the query's k scores. [GRPO section 4.1.2]
 
     The standard deviation is the population's (divided by k), with 1e-8 under the root: equal
@@ -51,12 +51,12 @@ def grpo(x: Judged) -> Tensor:
     return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(x.kl)
 
 
-def dr_grpo(x: Judged) -> Tensor:
+def dr_grpo(x: Inputs) -> Tensor:
     """Compute A_i = score_i - mean of the query's k scores. [Dr. GRPO section 3.2]"""
     return centred(x.scores, x.k).view(-1, 1).expand_as(x.kl)
 
 
-def dapo(x: Judged) -> Tensor:
+def dapo(x: Inputs) -> Tensor:
     """Compute GRPO's advantages with a penalty on long responses. [DAPO equations 9 and 13]"""
     return grpo(replace(x, scores=x.scores + overlong_penalty(x.actions)))
 
@@ -71,7 +71,7 @@ def overlong_penalty(actions: Tensor) -> Tensor:
     return ((T - soft - actions.sum(1)) / soft).clamp(-1, 0)
 
 
-def rloo(x: Judged) -> Tensor:
+def rloo(x: Inputs) -> Tensor:
     """Compute A_i = R_i - mean of the other R_j, R_i = score_i - beta * sum_t kl_it. [RLOO 3]
 
     A response is one action. The baseline excludes R_i, so the gradient is unbiased.
@@ -80,7 +80,7 @@ def rloo(x: Judged) -> Tensor:
     return (centred(response_rewards, x.k) * (x.k / (x.k - 1))).view(-1, 1).expand_as(x.kl)
 
 
-def reinforce_plus_plus(x: Judged) -> Tensor:
+def reinforce_plus_plus(x: Inputs) -> Tensor:
     """Compute A_it = score_i + sum over s >= t of (r_is - beta * kl_is), whitened. [REINFORCE++]
 
     r is a process reward, or 0. The batch is the baseline. This is PPO with V = 0 and lambda = 1.
@@ -91,7 +91,7 @@ def reinforce_plus_plus(x: Judged) -> Tensor:
     return whiten(returns, x.actions)
 
 
-def online_dpo(x: Judged) -> Tensor:
+def online_dpo(x: Inputs) -> Tensor:
     """Compute the gradient of DPO's loss on the best (w) and worst (l) of k. [Online DPO, eq. 1]
 
         loss = -log sigmoid(m), m = beta * (sum_t kl_wt - sum_t kl_lt)
@@ -133,7 +133,7 @@ def mean_over_tokens(losses: Tensor, actions: Tensor, responses: Tensor, tokens:
 # ------------------------------------------------------------------------------- 3. the algorithms
 @dataclass(frozen=True)
 class Algorithm:
-    advantages: Callable[[Judged], Tensor]
+    advantages: Callable[[Inputs], Tensor]
     mean_loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     policy_loss: PolicyLoss = policy_loss
     clip_range: tuple[float, float] = (0.2, 0.2)
@@ -171,7 +171,7 @@ ALGORITHMS = {
 }
 
 
-def policy_loss_of(name: str) -> PolicyLoss:
+def find_policy_loss(name: str) -> PolicyLoss:
     """Return the policy loss of an algorithm, or of `ppo`."""
     return ALGORITHMS[name].policy_loss if name in ALGORITHMS else policy_loss
 

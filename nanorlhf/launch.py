@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from kernels import processor
 from kernels.processor import DEFAULT, PLAIN, Choice
 from nanorlhf import distributed
-from nanorlhf.errors import InputError, Interrupted, PeerFailed, sentence_of
+from nanorlhf.errors import InputError, Interrupted, PeerFailed, error_sentence
 from nanorlhf.files import interrupts_wait, read_object
 
 FAILURE = "nanorlhf/failure"  # key in the store of the process group
@@ -142,7 +142,7 @@ def run(main: Callable[[], object], device: str, processes: int) -> None:
                 sys.exit(1)  # which rank 0 notices
             if not is_first:
                 return failure_elsewhere(forked=processes > 1)
-            if sentence_of(error) is None:
+            if error_sentence(error) is None:
                 raise
             return error
         return None
@@ -166,7 +166,7 @@ def fails_first(error: Exception) -> bool:
     if is_gloo or isinstance(error, dist.DistError):
         return False
     trace = "".join(traceback.format_exception(error))
-    failure = json.dumps([distributed.rank(), sentence_of(error), trace[-LONGEST_TRACE:]])
+    failure = json.dumps([distributed.rank(), error_sentence(error), trace[-LONGEST_TRACE:]])
     with suppress(dist.DistError):  # the store's node may be gone
         store = dist.distributed_c10d._get_default_store()
         return store.compare_set(FAILURE, "", failure).decode() == failure

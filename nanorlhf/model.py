@@ -368,9 +368,9 @@ class GPT(nn.Module):
             bias = torch.zeros_like(self.forbidden, dtype=torch.float)
         return bias.masked_fill(self.forbidden, -torch.inf)
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None, **others: Any) -> Tensor:
+    def forward(self, ids: Tensor, mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """ids, mask (B, L) -> hidden (B, L, C), the LM head's input; see `Transformer.forward`."""
-        hidden = self.transformer(ids, mask, **others)
+        hidden = self.transformer(ids, mask, **kwargs)
         return hidden if self.config.head_scale == 1 else hidden * self.config.head_scale
 
     def logits(self, hidden: Tensor, head: Tensor | Packed | None = None) -> Tensor:
@@ -408,18 +408,18 @@ class ScalarModel(nn.Module):
         # [PAD] = EOS has its score before EOS
         self.skipped_id: int | None = None
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None, **others: Any) -> Tensor:
+    def forward(self, ids: Tensor, mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """ids, mask (B, L) -> scores (B, L), or (B, last), in float32, one per token.
 
         The caller picks the scores that count. Takes the arguments of `Transformer.forward`.
         """
-        hidden = self.transformer(ids, mask, **others)
+        hidden = self.transformer(ids, mask, **kwargs)
         # in bf16, scores within 0.4% of each other would tie
         with torch.autocast(hidden.device.type, enabled=False):
             scores = self.score(hidden.float()).squeeze(-1) - self.reward_bias  # (B, last)
         if not self.config.mean_pooled:
             return scores
-        begin = torch.as_tensor(others.get("query_length", 0), device=ids.device).view(-1, 1)
+        begin = torch.as_tensor(kwargs.get("query_length", 0), device=ids.device).view(-1, 1)
         in_response = torch.arange(ids.size(1), device=ids.device) >= begin  # (B or 1, L)
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         S = scores.size(1)

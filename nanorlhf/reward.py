@@ -110,7 +110,7 @@ class Scores(NamedTuple):
     applies: Tensor  # (B,) bool; False: the reward doesn't apply to this response, and both are 0
 
     @classmethod
-    def of_responses(cls, scores: Tensor, batch: Batch) -> "Scores":
+    def from_responses(cls, scores: Tensor, batch: Batch) -> "Scores":
         """Make the output of a reward that has no rewards per token."""
         zeros = torch.zeros_like(batch.actions, dtype=scores.dtype)
         return cls(scores, zeros, torch.ones_like(batch.has_eos))
@@ -146,9 +146,9 @@ class RewardModel:
                 members.append(batch.read(partial(self._score, model), self.size))
         scores = torch.stack(members)  # (M, B)
         if len(scores) == 1:
-            return Scores.of_responses(scores[0], batch)
+            return Scores.from_responses(scores[0], batch)
         self.disagreement = scores.std(0, correction=0).mean().item()
-        return Scores.of_responses(ensemble_scores(scores, self.ensemble), batch)
+        return Scores.from_responses(ensemble_scores(scores, self.ensemble), batch)
 
     def _score(self, model: ScalarModel, batch: Batch) -> Tensor:
         return end_scores(model, batch.query_response, batch.query.size(1), self.pad_id)

@@ -37,7 +37,7 @@ from experiments.runs import Args
 from experiments.scaling.runs import Scaling
 from experiments.worlds.runs import Worlds
 from nanorlhf import launch
-from nanorlhf.__main__ import module_of
+from nanorlhf.__main__ import find_module
 from nanorlhf.cli import command_line, run_module
 from nanorlhf.evals.settings import best_of
 from nanorlhf.rewards.weighted_sum import items, parse
@@ -153,7 +153,7 @@ def read_command(text: str) -> Command:
     if not words or words[0] not in PROGRAMS or len(words) < 2:
         raise Wrong(f"{text!r} isn't a command: expected one of {', '.join(PROGRAMS)} with arguments")
     if words[0] == "nanorlhf" and words[1] != "--version":  # replace it by the program that it runs
-        if (module := module_of(words[1])) is None:
+        if (module := find_module(words[1])) is None:
             raise Wrong(f"nanorlhf has no program {words[1]}")
         name = module.removesuffix(".__main__")
         words[:2] = ["python", "-m", name] if "." in name else ["python", f"{name}.py"]

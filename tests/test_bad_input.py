@@ -32,7 +32,7 @@ import train_rm
 import train_sft
 from data import codenet, dialogue, prepare, programs, stackoverflow, sums, tiny, town
 from nanorlhf import distributed, files
-from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar
+from nanorlhf.checkpoint import is_reward_model, load_gpt, load_scalar
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.evals import summaries
@@ -593,7 +593,7 @@ def test_an_index_reads_only_files_in_its_directory(miniature, tmp_path, shard):
 def test_absurd_sizes_and_types_in_config_json_are_rejected_before_allocation(miniature, tmp_path, config):
     checkpoint = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint", config)
     if "architectures" in config:
-        assert not holds_reward_model(checkpoint)
+        assert not is_reward_model(checkpoint)
         return
     with pytest.raises(InputError, match=r"checkpoint/config\.json: "):
         load_gpt(checkpoint)

@@ -18,7 +18,7 @@ from nanorlhf.dataset import (
     load_scored,
     load_unpaired,
     response_ids,
-    with_blank,
+    with_leading_space,
     write_jsonl,
 )
 from nanorlhf.errors import InputError
@@ -186,8 +186,8 @@ def test_a_response_gets_a_leading_space_only_if_it_has_none(query, response, te
 
 
 def test_a_chats_response_is_unchanged():
-    assert with_blank("<|user|>", "my cat") == " my cat"
-    assert with_blank("<|user|>", "my cat", chat=True) == "my cat"
+    assert with_leading_space("<|user|>", "my cat") == " my cat"
+    assert with_leading_space("<|user|>", "my cat", chat=True) == "my cat"
 
 
 def test_rows_contain_separate_ids_with_eos_and_the_record(tmp_path):

@@ -10,7 +10,7 @@ import kernels.linear
 import nanorlhf.generate
 from kernels.int8 import Int8Weight
 from kernels.linear import PackedWeight, onednn_matmul
-from kernels.processor import has_int8_products
+from kernels.processor import has_int8_matmul
 from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.generate import ban_repeated_ngrams, draw, for_sampling, generate, keep_top_k, keep_top_p
@@ -414,7 +414,7 @@ def test_ngram_ban_that_would_ban_every_id_is_lifted():
 
 
 # ------------------------------------------------------------------------------------------------------ for_sampling
-needs_int8 = pytest.mark.skipif(not has_int8_products(), reason="this processor has no VNNI")
+needs_int8 = pytest.mark.skipif(not has_int8_matmul(), reason="this processor has no VNNI")
 
 
 def test_filtered_logprobs_are_under_the_sampling_distribution(tiny_gpt):

@@ -23,7 +23,7 @@ from tests.miniature_rlcf import Spy
 from tests.test_train_grpo import grpo_args
 from tests.test_train_ppo import miniature, spy_on  # noqa: F401  its policy sometimes samples EOS
 
-needs_int8 = pytest.mark.skipif(not processor.has_int8_products(), reason="this processor has no VNNI")
+needs_int8 = pytest.mark.skipif(not processor.has_int8_matmul(), reason="this processor has no VNNI")
 INT8_SAMPLER = SamplerSettings(dtype="int8")
 INT8 = pytest.param("int8", marks=needs_int8)
 
@@ -205,14 +205,14 @@ def test_the_policy_itself_samples_by_default(ppo):
     ids=str,
 )
 def test_conflicting_settings_are_rejected_before_anything_is_written(ppo, monkeypatch, change, sentence):
-    monkeypatch.setattr(checks, "has_int8_products", lambda: False)
+    monkeypatch.setattr(checks, "has_int8_matmul", lambda: False)
     with pytest.raises(InputError, match=sentence):
         train_ppo.main(replace(ppo, sampler=SamplerSettings(**change), shard="fsdp"))
     assert not ppo.out.exists()
 
 
 def test_int8_is_rejected_on_a_gpu(ppo, monkeypatch):
-    monkeypatch.setattr(checks, "has_int8_products", lambda: True)
+    monkeypatch.setattr(checks, "has_int8_matmul", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for device in ("auto", "cuda", "cuda:0"):
         with pytest.raises(InputError, match="is not supported on a GPU: pass bfloat16 or same"):

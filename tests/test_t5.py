@@ -15,7 +15,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 import kernels.linear
 from kernels.int8 import Int8Weight
 from kernels.linear import PackedWeight, onednn_matmul
-from kernels.processor import has_int8_products
+from kernels.processor import has_int8_matmul
 from nanorlhf.checkpoint import load_gpt, load_scalar, read_config, save, scalar_from_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling, generate
@@ -392,7 +392,7 @@ def test_a_response_does_not_depend_on_the_other_rows() -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bfloat16", pytest.param("int8", marks=pytest.mark.skipif(not has_int8_products(), reason="no VNNI here"))],
+    ["bfloat16", pytest.param("int8", marks=pytest.mark.skipif(not has_int8_matmul(), reason="no VNNI here"))],
 )
 @torch.no_grad()
 def test_a_rounded_sampler_is_the_model_with_rounded_matmuls(dtype) -> None:

@@ -60,7 +60,7 @@ def loss_of(
     """Compute the loss of one minibatch like the script's loop."""
     algorithm = ALGORITHMS[name]
     advantages = algorithm.advantages(
-        grpo.Judged(scores, kl, NONE, actions, args.samples_per_query, args.kl_coef, args.gamma)
+        grpo.Inputs(scores, kl, NONE, actions, args.samples_per_query, args.kl_coef, args.gamma)
     )
     old = new.detach() if old is None else old
     losses, _ = algorithm.policy_loss(new, old, advantages, actions, clip_range or algorithm.clip_range)
@@ -72,7 +72,7 @@ def loss_of(
 # --------------------------------------------------------------------------------------------- 1. the papers' formulas
 def test_rloo_subtracts_the_mean_reward_of_the_querys_other_responses():
     kl = some_kl()
-    advantages = grpo.rloo(grpo.Judged(SCORES, kl, NONE, ACTIONS, 2, 0.5, 1.0))
+    advantages = grpo.rloo(grpo.Inputs(SCORES, kl, NONE, ACTIONS, 2, 0.5, 1.0))
     totals = [SCORES[i].item() - 0.5 * sum(kl[i, t].item() for t in range(3) if ACTIONS[i, t]) for i in range(4)]
     for i, other in ((0, 1), (1, 0), (2, 3), (3, 2)):
         for t in range(3):
@@ -82,7 +82,7 @@ def test_rloo_subtracts_the_mean_reward_of_the_querys_other_responses():
 def test_leave_one_out_of_three_is_the_distance_from_the_mean_of_the_two_others():
     scores = torch.tensor([1.0, 2.0, 6.0])
     advantages = grpo.rloo(
-        grpo.Judged(scores, torch.zeros(3, 1), torch.zeros(3, 1), torch.ones(3, 1).bool(), 3, 0.1, 1.0)
+        grpo.Inputs(scores, torch.zeros(3, 1), torch.zeros(3, 1), torch.ones(3, 1).bool(), 3, 0.1, 1.0)
     )
     assert advantages[:, 0].tolist() == pytest.approx([1 - 4, 2 - 3.5, 6 - 1.5], abs=1e-6)
 
@@ -120,13 +120,13 @@ def test_a_group_with_equal_scores_teaches_exactly_nothing(name, score):
     """The float32 mean of seven 0.7 is 0.70000005; divided by a deviation near 0, that would become a signal."""
     scores = torch.full((14,), score)
     advantages_of, none = ALGORITHMS[name].advantages, torch.zeros(14, 2)
-    assert (advantages_of(grpo.Judged(scores, none, none, torch.ones(14, 2).bool(), 7, 0.1, 1.0)) == 0).all()
+    assert (advantages_of(grpo.Inputs(scores, none, none, torch.ones(14, 2).bool(), 7, 0.1, 1.0)) == 0).all()
 
 
 def test_reinforce_plus_plus_normalises_the_rewards_to_go_over_the_batch():
     kl, r = some_kl(), torch.tensor([[0.5, -1.0, 2.0], [3.0, 0.0, 0.0], [0.0, -0.5, 0.0], [1.0, 1.0, 1.0]]).double()
     for gamma in (1.0, 0.9):
-        advantages = grpo.reinforce_plus_plus(grpo.Judged(SCORES, kl, r, ACTIONS, 1, 0.5, gamma))
+        advantages = grpo.reinforce_plus_plus(grpo.Inputs(SCORES, kl, r, ACTIONS, 1, 0.5, gamma))
         to_go = {}
         for i in range(4):
             last = int(ACTIONS[i].sum()) - 1

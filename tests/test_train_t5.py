@@ -14,7 +14,7 @@ import train_ppo
 import train_rlcf
 import train_rm
 import train_sft
-from kernels.processor import has_int8_products
+from kernels.processor import has_int8_matmul
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.dataset import Comparison, Demonstration, load_demonstrations, load_programs
 from nanorlhf.dpo import summed_logprobs
@@ -240,7 +240,7 @@ def ruled(miniature, sft, tmp_path) -> train_ppo.Args:
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bfloat16", pytest.param("int8", marks=pytest.mark.skipif(not has_int8_products(), reason="no VNNI here"))],
+    ["bfloat16", pytest.param("int8", marks=pytest.mark.skipif(not has_int8_matmul(), reason="no VNNI here"))],
 )
 def test_rollouts_with_rounded_weights_keep_the_first_ratio_at_one(ruled, dtype) -> None:
     train_ppo.main(replace(ruled, sampler=SamplerSettings(dtype=dtype, correction="tis")))

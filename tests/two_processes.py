@@ -18,13 +18,13 @@ import pytest
 import torch
 import torch._dynamo  # an optimizer imports it at its first step; here it is imported once
 
-from kernels.processor import has_int8_products
+from kernels.processor import has_int8_matmul
 from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling
 from nanorlhf.model import GPT
-from nanorlhf.pretrained.family import family_of
+from nanorlhf.pretrained.family import find_family
 from nanorlhf.t5 import T5Config
 from nanorlhf.training.optimizer import FiniteSteps
 from nanorlhf.training.run import check_weights
@@ -164,7 +164,7 @@ def test_a_rank_reads_its_own_rows_and_no_others() -> None:
     directory = Path(tempfile.gettempdir()) / f"stored.{os.environ['MASTER_PORT']}"
     for architecture in ("gpt2", "gpt_neo", "gpt_neox", "codegen"):
         for tied_head in (False, True) if architecture == "gpt2" else (False,):
-            fixed = family_of(architecture).fixed
+            fixed = find_family(architecture).fixed
             rotary_dim = 4 if "rotary" in fixed["positions"] else 0
             config = replace(TINY, architecture=architecture, tied_head=tied_head, rotary_dim=rotary_dim, **fixed)
             torch.manual_seed(0)
@@ -343,7 +343,7 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
 def test_a_sharded_policy_is_rounded_for_sampling_as_a_whole_one_is() -> None:
     (one, _), (model, _) = make(False), make(True)
     ids = torch.arange(4, 24)[None]
-    for dtype in ("bfloat16", "int8") if has_int8_products() else ("bfloat16",):
+    for dtype in ("bfloat16", "int8") if has_int8_matmul() else ("bfloat16",):
         samplers = [for_sampling(distributed.unshard(policy), dtype) for policy in (one, model)]
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
             logits = [sampler.logits(sampler(ids)) for sampler in samplers]

@@ -39,7 +39,7 @@ TABLE = ROOT / "docs/doctor.csv"
 STAGES = {  # module or module:function -> stages that show its bugs; default: PPO
     "train_sft": ("sft",),
     "nanorlhf.training.supervised": ("sft",),
-    "nanorlhf.dataset:with_blank": ("sft",),
+    "nanorlhf.dataset:with_leading_space": ("sft",),
     "nanorlhf.training.optimizer:lr_factor": ("sft",),  # PPO has no warm-up
     "train_rm": ("rm",),
     "nanorlhf.model:ScalarModel.forward": ("rm", "ppo"),

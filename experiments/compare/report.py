@@ -133,8 +133,8 @@ def with_costs(rows: Rows) -> Rows:
 
 def costs(run: ComparedRun) -> Numbers:
     """Return the costs of a run, including sampling by `data.best_of` if it was trained on those winners."""
-    summary = {} if not (run.place / "summary.json").exists() else read_object(run.place / "summary.json")
-    stages = [(summary, str(run.place / "summary.json"))]
+    summary = {} if not (run.path / "summary.json").exists() else read_object(run.path / "summary.json")
+    stages = [(summary, str(run.path / "summary.json"))]
     sampling = Path(str(run.settings.get("data"))) / "best_of.json"
     if sampling.exists():
         stages.append((read_object(sampling), str(sampling)))

@@ -59,7 +59,7 @@ class Cases:
         sft, rollout = {"sft": str(root / "sft")}, {"response_length": T, "total_episodes": B, "batch_size": B}
         update = {"micro_batch_size": B, "lr": 1e-2, "temperature": 0.7, "gold": None, "trace": B}
         pairs = {"batch_size": 8, "micro_batch_size": 8, "max_response_length": 16, "warmup_steps": 0}
-        of_script: dict[str, dict[str, Any]] = {
+        script_settings: dict[str, dict[str, Any]] = {
             "train_ppo": sft | rollout | update | {"reward_model": str(root / "rm"), "num_ppo_epochs": 2},
             "train_grpo": sft | rollout | update | {"reward_model": str(root / "rm"), "samples_per_query": 4},
             "train_rlcf": sft | rollout | {"discriminator": None, "micro_batch_size": B},
@@ -68,7 +68,7 @@ class Cases:
             "train_dpo": pairs | sft,
         }
         recipe = first_recipe(name)
-        settings = common | of_script[name]
+        settings = common | script_settings[name]
         if unknown := (settings | changes).keys() - vars(recipe).keys():
             raise CannotCheckError(f"{name}.py has no setting {sorted(unknown)[0]}")
         return replace(self.with_flags(name, replace(recipe, **settings)), **changes)

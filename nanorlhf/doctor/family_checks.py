@@ -8,7 +8,7 @@ import torch
 
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.doctor.cases import CannotCheckError, Cases
-from nanorlhf.pretrained.family import FILES, family_of
+from nanorlhf.pretrained.family import FILES, find_family
 from nanorlhf.rules.finding import Finding
 
 SIZES = {
@@ -37,7 +37,7 @@ def families(cases: Cases) -> Iterator[Finding]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(60, (2, 12), generator=generator)
     for name in [name for name in FILES if name != "t5"]:
-        family = family_of(name)
+        family = find_family(name)
         names = {ours: spec[0] if isinstance(spec, tuple) else spec for ours, spec in family.settings.items()}
         sizes = {names[ours]: size for ours, size in SIZES.items() if ours in names}
         config = transformers.AutoConfig.for_model(name, **sizes, **family.constants | OTHERS.get(name, {}))

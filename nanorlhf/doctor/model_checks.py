@@ -254,7 +254,7 @@ def seam(cases: Cases) -> Iterator[Finding]:
                 name="seam",
                 seen=f"The ids of {query + ' ' + response!r} differ from its query's ids, its response's ids and EOS.",
                 means="The space between query and response is missing, or a token spans both.",
-                where="nanorlhf/dataset.py (with_blank, response_ids)",
+                where="nanorlhf/dataset.py (with_leading_space, response_ids)",
             )
             return
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nanorlhf.checkpoint import holds_reward_model
+from nanorlhf.checkpoint import is_reward_model
 from nanorlhf.cli import Seed
 from nanorlhf.dataset import Comparison, Demonstration, field, load_comparisons
 from nanorlhf.errors import InputError
@@ -27,7 +27,7 @@ from nanorlhf.evals.reward_models import (
     scorer,
 )
 from nanorlhf.evals.settings import begin
-from nanorlhf.evals.writing import settings_of, write_evaluation
+from nanorlhf.evals.writing import json_settings, write_evaluation
 from nanorlhf.metrics.benchmark_scores import SIZES, TIES, Row, benchmark_tables, unpaired_ties
 from nanorlhf.metrics.length_control import (
     label_weights,
@@ -77,10 +77,10 @@ def main(args: Args) -> dict:
         "tables": benchmark_tables(benchmark, rows, scores, args.seed),
         **(length_tables(compared, scores, lengths, args.seed) if compared else {}),
         "num_seeds": {name: len(seeds) for name, seeds in models.items()},
-        "implicit": [name for name, seeds in models.items() if not all(map(holds_reward_model, seeds))],
+        "implicit": [name for name, seeds in models.items() if not all(map(is_reward_model, seeds))],
         "reference": Path(args.ref_policy).name,
         "dpo_beta": args.dpo_beta,
-        "args": settings_of(args),
+        "args": json_settings(args),
     }
     return write_evaluation(args, result, benchmark_report.page(result, models))
 

@@ -18,11 +18,11 @@ from nanorlhf.errors import InputError
 from nanorlhf.evals.model_loading import common_tokenizer, load_policy
 from nanorlhf.evals.scores import endings, sample
 from nanorlhf.evals.settings import PolicyArgs, begin, named_policies
-from nanorlhf.evals.writing import settings_of, write_evaluation
+from nanorlhf.evals.writing import json_settings, write_evaluation
 from nanorlhf.metrics import bootstrap_interval, pass_at_k
 from nanorlhf.progress import Progress
 from nanorlhf.report import checked_report
-from nanorlhf.rewards.function import Responses, RewardFunction, fields_of
+from nanorlhf.rewards.function import Responses, RewardFunction, row_fields
 from nanorlhf.tokenizer import Tokenizer
 
 
@@ -67,7 +67,7 @@ def main(args: Args) -> dict:
         texts[name], scores[name] = measure(response, inputs)
         results[name] = statistics(scores[name], inputs) | endings(response, inputs.tokenizer)
     result = {
-        "args": settings_of(args),
+        "args": json_settings(args),
         "num_queries": len(inputs.rows),
         "num_samples": args.num_samples,
         "policies": results,
@@ -87,17 +87,17 @@ def load(args: Args) -> Inputs:
     functions = {where.rpartition(":")[2]: RewardFunction(where, records) for where in args.rewards}
     if len(functions) < len(args.rewards):
         raise InputError(f"--rewards {' '.join(args.rewards)}: the functions' names must differ.")
-    groups = groups_of(rows, args.by)
+    groups = group_masks(rows, args.by)
     return Inputs(
         args=args, device=device, policies=policies, tokenizer=tokenizer, rows=rows, functions=functions, groups=groups
     )  # fmt: skip
 
 
-def groups_of(rows: list[Demonstration], field: str | None) -> dict[str, np.ndarray]:
+def group_masks(rows: list[Demonstration], field: str | None) -> dict[str, np.ndarray]:
     """Return value of the field -> mask of its rows, (rows,). Raises InputError if a row lacks the field."""
     if field is None:
         return {}
-    values = [fields_of(row.record).get(field) for row in rows]
+    values = [row_fields(row.record).get(field) for row in rows]
     if None in values:
         raise InputError(f"--by {field}: a row of sft.validation.jsonl doesn't have this field in its meta.")
     texts = list(map(str, values))
@@ -119,7 +119,7 @@ def answers(checkpoint: str, inputs: Inputs) -> Tensor:
 def measure(response: Tensor, inputs: Inputs) -> tuple[list[str], dict[str, np.ndarray]]:
     """Return the first response to each query as text, and each function's rewards, (queries, n)."""
     n = inputs.args.num_samples
-    batch = responses_of(response, inputs.records, inputs.tokenizer, n)
+    batch = make_responses(response, inputs.records, inputs.tokenizer, n)
     scores = {
         name: np.array([total(value, function) for value in function(batch)]).reshape(-1, n)
         for name, function in inputs.functions.items()
@@ -127,7 +127,7 @@ def measure(response: Tensor, inputs: Inputs) -> tuple[list[str], dict[str, np.n
     return batch.responses[::n], scores
 
 
-def responses_of(response: Tensor, records: list[dict], tokenizer: Tokenizer, n: int) -> Responses:
+def make_responses(response: Tensor, records: list[dict], tokenizer: Tokenizer, n: int) -> Responses:
     """Build the input of reward functions; response (queries * n, T), the n of a query consecutive."""
     ids = [[i for i in row if i != tokenizer.pad_id] for row in response.tolist()]
     repeated = [record for record in records for _ in range(n)]

@@ -44,7 +44,7 @@ class Pair(NamedTuple):
     theirs: str
 
 
-def prompt_of(pair: Pair, ours_first: bool) -> str:
+def make_prompt(pair: Pair, ours_first: bool) -> str:
     a, b = (pair.ours, pair.theirs) if ours_first else (pair.theirs, pair.ours)
     return PROMPT.format(query=pair.query.strip(), a=a.strip(), b=b.strip())
 
@@ -81,7 +81,7 @@ def judge_pairs(
     verdict, and is a tie if the verdicts differ. Two equal texts are a tie without asking the judge.
     """
     shown = [[] if pair.ours.strip() == pair.theirs.strip() else orders(pair, seed, both_orders) for pair in pairs]
-    prompts = [[prompt_of(pair, first) for first in firsts] for pair, firsts in zip(pairs, shown, strict=True)]
+    prompts = [[make_prompt(pair, first) for first in firsts] for pair, firsts in zip(pairs, shown, strict=True)]
     answers = ask(list(dict.fromkeys(prompt for group in prompts for prompt in group)))
     rows = []
     for pair, firsts, group in zip(pairs, shown, prompts, strict=True):

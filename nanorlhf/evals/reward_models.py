@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nanorlhf import distributed
-from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar
+from nanorlhf.checkpoint import is_reward_model, load_gpt, load_scalar
 from nanorlhf.cli import PositiveFloat, PositiveInt, named_pairs
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
@@ -32,7 +32,7 @@ from nanorlhf.evals.model_loading import (
 )
 from nanorlhf.evals.scores import gold_margins
 from nanorlhf.evals.settings import EvalArgs, begin
-from nanorlhf.evals.writing import settings_of, write_evaluation
+from nanorlhf.evals.writing import json_settings, write_evaluation
 from nanorlhf.metrics.agreement import load_labelled_pairs, pair_agreement
 from nanorlhf.metrics.pair_accuracy import (
     accuracy_intervals,
@@ -113,7 +113,7 @@ def main(args: Args) -> dict:
             "first_shown": first_shown_share(rows, f"{args.data}/comparisons.{name}.jsonl"),
         }
     result["agreement"] = pair_agreement(labelled) if labelled else None
-    result["args"] = settings_of(args)
+    result["args"] = json_settings(args)
     return write_evaluation(args, result, reward_model_report.page(result, models))
 
 
@@ -127,7 +127,7 @@ def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:
 
 def needed_ref_policy(args: RewardModelArgs) -> str | None:
     """Return --ref-policy if a policy is among the models, else None."""
-    has_policy = any(not holds_reward_model(checkpoint) for checkpoint in args.reward_models[1::2])
+    has_policy = any(not is_reward_model(checkpoint) for checkpoint in args.reward_models[1::2])
     return args.ref_policy if has_policy else None
 
 
@@ -165,7 +165,7 @@ def scorer(
 ) -> Iterator[Scorer]:
     """Load a checkpoint for the duration of the block, or use the `reward_model` already in memory."""
     pad_id = tokenizer.pad_id
-    if holds_reward_model(checkpoint):
+    if is_reward_model(checkpoint):
         reward_model = reward_model or load_model(load_scalar, checkpoint, args, device)
         result = Scorer(
             partial(pair_scores, reward_model, pad_id=pad_id),
@@ -222,7 +222,7 @@ def measure_rewards(
     for name, checkpoints in models.items():
         seed_margins, seed_scores = defaultdict(list), []  # one array per seed
         for checkpoint in Progress(checkpoints, desc=name, leave=False):
-            if not holds_reward_model(checkpoint):
+            if not is_reward_model(checkpoint):
                 implicit += [name] if name not in implicit else []
             pair_margins, reference_scores = measure(checkpoint)
             for set_name, values in pair_margins.items():

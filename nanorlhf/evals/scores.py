@@ -55,7 +55,7 @@ def row_scores(
 
 def gold_margins(gold: Gold, rows: list[Comparison]) -> list[float]:
     """Return the gold score of each chosen response minus the rejected one's."""
-    return np.subtract(gold.of_rows(rows, "chosen"), gold.of_rows(rows, "rejected")).tolist()
+    return np.subtract(gold.score_rows(rows, "chosen"), gold.score_rows(rows, "rejected")).tolist()
 
 
 def endings(response: Tensor, tokenizer: Tokenizer) -> dict[str, float]:

@@ -34,7 +34,7 @@ from nanorlhf.evals.reward_models import measure_rewards
 from nanorlhf.evals.scores import endings, gold_margins, rm_scores, row_scores, sample
 from nanorlhf.evals.settings import PolicyArgs, begin, best_of, named_policies
 from nanorlhf.evals.token_shifts import Pieces, shift_lines, token_shifts
-from nanorlhf.evals.writing import settings_of, write_evaluation
+from nanorlhf.evals.writing import json_settings, write_evaluation
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.metrics import bootstrap_interval, rouge, wilson_interval, win_rate
 from nanorlhf.metrics.best_of import best_of_n_bound, best_of_n_kl
@@ -162,7 +162,7 @@ def main(args: Args) -> dict:
         "differences": paired_differences(columns, args.seed),
         "token_shift": {"base": base_name, "shares": shares},
         "num_queries": len(inputs.rows),
-        "args": settings_of(args),
+        "args": json_settings(args),
     }
     write(inputs, result, measured, reference, verdicts, shifts, tokens)
     print("\n".join(shift_lines(base_name, shifts[0])))
@@ -170,7 +170,7 @@ def main(args: Args) -> dict:
 
 
 # ----------------------------------------------------------------------------------------------------------- 1. inputs
-def policies_of(args: Args) -> tuple[dict[str, str], dict[str, int]]:
+def parse_policies(args: Args) -> tuple[dict[str, str], dict[str, int]]:
     """Return policy -> checkpoint and policy -> N of best-of-N, else 1. Checks all flags that name policies."""
     parsed = {name: best_of(checkpoint) for name, checkpoint in named_policies(args.policies).items()}
     checkpoints = {name: checkpoint for name, (_, checkpoint) in parsed.items()}
@@ -188,7 +188,7 @@ def policies_of(args: Args) -> tuple[dict[str, str], dict[str, int]]:
 
 def load(args: Args) -> Inputs:
     device = begin(args, writes=not args.judge_dry_run)
-    checkpoints, num_samples = policies_of(args)
+    checkpoints, num_samples = parse_policies(args)
     judge = load_judge(args, checkpoints, args.seed)
     check_reward_model(args.reward_model)
     tokenizer = common_tokenizer(args.tokenizer, [*checkpoints.values(), args.reward_model], args.gold)
@@ -224,7 +224,7 @@ def measure_references(inputs: Inputs) -> Measured:
     golds = rm = rm_mean = None
     with autocast(inputs.args.dtype, inputs.device):
         if inputs.gold:
-            golds = inputs.gold.of_rows(rows)
+            golds = inputs.gold.score_rows(rows)
         if inputs.reward_model:
             scores = row_scores(inputs.reward_model, rows, pad_id, inputs.args.batch_size, "left")
             rm, rm_mean = scores.tolist(), scores.mean().item()
@@ -242,7 +242,7 @@ def measure_policy(name: str, inputs: Inputs, reference: Measured) -> tuple[Meas
     args, tokenizer, n = inputs.args, inputs.tokenizer, inputs.num_samples[name]
     policy = inputs.policy(name)
     with autocast(args.dtype, inputs.device):
-        (query, response), (drawn_query, drawn) = responses_of(policy, inputs, n)
+        (query, response), (drawn_query, drawn) = sample_responses(policy, inputs, n)
         kls, estimates, entropies = kl_to(inputs.ref_policy, policy, drawn_query, drawn, n, tokenizer, args)
         distinct = num_distinct(policy, inputs) if n == 1 else None  # best-of-n would need n times as many samples
         tokens = token_rewards(
@@ -250,7 +250,7 @@ def measure_policy(name: str, inputs: Inputs, reference: Measured) -> tuple[Meas
             tokenizer, args.kl_temperature,
         )  # fmt: skip
         rm = inputs.rm_scores(query, response)
-        golds = inputs.gold.of_ids(inputs.queries, query, response) if inputs.gold else None
+        golds = inputs.gold.score_ids(inputs.queries, query, response) if inputs.gold else None
     texts = [tokenizer.decode(ids) for ids in response.tolist()]
     wins = win_rate(golds, [row["gold_score"] for row in reference.column]) if golds else None
     numbers = {
@@ -270,7 +270,7 @@ def measure_policy(name: str, inputs: Inputs, reference: Measured) -> tuple[Meas
     return Measured(numbers=numbers, column=scored(texts, rm, golds), response=response, lengths=lengths), tokens
 
 
-def responses_of(policy: GPT, inputs: Inputs, n: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def sample_responses(policy: GPT, inputs: Inputs, n: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return query (B, Q) and response (B, T) twice: to evaluate, and to estimate the KL on.
 
     For best-of-n both are the best of n samples at the KL's temperature.

@@ -13,7 +13,7 @@ from nanorlhf.report.page import Page, text, write_page
 from nanorlhf.training.run import write_json
 
 
-def settings_of(args: EvalArgs) -> dict[str, Any]:
+def json_settings(args: EvalArgs) -> dict[str, Any]:
     """Return the settings as written to eval.json."""
     return json.loads(json.dumps(asdict(args), default=str))
 

@@ -93,7 +93,7 @@ def consensus(rankings: Iterable[list[int]]) -> list[int]:
     >>> consensus([[0, 1, 2, 3], [1, 0, 2, 3], [2, 1, 0, 3]])  # mean ranks from 0: 1, 2/3, 4/3, 3
     [1, 0, 2, 3]
     """
-    ranks = ranks_of(list(rankings))  # (annotators, m)
+    ranks = answer_ranks(list(rankings))  # (annotators, m)
     return np.argsort(ranks.sum(0), kind="stable").tolist()  # sums order like means, and are exact
 
 
@@ -115,7 +115,7 @@ def order_probability(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> dict
 
 def pairwise_agreement(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> float:
     """[STR human study] Return the share of answer pairs that both rank in the same order; chance is 1/2."""
-    ours, theirs = map(ranks_of, paired(rm_rankings, human_rankings))
+    ours, theirs = map(answer_ranks, paired(rm_rankings, human_rankings))
     first, second = np.triu_indices(ours.shape[1], k=1)  # the pairs
     return float(((ours[:, first] < ours[:, second]) == (theirs[:, first] < theirs[:, second])).mean())
 
@@ -125,7 +125,7 @@ def kendall_tau(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> float:
 
     Without ties it equals 2 * pairwise_agreement - 1; tau is the scale usually reported.
     """
-    pairs = zip(*map(ranks_of, paired(rm_rankings, human_rankings)), strict=True)
+    pairs = zip(*map(answer_ranks, paired(rm_rankings, human_rankings)), strict=True)
     return fmean(float(scipy.stats.kendalltau(ours, theirs).statistic) for ours, theirs in pairs)
 
 
@@ -139,7 +139,7 @@ def annotator_kappas(questions: list[RankedQuestion]) -> dict:
     """
     labels: dict[str, dict] = defaultdict(dict)  # annotator -> (question, answer) -> rank
     for i, question in enumerate(questions):
-        for name, ranks in zip(question.rankings, ranks_of(list(question.rankings.values())), strict=True):
+        for name, ranks in zip(question.rankings, answer_ranks(list(question.rankings.values())), strict=True):
             labels[name] |= {(i, answer): int(rank) for answer, rank in enumerate(ranks)}
     result = kappas(labels)
     if not result["num_pairs"]:
@@ -268,7 +268,7 @@ def circular_triads(pairs: list[LabelledPair]) -> list[bool]:
 
 
 # ------------------------------------------------------------------------------------------------------------ 5. arrays
-def ranks_of(rankings: ArrayLike) -> np.ndarray:
+def answer_ranks(rankings: ArrayLike) -> np.ndarray:
     """Return the rank of each answer, from 0: rankings (questions, m) -> (questions, m)."""
     return np.argsort(checked(rankings), axis=1)
 

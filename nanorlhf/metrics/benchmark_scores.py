@@ -117,8 +117,8 @@ def ties_values(rows: list[Row], scores: np.ndarray) -> dict[str, np.ndarray]:
     both = [number for number in numbers if f"ref:{number}" in by_id]
 
     def gaps(kind: str) -> np.ndarray:
-        found = [by_id[f"{kind}:{number}"] for number in both]
-        each = [scores[:, row.chosen].min(1) - scores[:, row.rejected].max(1) for row in found]
+        both_rows = [by_id[f"{kind}:{number}"] for number in both]
+        each = [scores[:, row.chosen].min(1) - scores[:, row.rejected].max(1) for row in both_rows]
         return np.stack(each, axis=1) if each else np.zeros((len(scores), 0))
 
     ref, tied = gaps("ref"), gaps("tied")  # (seeds, questions)
@@ -142,8 +142,8 @@ def measures(benchmark: str | None, rows: list[Row], scores: np.ndarray) -> dict
     if benchmark == "RewardBench 2" and TIES in tables["accuracy"]:
         ties = ties_values([row for row in rows if row.subset == TIES], scores)
         other_subsets = {subset: values for subset, values in tables["accuracy"].items() if subset != TIES}
-        of_questions = {TIES: ties.pop(TIES)} if next(iter(ties.values())).size else {}
-        tables = {"accuracy": other_subsets | of_questions} | ({"Ties, by part": ties} if of_questions else {})
+        ties_by_question = {TIES: ties.pop(TIES)} if next(iter(ties.values())).size else {}
+        tables = {"accuracy": other_subsets | ties_by_question} | ({"Ties, by part": ties} if ties_by_question else {})
     return tables
 
 
@@ -152,12 +152,12 @@ def groups(benchmark: str | None, counts: Mapping[str, int]) -> dict[str, dict[s
 
     `overall` is omitted if a section, subset or domain is missing.
     """
-    found: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     if benchmark == "RewardBench":
         for section, weights in SECTIONS.items():
             present = {subset: float(weight) for subset, weight in weights.items() if subset in counts}
-            found |= {section: present} if present else {}
-        parts = list(found.values())
+            result |= {section: present} if present else {}
+        parts = list(result.values())
         complete = len(parts) == len(SECTIONS)
     elif benchmark == "RewardBench 2":
         parts = [{subset: 1.0} for subset in SUBSETS_2 if subset in counts]
@@ -165,12 +165,12 @@ def groups(benchmark: str | None, counts: Mapping[str, int]) -> dict[str, dict[s
     elif benchmark == "RM-Bench":
         parts = [{s: float(n) for s, n in counts.items() if s.split("-")[0] == domain} for domain in DOMAINS]
         complete = all(parts)
-        found |= {"safety": parts[-1]} if parts[-1] else {}
+        result |= {"safety": parts[-1]} if parts[-1] else {}
     else:
         parts, complete = [{subset: float(n) for subset, n in counts.items()}], len(counts) > 1
     if complete:
-        found["overall"] = {subset: weight / sum(part.values()) for part in parts for subset, weight in part.items()}
-    return found
+        result["overall"] = {subset: weight / sum(part.values()) for part in parts for subset, weight in part.items()}
+    return result
 
 
 def summary(parts: list[tuple[float, np.ndarray]], seed: int) -> dict:
@@ -214,8 +214,8 @@ def benchmark_tables(benchmark: str | None, rows: list[Row], scores: Mapping[str
                         "name": line,
                         "num_rows": sum(counts[subset] for subset in weights),
                         "models": {
-                            model: summary([(w, found[name][s]) for s, w in weights.items()], seed)
-                            for model, found in measured.items()
+                            model: summary([(w, measurements[name][s]) for s, w in weights.items()], seed)
+                            for model, measurements in measured.items()
                         },
                     }
                     for line, weights in lines.items()

@@ -23,7 +23,7 @@ def spearman_matrix(columns: dict[str, ArrayLike], within_questions: bool = True
         tables = [table.reshape(1, -1) for table in tables]
     ranks = np.stack([scipy.stats.rankdata(table, axis=1).ravel() for table in tables])  # (m, answers)
     deviations = ranks - (tables[0].shape[1] + 1) / 2  # from the mean rank, which ties don't change
-    products = deviations @ deviations.T  # (m, m)
-    squares = np.diag(products)
+    dot_products = deviations @ deviations.T  # (m, m)
+    squares = np.diag(dot_products)
     with np.errstate(invalid="ignore"):  # 0 / 0 is the NaN we want
-        return list(columns), np.clip(products / np.sqrt(np.outer(squares, squares)), -1, 1)
+        return list(columns), np.clip(dot_products / np.sqrt(np.outer(squares, squares)), -1, 1)

@@ -56,8 +56,8 @@ def token_rewards(
         with distributed.on_device(model):
             both_logprobs.append(response_logprobs(model, both, real, actions, temperature)[0])
     kl = both_logprobs[0] - both_logprobs[1]  # (1, T)
-    of_tokens = {"rm_logit": logits, "kl": kl}
-    of_states, length = {}, end + 1
+    by_token = {"rm_logit": logits, "kl": kl}
+    by_state, length = {}, end + 1
     if is_ppo and reward_model is not None and logits is not None:
         score_at = settings.get("score_at")
         if score_at not in ("after_eos", "last_token"):
@@ -69,15 +69,15 @@ def token_rewards(
             scores = torch.full_like(scores, field(settings, "missing_eos_score", float, where))
         rewards = -kl * field(rows[-1], "objective/kl_coef", float, f"{Path(checkpoint) / 'metrics.jsonl'}: last row")
         rewards[:, end if score_at == "last_token" else min(end + 1, T - 1)] += scores
-        of_states["reward"] = rewards
+        by_state["reward"] = rewards
         dtype = next(iter(policy.transformer.blocks)).mlp.up.weight.dtype
         value_model = load_scalar(value_model_dir, response.device, dtype)
         counted = states if score_at == "after_eos" else actions
-        of_states["value"] = response_values(value_model, both, real, counted)  # (1, T)
+        by_state["value"] = response_values(value_model, both, real, counted)  # (1, T)
         length = min(length + (score_at == "after_eos"), T)
     num_after_eos = length - len(texts)  # 1 or 0
     return (
         {"text": texts + [""] * num_after_eos}
-        | {name: x[0, : end + 1].tolist() + [None] * num_after_eos for name, x in of_tokens.items() if x is not None}
-        | {name: x[0, :length].tolist() for name, x in of_states.items()}
+        | {name: x[0, : end + 1].tolist() + [None] * num_after_eos for name, x in by_token.items() if x is not None}
+        | {name: x[0, :length].tolist() for name, x in by_state.items()}
     )

@@ -19,7 +19,7 @@ MARKS = {"unshifted": "{}", "marginal": "({})", "shifted": "[{}]"}  # for termin
 LOGITS = 2**24  # computed at once: 64 MB in float32
 
 
-def kind_of(rank: int) -> str:
+def classify(rank: int) -> str:
     return KINDS[0 if rank == 1 else 1 if rank <= 3 else 2]
 
 
@@ -72,7 +72,7 @@ def to_terminal(pieces: list[tuple[str, int]], color: bool) -> str:
     """Format pieces for the terminal, coloured by ANSI codes or, without colour, as (marginal) and [shifted]."""
     parts = []
     for text, rank in pieces:
-        kind, word = kind_of(rank), text.replace("\n", "\\n")
+        kind, word = classify(rank), text.replace("\n", "\\n")
         space, body = word[: -len(word.lstrip()) or None], word.lstrip()
         if color:
             parts.append(f"\x1b[{COLORS[kind]}m{word}\x1b[0m")

@@ -40,7 +40,7 @@ def main(words: list[str]) -> None:
             raise InputError(f"nanorlhf plan {name}: unknown script; expected one of {', '.join(PLANS)}.")
         if nanorlhf.TREE != nanorlhf.PACKAGE:  # the scripts are next to nanorlhf/
             sys.path.insert(0, str(nanorlhf.TREE))
-        script = importlib.import_module(str(nanorlhf.module_of(name)))
+        script = importlib.import_module(str(nanorlhf.find_module(name)))
         print(PLANS[name](script, read_settings(f"nanorlhf plan {name}", words[1:], script.RECIPES)))
 
 

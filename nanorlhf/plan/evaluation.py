@@ -4,7 +4,7 @@ Policies are loaded one after the other, so the largest one counts. The referenc
 unless --offload moves them to CPU memory. Not counted: an --encoder.
 """
 
-from nanorlhf.checkpoint import holds_reward_model
+from nanorlhf.checkpoint import is_reward_model
 from nanorlhf.evals import reward_models, summaries
 from nanorlhf.evals.settings import EvalArgs, PolicyArgs, best_of, named_policies
 from nanorlhf.model import GPT, ScalarModel
@@ -45,7 +45,7 @@ def eval_work(args: EvalArgs) -> Work:
             add("reference", GPT, "--policies", policies[0])
     if isinstance(args, reward_models.RewardModelArgs):
         paths = args.reward_models[1::2]
-        has_policy = not all(map(holds_reward_model, paths))  # evaluated by its implicit reward
+        has_policy = not all(map(is_reward_model, paths))  # evaluated by its implicit reward
         add("model", GPT if has_policy else ScalarModel, "--reward-models", *paths)
         if has_policy:
             add("reference", GPT, "--ref-policy", args.ref_policy)

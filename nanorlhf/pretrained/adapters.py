@@ -15,7 +15,7 @@ from nanorlhf.files import atomic, read_object, write_text
 from nanorlhf.model import GPT
 from nanorlhf.peft import LORA_SCALE, LoRALinear
 from nanorlhf.pretrained.directories import MERGE
-from nanorlhf.pretrained.family import ConfigFile, family_of
+from nanorlhf.pretrained.family import ConfigFile, find_family
 from nanorlhf.pretrained.layout import GATED, tensor_names, to_family, with_prefix
 from nanorlhf.pretrained.weight_files import read_tensors, unwrapped
 
@@ -27,7 +27,7 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
     up, and fill the rows that an update doesn't touch with zeros. The same goes for a fused gate and up.
     """
     config: GPTConfig = model.config
-    family = family_of(config.architecture)
+    family = find_family(config.architecture)
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
     for path, layer in model.named_modules():
@@ -100,7 +100,7 @@ def with_saved_updates(
     if kind != "LORA" or settings.get("use_dora"):
         name = "DoRA" if kind == "LORA" else f"peft_type {kind!r:.40}"
         raise InputError(f"{config_file}: {name} isn't implemented, only LoRA: {MERGE}.")
-    family = family_of(config.architecture)
+    family = find_family(config.architecture)
     use_rslora = ConfigFile(settings, config_file).get("use_rslora", bool, False)
     merged = dict(tensors)
     updates = with_prefix(unwrapped(read_tensors(file), file), config, file)

@@ -110,7 +110,7 @@ FILES = {  # model_type in config.json: module in families/
 }
 
 
-def family_of(model_type: str) -> Family:
+def find_family(model_type: str) -> Family:
     """Return a supported family. A run needs only one or two: modules are imported at first use."""
     module = import_module(f"nanorlhf.pretrained.families.{FILES[model_type]}")
     families: dict[str, Family] = module.FAMILIES

@@ -23,7 +23,7 @@ from nanorlhf.checkpoint import note, write_tensors
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic_files, check_out
-from nanorlhf.pretrained.family import Family, family_of
+from nanorlhf.pretrained.family import Family, find_family
 from nanorlhf.pretrained.gguf_header import StoredTensor, open_gguf
 from nanorlhf.pretrained.layout import config_object, parse_config
 
@@ -96,7 +96,7 @@ def convert(file: Path, out: Path) -> None:
     """Write the model in the Hugging Face layout and float32, with its tokenizer if we support its kind."""
     config = parse_config(gguf_settings(file), file)
     settings = config_object(config) | {
-        "architectures": [family_of(config.architecture).transformers_class],
+        "architectures": [find_family(config.architecture).transformers_class],
         "torch_dtype": "float32",
         "eos_token_id": metadata(file, "tokenizer.ggml.eos_token_id", int),
         "bos_token_id": metadata(file, "tokenizer.ggml.bos_token_id", int),
@@ -201,7 +201,7 @@ def gguf_tensors(path: Path) -> dict[str, Tensor]:
     """Return the weights in float32, under their names in the Hugging Face layout."""
     settings = gguf_settings(path)
     n_head = settings["num_attention_heads"]
-    family = family_of(settings["model_type"])
+    family = find_family(settings["model_type"])
     tensors = {}
     for tensor in open_gguf(path).tensors.values():
         if tensor.name == DIVISORS:  # a setting, read in gguf_settings

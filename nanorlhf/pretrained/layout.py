@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
-from nanorlhf.pretrained.family import FILES, RANGES, ConfigFile, family_of
+from nanorlhf.pretrained.family import FILES, RANGES, ConfigFile, find_family
 
 # suffixes of model_type: they make transformers raise an error, instead of dropping adapters or the mean pooling
 ADAPTER, POOLED = "_adapter", "_mean_pooled"
@@ -69,7 +69,7 @@ def check_fits(config: GPTConfig, where: str | Path, num_weights: int) -> None:
 # ----------------------------------------------------------------------- tensors: names and layouts
 def tensor_names(name: str, config: GPTConfig) -> list[str]:
     """Translate our tensor name to its names in a file: one, or several if q, k and v are separate."""
-    family = family_of(config.architecture)
+    family = find_family(config.architecture)
     module, _, kind = name.rpartition(".")
     block = re.fullmatch(r"transformer\.blocks\.(\d+)\.(.+)", module)
     if block:
@@ -96,14 +96,14 @@ def tensor_names(name: str, config: GPTConfig) -> list[str]:
 
 def qkv_layout(config: GPTConfig) -> tuple[int, list[int]]:
     """Return the number of groups of a fused q, k, v in the file, and the order of q, k and v in a group."""
-    family = family_of(config.architecture)
+    family = find_family(config.architecture)
     groups = config.n_head if family.qkv_groups is None else family.qkv_groups
     return groups, ["qkv".index(letter) for letter in family.qkv_order]
 
 
 def is_transposed(name: str, config: GPTConfig) -> bool:
     is_linear = re.search(r"(qkv|out|up|down)\.weight$", name) is not None
-    return family_of(config.architecture).transposed and is_linear
+    return find_family(config.architecture).transposed and is_linear
 
 
 def to_family(name: str, tensor: Tensor, config: GPTConfig) -> list[Tensor]:
@@ -154,7 +154,7 @@ def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> di
         tensors = {name: tensor for name, tensor in tensors.items() if name not in copies}
         if embeddings:
             tensors["shared.weight"] = embeddings[0]
-    family = family_of(config.architecture)
+    family = find_family(config.architecture)
     # the file may contain only the trunk, like OpenAI's GPT-2
     is_bare = not any(name.startswith(family.prefix) for name in tensors)
     renamed = {}
@@ -173,7 +173,7 @@ def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> di
 
 def split_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Split the MLP's gate and up into two tensors if the family stores them as one."""
-    family = family_of(config.architecture)
+    family = find_family(config.architecture)
     separate: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if family.fused_gate is not None and family.fused_gate in name and tensor.ndim == 2:
@@ -186,7 +186,7 @@ def split_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tens
 
 def fuse_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Invert `split_gates`."""
-    family, fused = family_of(config.architecture), dict(tensors)
+    family, fused = find_family(config.architecture), dict(tensors)
     if family.fused_gate is not None:
         gate, up = (family.modules[ours] for ours in GATED)
         for name in [name for name in tensors if gate in name]:
@@ -208,7 +208,7 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
     name = known.removesuffix(ADAPTER)
     if name not in FILES:
         raise file.error(f"model_type {model_type!r} isn't one of {', '.join(FILES)}.")
-    family = family_of(name)
+    family = find_family(name)
     for quantised in ("quantization_config", "quantization"):  # transformers' and MLX's field
         if settings.get(quantised) is not None:
             raise file.error(
@@ -274,7 +274,7 @@ def config_object(config: GPTConfig) -> dict[str, Any]:
     Raises InputError for a setting that the family's config.json can't express.
     """
     name = config.architecture
-    family = family_of(name)
+    family = find_family(name)
     settings: dict[str, Any] = {"model_type": name}
     for ours, spec in family.settings.items():
         theirs = spec[0] if isinstance(spec, tuple) else spec

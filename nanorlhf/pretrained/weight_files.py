@@ -31,7 +31,7 @@ TRAINED_COPY, ORIGINAL = re.compile(r"\.modules_to_save\.[^.]+\."), ".original_m
 WRONG_BYTES = (RuntimeError, ValueError, KeyError, TypeError, AttributeError)
 
 
-def shards_of(path: Path) -> dict[Path, set[str]]:
+def list_shards(path: Path) -> dict[Path, set[str]]:
     """Return the file itself, or the shards that an index lists next to it, each with the names of its tensors."""
     if not path.name.endswith(".index.json"):
         return {path: set()}
@@ -54,7 +54,7 @@ def shards_of(path: Path) -> dict[Path, set[str]]:
 def files_of_model(where: str | Path) -> list[Path]:
     """Return the files that `load_gpt` and `load_scalar` read: configuration, weights, shards, an adapter."""
     weights = find_weights(where)
-    files = [find_config(where), weights, *shards_of(weights)]
+    files = [find_config(where), weights, *list_shards(weights)]
     _, adapter = split_adapter(where)
     if adapter is not None:
         files += [adapter / ADAPTER_CONFIG, find_updates(where)]

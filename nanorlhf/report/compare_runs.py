@@ -56,7 +56,7 @@ class Args:
 @dataclass(frozen=True)
 class ComparedRun:
     name: str
-    place: Path
+    path: Path
     rows: Rows  # metrics.jsonl
     settings: dict  # args.json
     size: int | None  # parameters; None without a checkpoint
@@ -316,7 +316,7 @@ def table_of(by_name: dict[str, list[ComparedRun]]) -> Lines:
             numbers = [last.get("objective/score"), last.get("gold_score"), last.get("objective/kl"), run.win_rate]
             seed, size = str(run.settings.get("seed", "-")), "-" if run.size is None else in_words(run.size)
             cells = [number(value, digits=3) for value in (*numbers, run.accuracy)]
-            lines.append([name, str(run.place), seed, size, *cells])
+            lines.append([name, str(run.path), seed, size, *cells])
     return lines
 
 
@@ -355,8 +355,8 @@ def main(args: Args) -> list[str]:
     }
     bands = "Lines are means over seeds; bands and bars are one standard deviation (n - 1)."
     bands += " Changes have the mean's 95% interval over runs (Student's t)."
-    outcomes = ((outcome(name, group), [str(run.place) for run in group]) for name, group in ppo.items())
-    happened = verdict_section(outcomes, {str(run.place): run.rows for run in runs})
+    outcomes = ((outcome(name, group), [str(run.path) for run in group]) for name, group in ppo.items())
+    happened = verdict_section(outcomes, {str(run.path): run.rows for run in runs})
     parts = [markup.title("Comparison of runs"), happened]
     parts.append(Section(about=bands, tables=[table_of(by_name), change_table(ppo)]))
     missing = []

@@ -26,7 +26,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import parse_json, read_text, write_text
 from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.ppo import ClipRange, ratio_bounds
-from nanorlhf.rules.formulas import CASE, CLIPPED_RATIO, K3_SLOPE, KL, Formulas, evaluate, formulas_of, group_numbers
+from nanorlhf.rules.formulas import CASE, CLIPPED_RATIO, K3_SLOPE, KL, Formulas, evaluate, group_numbers, make_formulas
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.sampler import TIS_CLIP
 from nanorlhf.training.trace import Tensors, ratio_to, read_traces
@@ -179,7 +179,7 @@ KINDS = {"actions": "mask", "states": "mask", "clip": "words", "value_clip": "wo
 
 def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int, has_token_rewards: bool = False) -> list[Line]:
     """Return the table's rows for a run, from top to bottom; settings are named like flags."""
-    formulas = formulas_of(algorithm, settings, has_token_rewards)
+    formulas = make_formulas(algorithm, settings, has_token_rewards)
     lines = LINES | OF_ALGORITHM.get(algorithm, {})
     label, about, *source = lines["ratio"]
     is_first = ratio_to(settings["sampler.correction"]) == "logprobs"
@@ -378,7 +378,7 @@ def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any])
     of_response = response_constants(tensors, algorithm, about["kl_coef"], k, correction)
     below, above = clip_range if isinstance(clip_range, tuple | list) else (clip_range, clip_range)
     columns = {name: x[:, None] for name, x in of_response.items()}
-    formulas = formulas_of(algorithm, settings)
+    formulas = make_formulas(algorithm, settings)
     cells = cells_of(tensors, formulas, constants | columns | {"below": below, "above": above}, clip_range, correction)
     response_kl = torch.where(tensors["actions"], cells.numbers["kl"], 0.0).sum(1)  # (n,)
     sizes = torch.where(tensors["actions"], cells.numbers["advantages"].abs(), 0.0).amax(1)  # (n,)

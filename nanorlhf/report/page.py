@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nanorlhf.files import atomic, write_text
-from nanorlhf.metrics.token_shift import kind_of
+from nanorlhf.metrics.token_shift import classify
 from nanorlhf.training.run_directory import Rows
 
 Lines = list[list[str]]  # rows of a table's cells; the first has the headings
@@ -37,7 +37,7 @@ STYLES = tuple((color, marker, line) for line in ("-", "--", ":") for color, mar
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
 )
-TEMPLATES.filters["kind"] = kind_of
+TEMPLATES.filters["kind"] = classify
 markup: Any = TEMPLATES.get_template("page.html").module
 
 

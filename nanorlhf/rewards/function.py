@@ -85,12 +85,12 @@ class RewardFunction:
                 expected = "a number above 0" if setting == "TIME_LIMIT" else "a finite number"
                 raise InputError(f"{self.name}: {self.path} sets {setting} = {value!r:.80}, expected {expected}.")
         asked = self.asked_for(parameters)
-        self.given = [name for name in asked if name in (OF_TRL if self.is_trl else BY_NAME)]
+        self.passed_names = [name for name in asked if name in (OF_TRL if self.is_trl else BY_NAME)]
         has_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         if self.is_trl and has_all:
-            self.given = list(OF_TRL)
+            self.passed_names = list(OF_TRL)
         if columns is None:
-            wanted = {name: parameter for name, parameter in asked.items() if name not in self.given}
+            wanted = {name: parameter for name, parameter in asked.items() if name not in self.passed_names}
             columns = self.find_columns(wanted, records, has_all)
         self.columns = columns
 
@@ -120,7 +120,7 @@ class RewardFunction:
         for number, record in enumerate(records):
             if not wanted.keys() - names.keys() and not (has_all and number < MAX_ROWS):
                 break
-            names |= dict.fromkeys(fields_of(record))
+            names |= dict.fromkeys(row_fields(record))
         for name, parameter in wanted.items():
             if name not in names and parameter.default is parameter.empty:
                 known = ", ".join(islice(names, 20)) or "none"
@@ -144,18 +144,18 @@ class RewardFunction:
         return () if self.is_trl else ([*batch.queries], [*batch.responses])  # copies: a function may change them
 
     def by_name(self, batch: Responses) -> dict[str, list]:
-        fields = [fields_of(record) for record in batch.records]
+        fields = [row_fields(record) for record in batch.records]
         columns = {name: [row.get(name) for row in fields] for name in self.columns}
         response_ids = [[*ids] for ids in batch.response_ids]
         offered: dict[str, list] = {"records": [*batch.records], "response_ids": response_ids}
         if self.is_trl:
             turns = list(zip(batch.queries, batch.responses, batch.records, strict=True))
             offered = {
-                "prompts": [prompt_of(query, record) for query, _, record in turns],
-                "completions": [completion_of(response, record) for _, response, record in turns],
+                "prompts": [trl_prompt(query, record) for query, _, record in turns],
+                "completions": [trl_completion(response, record) for _, response, record in turns],
                 "completion_ids": response_ids,
             }
-        return columns | {name: offered[name] for name in self.given}
+        return columns | {name: offered[name] for name in self.passed_names}
 
     def checked(self, values: Any, batch: Responses) -> list[Value]:
         """Return the values as floats. Raises InputError for anything but one value per response."""
@@ -210,21 +210,21 @@ def shown(value: Any) -> str:
         return f"a value of type {type(value).__name__}"
 
 
-def fields_of(record: dict) -> dict[str, Any]:
+def row_fields(record: dict) -> dict[str, Any]:
     """Return the fields of a row that a function can take by name."""
     meta = record.get("meta")
-    own = {name: value for name, value in record.items() if name not in OF_ROWS}
-    return own | meta if isinstance(meta, dict) else own
+    fields = {name: value for name, value in record.items() if name not in OF_ROWS}
+    return fields | meta if isinstance(meta, dict) else fields
 
 
-def prompt_of(query: str, record: dict) -> str | list[dict]:
+def trl_prompt(query: str, record: dict) -> str | list[dict]:
     """Return TRL's prompt: a text, or the messages of a chat."""
     if not record.get("chat"):
         return query
-    return fields_of(record).get("messages") or [{"role": "user", "content": query}]
+    return row_fields(record).get("messages") or [{"role": "user", "content": query}]
 
 
-def completion_of(response: str, record: dict) -> str | list[dict]:
+def trl_completion(response: str, record: dict) -> str | list[dict]:
     return [{"role": "assistant", "content": response}] if record.get("chat") else response
 
 
@@ -262,14 +262,14 @@ def load_function(flag: str, where: str) -> Callable:
     return getattr(load_module(flag, where), where.rpartition(":")[2])
 
 
-def score_of(flag: str, where: str, function: Callable, query: str, response: str) -> float:
+def score_response(flag: str, where: str, function: Callable, query: str, response: str) -> float:
     """Return a function's score of one response. Raises InputError if it raises or returns no finite number."""
     path = where.rpartition(":")[0]
     try:
         with kept_alive():
             value = plain(function(query, response))
     except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
-        raise InputError(f"{flag} {where}: {raised(error, path, str(file_of(path)))}.") from error
+        raise InputError(f"{flag} {where}: {raised(error, path, str(find_file(path)))}.") from error
     if not is_finite(value):
         raise InputError(f"{flag} {where} must return a finite number, not {shown(value)}.")
     return float(value)
@@ -278,7 +278,7 @@ def score_of(flag: str, where: str, function: Callable, query: str, response: st
 def load_module(flag: str, where: str) -> ModuleType:
     """Load the module of `FILE.py:FUNCTION`. Raises InputError, with the flag's name, also if it lacks the function."""
     path, _, name = where.rpartition(":")
-    file = file_of(path)
+    file = find_file(path)
     if not name or file.suffix != ".py" or not file.is_file():
         raise InputError(f"{flag} {where}: expected FILE.py:FUNCTION, with a file that exists.")
     spec = importlib.util.spec_from_file_location("user_function", file)
@@ -294,7 +294,7 @@ def load_module(flag: str, where: str) -> ModuleType:
     return module
 
 
-def file_of(path: str) -> Path:
+def find_file(path: str) -> Path:
     """Return the absolute path of a file in a setting; data/NAME.py is found in any working directory."""
     folders = [Path(), *OURS] if path.startswith("data/") else [Path()]
     files = [(folder / path).absolute() for folder in folders]

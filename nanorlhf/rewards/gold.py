@@ -14,7 +14,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.reward import end_scores
-from nanorlhf.rewards.function import load_function, score_of
+from nanorlhf.rewards.function import load_function, score_response
 from nanorlhf.rewards.weighted_sum import is_function
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary
 
@@ -48,32 +48,32 @@ class Gold:
             self.model = load_scalar(path, device, dtype).requires_grad_(False)
             check_vocabulary(tokenizer, self.model.config.vocab_size, path)
 
-    def of_texts(self, queries: list[str], responses: list[str]) -> list[float]:
+    def score_texts(self, queries: list[str], responses: list[str]) -> list[float]:
         """Score texts with the function."""
         pairs = zip(queries, responses, strict=True)
-        return [score_of("--gold", self.path, self.function, *pair) for pair in pairs]
+        return [score_response("--gold", self.path, self.function, *pair) for pair in pairs]
 
-    def of_rows(
+    def score_rows(
         self,
         data: Sequence[Demonstration | Comparison],
         name: Literal["response", "chosen", "rejected"] = "response",
     ) -> list[float]:
         """Score responses in the data, such as references; a model reads their ids."""
         if self.model is None:
-            return self.of_texts([row.record["query"] for row in data], [row.record[name] for row in data])
+            return self.score_texts([row.record["query"] for row in data], [row.record[name] for row in data])
         device, pad_id = self.model.score.weight.device, self.tokenizer.pad_id
         scores = []
         with distributed.on_device(self.model):
             for batch in micro_batches(data, self.batch_size):
                 query = left_pad([row.query for row in batch], pad_id).to(device)  # (b, Q)
                 response = right_pad([getattr(row, name) for row in batch], pad_id).to(device)
-                scores += self.of_ids([], query, response)
+                scores += self.score_ids([], query, response)
         return scores
 
-    def of_ids(self, queries: list[str], query: Tensor, response: Tensor) -> list[float]:
+    def score_ids(self, queries: list[str], query: Tensor, response: Tensor) -> list[float]:
         """Score responses: a function reads texts, a model reads query (B, Q) and response (B, T)."""
         if self.model is None:
-            return self.of_texts(queries, [self.tokenizer.decode(ids) for ids in response.tolist()])
+            return self.score_texts(queries, [self.tokenizer.decode(ids) for ids in response.tolist()])
         ids = torch.cat((query, response), dim=1)  # (B, Q + T)
         if ids.size(1) > self.model.config.n_ctx:
             raise InputError(
@@ -93,5 +93,5 @@ class Gold:
 
     def _score(self, batch: Batch) -> Tensor:
         queries = [record["query"] for record in batch.records]
-        scores = self.of_ids(queries, batch.query, batch.response)
+        scores = self.score_ids(queries, batch.query, batch.response)
         return torch.tensor(scores, dtype=torch.float64, device=batch.query.device)

@@ -171,7 +171,7 @@ class Judge:
     def prompt(self, query: str, response: str) -> str:
         """Fill in the rubric in one pass, since a text may contain {response} itself."""
         texts = {"{query}": query.strip(), "{response}": response.strip()}
-        return re.sub(r"\{query\}|\{response\}", lambda found: texts[found[0]], self.rubric)
+        return re.sub(r"\{query\}|\{response\}", lambda match: texts[match[0]], self.rubric)
 
     def metrics(self) -> dict[str, float]:
         return {f"reward/{self.label}_no_score": self.no_score_rate}

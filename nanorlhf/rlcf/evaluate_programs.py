@@ -20,7 +20,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.evals.model_loading import common_tokenizer, load_policy
 from nanorlhf.evals.scores import endings
 from nanorlhf.evals.settings import PolicyArgs, begin, named_policies
-from nanorlhf.evals.writing import settings_of, write_evaluation
+from nanorlhf.evals.writing import json_settings, write_evaluation
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import bootstrap_interval, pass_at_k
 from nanorlhf.padding import micro_batches
@@ -29,8 +29,8 @@ from nanorlhf.rlcf import program_report
 from nanorlhf.rlcf.compilers import Diagnostic, first_error
 from nanorlhf.rlcf.discriminator import Discriminator, load_discriminator
 from nanorlhf.rlcf.error_profile import error_category, error_profile
-from nanorlhf.rlcf.feedback import compiler_for, programs_of
-from nanorlhf.sandbox.execution import Verdict, isolation, program_of, run_programs
+from nanorlhf.rlcf.feedback import compiler_for, make_programs
+from nanorlhf.sandbox.execution import Verdict, isolation, make_program, run_programs
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.supervised import autocast
 
@@ -111,7 +111,7 @@ def main(args: Args) -> dict:
         "language": language,
         "num_programs": len(outcomes),
         "isolation": isolation(),
-        "args": settings_of(args),
+        "args": json_settings(args),
     }
     return write(result, policies, rows, texts, outcomes, args)
 
@@ -174,13 +174,13 @@ def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcom
     """
     n, language = args.num_samples, rows[0].record["language"]
     distinct = [*dict.fromkeys((i // n, text) for column in texts.values() for i, text in enumerate(column))]
-    programs, spans = programs_of([rows[i].record for i, _ in distinct], [text for _, text in distinct])
+    programs, spans = make_programs([rows[i].record for i, _ in distinct], [text for _, text in distinct])
     diagnostics = []
     with compiler_for(language, args.error_prone_jar, args.workers) as compiler:
         size = args.batch_size
         for start in Progress(range(0, len(programs), size), desc="static checks", unit=" batches", leave=False):
             diagnostics += compiler.check(programs[start : start + size], spans[start : start + size])
-    tested = [program_of(rows[i].record, text) for i, text in distinct]
+    tested = [make_program(rows[i].record, text) for i, text in distinct]
     verdicts = run_programs(tested, language, args.timeout, args.workers, weak_isolation=args.weak_isolation)
     return dict(zip(distinct, map(Outcome, diagnostics, verdicts, spans), strict=True))
 

@@ -39,7 +39,7 @@ def training_compiler(rows: Sequence[Demonstration], error_prone_jar: str | None
     return compiler_for(language, error_prone_jar)
 
 
-def programs_of(records: list[dict], responses: list[str]) -> tuple[list[str], list[tuple[int, int]]]:
+def make_programs(records: list[dict], responses: list[str]) -> tuple[list[str], list[tuple[int, int]]]:
     """Return the programs with these responses, and [start, end) of each response in characters."""
     rows = list(zip(records, responses, strict=True))
     programs = [record["prefix"] + response + record["suffix"] for record, response in rows]
@@ -73,7 +73,7 @@ def check_responses(
     T = response.size(1)
     rows = [ids[: ids.index(eos_id)] if eos_id in ids else ids for ids in response.tolist()]
     texts = [response_text(ids, pieces) for ids in rows]
-    programs, spans = programs_of(records, texts)
+    programs, spans = make_programs(records, texts)
     diagnostics = compiler.check(programs, spans)
     error_index = []
     for ids, span, findings in zip(rows, spans, diagnostics, strict=True):

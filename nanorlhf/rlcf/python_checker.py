@@ -79,9 +79,9 @@ def check(program: str) -> list[list]:
     diagnostics = []
     recursion_limit = sys.getrecursionlimit()
     sys.setrecursionlimit(DEEP)
-    found_messages = Checker(tree).messages
+    checker_messages = Checker(tree).messages
     sys.setrecursionlimit(recursion_limit)
-    for message in found_messages:
+    for message in checker_messages:
         if not isinstance(message, UNDEFINED + UNUSED) or (message.lineno, message.col) in exempt:
             continue
         start = offset_of_bytes(message.lineno, message.col)

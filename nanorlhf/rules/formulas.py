@@ -121,7 +121,7 @@ def value_update(settings: Mapping[str, Any]) -> Formulas:
     }
 
 
-def formulas_of(algorithm: str, settings: Mapping[str, Any], has_token_rewards: bool = False) -> Formulas:
+def make_formulas(algorithm: str, settings: Mapping[str, Any], has_token_rewards: bool = False) -> Formulas:
     """Return all formulas of a run. `settings` is flat, with the names of the flags."""
     found: Formulas = {"actions": (ACTION_MASK,), "states": (state_mask(settings),), "kl": (KL,)}
     if algorithm == "ppo":

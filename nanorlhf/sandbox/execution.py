@@ -133,7 +133,7 @@ class Worker:
     harness: tuple[subprocess.Popen, int] | None = None  # compiles and tests programs one by one; and its status pipe
 
 
-def program_of(row: dict, response: str) -> Program:
+def make_program(row: dict, response: str) -> Program:
     """Return the program of a row of code.jsonl and a response."""
     return Program(row["prefix"], response, row["suffix"], row["tests"])
 

@@ -82,10 +82,10 @@ def send(fd, content, kind=b""):
 Decimal, Fraction = decimal.Decimal, fractions.Fraction
 EnumType = type(enum.Enum)
 # bypass metaclasses, which may return other attributes
-mro_of, name_of, flags_of, members_of = (
+get_mro, get_type_name, get_flags, get_members = (
     type.__dict__[name].__get__ for name in ("__mro__", "__name__", "__flags__", "__dict__")
 )
-numerator_of, denominator_of = (vars(Fraction)[name].__get__ for name in ("_numerator", "_denominator"))
+get_numerator, get_denominator = (vars(Fraction)[name].__get__ for name in ("_numerator", "_denominator"))
 VIEWS: tuple = (  # a dictionary's views, rebuilt from another dictionary
     ("dict_keys", type({}.keys()), lambda items: dict.fromkeys(items).keys()),
     ("dict_values", type({}.values()), lambda items: dict(enumerate(items)).values()),
@@ -98,10 +98,10 @@ CONTAINERS = (
 MAKE = dict(CONTAINERS) | {name: make for name, _, make in VIEWS}
 
 
-def attributes_of(instance):
+def get_attributes(instance):
     """Return the instance's __dict__, whatever its class returns for it."""
-    for kind in mro_of(type(instance)):
-        attributes = members_of(kind).get("__dict__")
+    for kind in get_mro(type(instance)):
+        attributes = get_members(kind).get("__dict__")
         if type(attributes) is GetSetDescriptorType:
             return attributes.__get__(instance)
     return {}
@@ -115,11 +115,11 @@ def encoded(value, classes, other):
     kind = type(value)  # isinstance would ask the value for its __class__
     if value is None or kind is bool:
         return value
-    is_own = classes.get(name_of(kind)) is kind
-    if is_own and type(kind) is EnumType:  # also IntEnum and StrEnum
-        return ["member", name_of(kind), attributes_of(value)["_name_"]]
-    if is_own and issubclass(kind, tuple):
-        return ["named", name_of(kind), *[encoded(item, classes, other) for item in tuple.__iter__(value)]]
+    is_prompt_class = classes.get(get_type_name(kind)) is kind
+    if is_prompt_class and type(kind) is EnumType:  # also IntEnum and StrEnum
+        return ["member", get_type_name(kind), get_attributes(value)["_name_"]]
+    if is_prompt_class and issubclass(kind, tuple):
+        return ["named", get_type_name(kind), *[encoded(item, classes, other) for item in tuple.__iter__(value)]]
     if issubclass(kind, int):
         return ["int", format(int.__index__(value), "x")]  # hexadecimal: the number of decimal digits is limited
     if issubclass(kind, float):
@@ -139,8 +139,8 @@ def encoded(value, classes, other):
     if kind is Fraction:
         return [
             "Fraction",
-            encoded(numerator_of(value), classes, other),
-            encoded(denominator_of(value), classes, other),
+            encoded(get_numerator(value), classes, other),
+            encoded(get_denominator(value), classes, other),
         ]
     if issubclass(kind, dict):
         return ["dict", *[[encoded(k, classes, other), encoded(v, classes, other)] for k, v in dict.items(value)]]
@@ -150,10 +150,10 @@ def encoded(value, classes, other):
     return other(value)
 
 
-def decoded(data, classes, instances, object_of):
+def decoded(data, classes, instances, get_object):
     """Decode what `encoded` returned.
 
-    classes: the prompt's, by name; instances: their objects; object_of(number, ...) returns any other object
+    classes: the prompt's, by name; instances: their objects; get_object(number, ...) returns any other object
     """
     if data is None or data is True or data is False:
         return data
@@ -177,15 +177,15 @@ def decoded(data, classes, instances, object_of):
     if name == "instance":
         return instances[parts[0]]
     if name == "object":
-        return object_of(*parts)
+        return get_object(*parts)
     if name == "dict":
         return {
-            decoded(key, classes, instances, object_of): decoded(value, classes, instances, object_of)
+            decoded(key, classes, instances, get_object): decoded(value, classes, instances, get_object)
             for key, value in parts
         }
     if name == "named":
-        return tuple.__new__(classes[parts[0]], [decoded(part, classes, instances, object_of) for part in parts[1:]])
-    items = [decoded(part, classes, instances, object_of) for part in parts]
+        return tuple.__new__(classes[parts[0]], [decoded(part, classes, instances, get_object) for part in parts[1:]])
+    items = [decoded(part, classes, instances, get_object) for part in parts]
     if name == "range":
         return range(*items)
     if name == "Fraction":
@@ -201,7 +201,7 @@ class Missing(TypeError):
 FUNCTIONS = FunctionType, BuiltinFunctionType, MethodType, functools.partial, type(functools.cache(len))
 EXCEPTIONS = tuple(kind for kind in vars(builtins).values() if type(kind) is type and issubclass(kind, BaseException))
 IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: set for the interpreter's types, never for a program's
-arguments_of = BaseException.__dict__["args"].__get__
+get_args = BaseException.__dict__["args"].__get__
 to_json = vars(json.encoder)["c_make_encoder"](
     None, None, json.encoder.encode_basestring_ascii, None, ": ", ", ", False, False, False
 )
@@ -274,7 +274,7 @@ def perform():
     module, objects = namespace["module"], namespace["objects"]
     call, names, table = loads(receive(namespace["calls"]))
     arguments, instances, classes = [], [], {name: module.get(name) for name in names}
-    object_of = objects.__getitem__
+    get_object = objects.__getitem__
     is_name = type(call) is str
     try:
         if is_name:
@@ -282,8 +282,8 @@ def perform():
         else:
             instances += [object.__new__(classes[name]) for name, _ in table]
             for instance, (_, attributes) in zip(instances, table, strict=True):
-                instance.__dict__.update(decoded(attributes, classes, instances, object_of))
-            target, method, arguments, keywords = [decoded(part, classes, instances, object_of) for part in call]
+                instance.__dict__.update(decoded(attributes, classes, instances, get_object))
+            target, method, arguments, keywords = [decoded(part, classes, instances, get_object) for part in call]
             kind = type(target)
             if method == "__bool__":  # falls back to the length
                 value = bool(target)
@@ -309,7 +309,7 @@ def reply():
 
     def other(value):
         kind = type(value)
-        if classes.get(name_of(kind)) is kind:
+        if classes.get(get_type_name(kind)) is kind:
             if id(value) not in positions:
                 positions[id(value)] = len(instances)
                 instances.append(value)
@@ -323,7 +323,7 @@ def reply():
             return ["object", number, "class"]
         if True in [kind is function for function in FUNCTIONS]:
             return ["object", number, "function"]
-        if flags_of(kind) & IMMUTABLE and members_of(kind).get("__next__"):
+        if get_flags(kind) & IMMUTABLE and get_members(kind).get("__next__"):
             return ["object", number, "iterator"]
         return ["object", number, dict.get(numbers, id(kind))]
 
@@ -332,16 +332,16 @@ def reply():
         if returned:
             parts = [True, encoded(value, classes, other), encoded(arguments, classes, other), []]
             for instance in instances:  # grows during the loop
-                parts[3].append([name_of(type(instance)), encoded(attributes_of(instance), classes, other)])
+                parts[3].append([get_type_name(type(instance)), encoded(get_attributes(instance), classes, other)])
         else:
             kinds = [*EXCEPTIONS, *dict.values(classes)]
-            kind = [kind for kind in mro_of(type(error)) if True in [kind is each for each in kinds]][0]
-            content = arguments_of(error), attributes_of(error)
-            parts = [False, name_of(kind), *[encoded(part, classes, other) for part in content]]
+            kind = [kind for kind in get_mro(type(error)) if True in [kind is each for each in kinds]][0]
+            content = get_args(error), get_attributes(error)
+            parts = [False, get_type_name(kind), *[encoded(part, classes, other) for part in content]]
         text = "".join(to_json(parts, 0))
     except Exception as problem:  # too deep, or too large
         error = error or problem
-        text = "".join(to_json([False, name_of(type(problem)), ["tuple"], ["dict"]], 0))
+        text = "".join(to_json([False, get_type_name(type(problem)), ["tuple"], ["dict"]], 0))
     send(namespace["replies"], text.encode())
     if error is not None and issubclass(type(error), SystemExit):
         raise error
@@ -353,7 +353,7 @@ def names_in(code):
     return {*code.co_names, *[name for part in code.co_consts if type(part) is CodeType for name in names_in(part)]}
 
 
-COPIED = read_exactly, receive, send, attributes_of, encoded, decoded
+COPIED = read_exactly, receive, send, get_attributes, encoded, decoded
 CODES = tuple((f.__name__, f.__code__, f.__defaults__) for f in COPIED)
 TOOLS = tuple(
     (name, value)
@@ -363,7 +363,7 @@ TOOLS = tuple(
 
 
 # --------------------------------------------------------------------------------------------------- 3. the prompt
-def of_prompt(prefix, suffix):
+def parse_prompt(prefix, suffix):
     """Return the prompt's top-level statements, and the definition that the response completes, or None."""
     *_, line = lines = prefix.split("\n")
     margins = [text[: len(text) - len(text.lstrip())] for text in lines if text.strip()] or [""]
@@ -556,8 +556,8 @@ class Session:
             if method != "__next__":  # it would silently end a loop of the tests, such as map()
                 raise RuntimeError("the program raised StopIteration") from error
             raise
-        is_own = type(value) is Remote and allowed is not None and method == "__getattribute__"
-        if is_own and args[0] not in allowed and allowed is not CLASS:
+        is_remote = type(value) is Remote and allowed is not None and method == "__getattribute__"
+        if is_remote and args[0] not in allowed and allowed is not CLASS:
             raise AttributeError(f"the prompt has no method {args[0]}")
         for before, changed in zip(args, after, strict=False):  # arguments that the program may have changed in place
             if type(before) is type(changed) and before is not changed:
@@ -611,7 +611,7 @@ class Session:
 
 def bind(session, namespace, source, prefix, suffix, library):
     """Define what the tests read: the prompt's own definitions, and the program's function or class under test."""
-    statements, hole = of_prompt(prefix, suffix)
+    statements, hole = parse_prompt(prefix, suffix)
     symbols = symtable.symtable(ast.unparse(ast.Module(statements, [])), "<prompt>", "exec").get_symbols()
     defined = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
     missing = {name for name in read_names(source) - defined if not hasattr(builtins, name)}
@@ -624,7 +624,7 @@ def bind(session, namespace, source, prefix, suffix, library):
     for name in sorted(requested):
         is_class = name in definitions if hole is not None else name[:1].isupper()
         try:
-            namespace[name] = session.get(name, is_class, methods_of(definitions.get(name), definitions))
+            namespace[name] = session.get(name, is_class, method_names(definitions.get(name), definitions))
         except KeyError:
             continue  # the tests will raise NameError
     for name in sorted(known - requested):
@@ -632,18 +632,18 @@ def bind(session, namespace, source, prefix, suffix, library):
         namespace[name] = importlib.import_module(name) if is_module else library[name]
     tree = ast.Module([statement for statement in statements if not has_hole(statement)], [])
     exec(compile(tree, "<prompt>", "exec", dont_inherit=True), namespace)
-    own_classes = [value for value in namespace.values() if isinstance(value, type) and value.__module__ == "__main__"]
-    session.classes = {value.__name__: value for value in own_classes}
+    classes = [value for value in namespace.values() if isinstance(value, type) and value.__module__ == "__main__"]
+    session.classes = {value.__name__: value for value in classes}
 
 
-def methods_of(definition, definitions):
+def method_names(definition, definitions):
     """Return the methods that the prompt defines for a class and its bases; None if it leaves them to the response."""
     if definition is None:
         return None
     names = {part.name for part in definition.body if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))}
     for base in definition.bases:
         if isinstance(base, ast.Name) and base.id in definitions:
-            names |= methods_of(definitions[base.id], definitions) or set()
+            names |= method_names(definitions[base.id], definitions) or set()
     if "__len__" in names:
         names.add("__bool__")
     return frozenset(names) or None

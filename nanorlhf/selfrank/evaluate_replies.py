@@ -38,7 +38,7 @@ from nanorlhf.evals.model_loading import (
 )
 from nanorlhf.evals.scores import differences, endings, rm_scores, row_scores, sample
 from nanorlhf.evals.settings import PolicyArgs, begin, named_policies
-from nanorlhf.evals.writing import settings_of, write_evaluation
+from nanorlhf.evals.writing import json_settings, write_evaluation
 from nanorlhf.metrics import bootstrap_interval
 from nanorlhf.metrics.agreement import RankedQuestion, load_rankings
 from nanorlhf.model import ScalarModel
@@ -131,7 +131,7 @@ def main(args: Args) -> dict:
         "figure": drawn,
         "meteor_matching": meteor_matching(),
         "num_questions": len(inputs.rows),
-        "args": settings_of(args),
+        "args": json_settings(args),
     }
     return write(result, figure, texts, measured, inputs)
 
@@ -147,7 +147,7 @@ def load(args: Args) -> Inputs:
     check_reward_model(args.reward_model)
     tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
     Q, T = args.max_query_length, args.max_response_length
-    path, pairs_path = args.data / f"sft.{args.split}.jsonl", pairs_of(args)
+    path, pairs_path = args.data / f"sft.{args.split}.jsonl", comparisons_path(args)
     rows = list(load_demonstrations(path, tokenizer, Q, T)[: args.num_queries])
     references, is_squad = read_references(rows, path)
     has_pairs = pairs_path.exists() and (args.reward_model or args.gold)
@@ -172,7 +172,7 @@ def load(args: Args) -> Inputs:
     )  # fmt: skip
 
 
-def pairs_of(args: Args) -> Path:
+def comparisons_path(args: Args) -> Path:
     return args.data / "comparisons.validation.jsonl"
 
 
@@ -225,7 +225,7 @@ def measure(query: Tensor, response: Tensor, inputs: Inputs) -> tuple[list[str],
         columns |= squad_scores(references, texts)
     with autocast(args.dtype, inputs.device):
         if inputs.gold:
-            columns["gold_score"] = inputs.gold.of_ids(inputs.queries, query, response)
+            columns["gold_score"] = inputs.gold.score_ids(inputs.queries, query, response)
         if inputs.reward_model:
             rm = rm_scores(inputs.reward_model, query, response, tokenizer.pad_id, args.batch_size)
             columns["rm_score"] = rm
@@ -237,7 +237,7 @@ def measure_references(inputs: Inputs) -> dict[str, float]:
     reference = {"response_length": fmean(len(row.response) for row in rows)}
     with autocast(args.dtype, inputs.device):
         if inputs.gold:
-            reference["gold_score"] = fmean(inputs.gold.of_rows(rows))
+            reference["gold_score"] = fmean(inputs.gold.score_rows(rows))
         if inputs.reward_model:
             scores = row_scores(inputs.reward_model, rows, inputs.tokenizer.pad_id, args.batch_size, "left")
             reference["rm_score"] = scores.mean().item()
@@ -266,7 +266,7 @@ def agreement(inputs: Inputs) -> dict[str, dict | list[dict] | None]:
     with autocast(args.dtype, inputs.device):
         if inputs.pairs:
             ranking = evaluate_pairs(
-                inputs.pairs, reward_model, gold, pad_id, args.batch_size, pairs_of(args), args.seed,
+                inputs.pairs, reward_model, gold, pad_id, args.batch_size, comparisons_path(args), args.seed,
                 args.num_resamples,
             )  # fmt: skip
         if inputs.self_ranked and gold and gold.model is None:  # a model's score never means "right"

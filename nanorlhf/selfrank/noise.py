@@ -21,14 +21,14 @@ NEGATION = re.compile(rf"{CONTRACTION.pattern}|\bcannot\b|\s?\b(?:not|never)\b",
 AUXILIARY = re.compile(rf"(?:\b(?:{'|'.join(AUXILIARIES)})|\b ?['’] ?(?:m|re|ve|ll))\b(?! ?['’-])", re.IGNORECASE)
 
 
-def add_noise(text: str, others: list[str], rng: np.random.Generator) -> tuple[str, str] | None:
+def add_noise(text: str, other_texts: list[str], rng: np.random.Generator) -> tuple[str, str] | None:
     """[STR noise] Add noise of one type, drawn from those that apply. Returns the text and the type, or None.
 
-    `others` are the texts that new words are taken from. The result is stripped.
+    `other_texts` are the texts that new words are taken from. The result is stripped.
     """
     for kind in rng.permutation(["ngram", "negation", "shuffle"]).tolist():
         if kind == "ngram":
-            noisy = ngram_noise(text, others, rng)
+            noisy = ngram_noise(text, other_texts, rng)
         else:
             noisy = (negation_noise if kind == "negation" else shuffle_noise)(text, rng)
         if noisy is not None:
@@ -36,7 +36,7 @@ def add_noise(text: str, others: list[str], rng: np.random.Generator) -> tuple[s
     return None
 
 
-def ngram_noise(text: str, others: list[str], rng: np.random.Generator) -> str | None:
+def ngram_noise(text: str, other_texts: list[str], rng: np.random.Generator) -> str | None:
     """Delete, replace or insert one to three whitespace-separated words."""
     words = re.findall(r"\s+\S+", " " + text.strip())  # each with the whitespace before it
     operations = [(name, n) for name in ("delete", "replace", "insert") for n in range(1, MAX_NGRAM + 1)]
@@ -49,7 +49,7 @@ def ngram_noise(text: str, others: list[str], rng: np.random.Generator) -> str |
         new = []
         if name != "delete":
             old = [word.strip() for word in words[start:end]]
-            donors = [other.split() for other in others]
+            donors = [other.split() for other in other_texts]
             ngrams = [donor[i : i + n] for donor in donors for i in range(len(donor) - n + 1)]
             ngrams = [ngram for ngram in ngrams if ngram != old]
             if not ngrams:

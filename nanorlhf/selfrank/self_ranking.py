@@ -130,12 +130,12 @@ def share(hits: Hits, queries: list[str], seed: int, num_resamples: int) -> tupl
     if not counts:
         return None
 
-    def ratio(of_questions: np.ndarray) -> np.ndarray:  # (..., questions, 2) -> (...)
-        right, total = np.moveaxis(of_questions.sum(-2), -1, 0)
+    def ratio(counts_by_question: np.ndarray) -> np.ndarray:  # (..., questions, 2) -> (...)
+        right, total = np.moveaxis(counts_by_question.sum(-2), -1, 0)
         return right / total
 
-    of_questions = np.array([*counts.values()])  # (questions, 2)
-    return float(ratio(of_questions)), percentile_interval(of_questions, ratio, seed, num_resamples)
+    counts_by_question = np.array([*counts.values()])  # (questions, 2)
+    return float(ratio(counts_by_question)), percentile_interval(counts_by_question, ratio, seed, num_resamples)
 
 
 # --------------------------------------------------------------------------------- 2. first answers and the human study
@@ -143,7 +143,7 @@ def evaluate_first_answers(questions: list[Ranked], gold: Gold, seed: int, num_r
     """Measure how often TextRank's first answer is right, against one drawn at random. A gold score of 1 is right."""
     values = defaultdict(list)  # which answer -> [gold score, is right] for each question
     for question in questions:
-        golds = gold.of_texts([question.query] * len(question.answers), question.answers)
+        golds = gold.score_texts([question.query] * len(question.answers), question.answers)
         scores = np.array([[gold, gold >= 1] for gold in golds], dtype=float)[rank_order(question.weights)]  # (m, 2)
         values["first"].append(scores[0])
         values["random"].append(scores.mean(0))
@@ -178,8 +178,8 @@ def evaluate_order(
     pairs = [([our], [their]) for our, their in zip(ours, theirs, strict=True)]
     result = order_probability(ours, theirs) | {"num_answers": len(ours[0])}
     for measure in (pairwise_agreement, kendall_tau):
-        of_questions = np.array([[measure(*pair)] for pair in pairs])
-        interval = bootstrap_interval(of_questions, seed, num_resamples)
+        agreements = np.array([[measure(*pair)] for pair in pairs])
+        interval = bootstrap_interval(agreements, seed, num_resamples)
         result[measure.__name__], result[f"{measure.__name__}_ci"] = measure(ours, theirs), interval
     several = any(len(question.rankings) > 1 for question in questions)
     return result | {"annotators": annotator_kappas(questions) if several else None}

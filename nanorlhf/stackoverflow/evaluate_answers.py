@@ -18,7 +18,7 @@ from nanorlhf.dataset import Demonstration, load_demonstrations
 from nanorlhf.evals.model_loading import check_model, common_tokenizer, load_gold, load_model, load_policy, longest_text
 from nanorlhf.evals.scores import differences, endings, rm_scores, sample
 from nanorlhf.evals.settings import PolicyArgs, begin, named_policies
-from nanorlhf.evals.writing import settings_of, write_evaluation
+from nanorlhf.evals.writing import json_settings, write_evaluation
 from nanorlhf.metrics import bootstrap_interval, metric_at_k, mrr_at_k, rouge_scores, sentence_bleu, spearman_matrix
 from nanorlhf.metrics.bert_score import bert_score
 from nanorlhf.model import ScalarModel
@@ -101,7 +101,7 @@ def main(args: Args) -> dict:
         texts[name], measured[name] = measure(query, response, n, inputs)
         results[name] = endings(response, inputs.tokenizer)
     human = measure_references(inputs)
-    samples = samples_of(texts, measured, inputs)
+    samples = sample_rows(texts, measured, inputs)
     labels = load_labels(args.labels, samples) if args.labels else {}  # policy -> (questions, n), NaN: no label
 
     for name, columns in measured.items():
@@ -120,7 +120,7 @@ def main(args: Args) -> dict:
         "num_questions": len(inputs.rows),
         "num_samples": n,
         "encoder": args.encoder,
-        "args": settings_of(args),
+        "args": json_settings(args),
     }
     runs = [checkpoint for checkpoint in (*inputs.policies.values(), *inputs.reward_checkpoints.values()) if checkpoint]
     shown = samples[: args.num_report_samples]
@@ -180,7 +180,7 @@ def measure(query: Tensor, response: Tensor, n: int, inputs: Inputs) -> tuple[li
             columns[name] = rm_scores(model, query, response, tokenizer.pad_id, args.batch_size)
         if inputs.gold:
             questions = [question for question in inputs.queries for _ in range(n)]
-            columns["gold_score"] = inputs.gold.of_ids(questions, query, response)
+            columns["gold_score"] = inputs.gold.score_ids(questions, query, response)
     return texts, {name: np.array(column).reshape(-1, n) for name, column in columns.items()}
 
 
@@ -192,7 +192,7 @@ def measure_references(inputs: Inputs) -> dict[str, np.ndarray]:
     return human
 
 
-def samples_of(texts: dict[str, list[str]], measured: dict[str, dict[str, np.ndarray]], inputs: Inputs) -> list[dict]:
+def sample_rows(texts: dict[str, list[str]], measured: dict[str, dict[str, np.ndarray]], inputs: Inputs) -> list[dict]:
     """Return the rows of samples.jsonl."""
     n = inputs.args.num_samples
     return [

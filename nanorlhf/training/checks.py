@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.processor import has_int8_products
+from kernels.processor import has_int8_matmul
 from nanorlhf import distributed
 from nanorlhf.checkpoint import read_config
 from nanorlhf.config import GPTConfig
@@ -83,7 +83,7 @@ def check_sampler(args: RewardArgs) -> None:
     """Check the settings that make the sampler differ from the policy."""
     sampler = args.sampler
     on_gpu = args.device.startswith("cuda") or args.device == "auto" and torch.cuda.is_available()
-    if sampler.dtype == "int8" and (on_gpu or not has_int8_products()):
+    if sampler.dtype == "int8" and (on_gpu or not has_int8_matmul()):
         where = "on a GPU" if on_gpu else "on this processor, which has no VNNI"
         raise InputError(f"--sampler.dtype int8 is not supported {where}: pass bfloat16 or same.")
     if sampler.url is not None and (sampler.dtype != "same" or sampler.top_p != 1):

@@ -78,9 +78,9 @@ def named(setting: str, prefix: str, where: str | Path, files: Sequence[Path]) -
 
 def function(setting: str, prefix: str, where: str) -> Iterator[Part]:
     """Yield the file of FILE.py:FUNCTION, except for our own files: a run may continue with a newer version."""
-    from nanorlhf.rewards.function import OURS, file_of
+    from nanorlhf.rewards.function import OURS, find_file
 
-    file = file_of(where.rpartition(":")[0])
+    file = find_file(where.rpartition(":")[0])
     if file.resolve().parent not in [folder / "data" for folder in OURS]:
         yield setting, f"{prefix}function {where.rpartition(':')[2]}", file
 

@@ -10,7 +10,7 @@ from nanorlhf import distributed
 from nanorlhf.checkpoint import (
     cast_linear_weights,
     has_value_head,
-    holds_reward_model,
+    is_reward_model,
     load_gpt,
     load_scalar,
     scalar_from_gpt,
@@ -97,7 +97,7 @@ def new_value_model(source: str | None, policy: GPT, device: torch.device) -> Sc
     """
     if source is None or source == "shared":
         trunk = policy
-    elif holds_reward_model(source) or has_value_head(source):
+    elif is_reward_model(source) or has_value_head(source):
         return load_scalar(source, device)
     else:
         trunk = load_gpt(source, device)

@@ -33,9 +33,9 @@ def backward(model: nn.Module, batch: list, sums: Sums, count: int, micro_batch_
     model.zero_grad()
     for rows in micro_batches(batch[distributed.rank_slice(len(batch))], micro_batch_size):
         with autocast(dtype, device):
-            loss, *others = sums(model, rows)
+            loss, *rest = sums(model, rows)
         (loss / count).backward()
-        means = means + torch.stack((loss.detach(), *others)) / count
+        means = means + torch.stack((loss.detach(), *rest)) / count
     distributed.sum_gradients(model)
     assert isinstance(means, Tensor)  # each rank has at least one row
     return distributed.all_sum(means)

@@ -36,7 +36,7 @@ from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic, open_regular, parse_json, to_json
 from nanorlhf.generate import for_sampling, generate
-from nanorlhf.grpo import policy_loss_of
+from nanorlhf.grpo import find_policy_loss
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import Tokenizer
@@ -176,7 +176,7 @@ class Trace:
         kl = response_kl(batch)  # (B,)
         sizes = torch.where(actions, tensors["advantages"].abs(), 0.0).amax(1)  # (B,)
         clip_range = self.args.clip_range  # type: ignore[attr-defined]  # both scripts have it
-        policy_loss = policy_loss_of(getattr(self.args, "algorithm", "ppo"))
+        policy_loss = find_policy_loss(getattr(self.args, "algorithm", "ppo"))
         counted = actions & tensors["in_loss"]
         old = tensors[ratio_to(self.args.sampler.correction)]
         _, is_clipped = policy_loss(tensors["new_logprobs"], old, tensors["advantages"], counted, clip_range)

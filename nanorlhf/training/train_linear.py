@@ -160,7 +160,7 @@ def main(args: Args) -> dict[str, float]:
     model = linear_reward_model(policy, weights)
     with torch.no_grad():
         batches = micro_batches(demonstrations, args.batch_size)
-        scores = torch.cat([response_scores(model, list(some), pad_id, "left") for some in batches])  # (b,)
+        scores = torch.cat([response_scores(model, list(batch), pad_id, "left") for batch in batches])  # (b,)
     model.reward_bias = scores.mean()
     save(model, out, tokenizer)
     summary = {

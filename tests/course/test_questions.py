@@ -10,7 +10,7 @@ from course.exercises import chosen
 from course.questions import FILE, MAKERS, questions_of, right_answers, seed_of, sheet
 from course.start import start
 from kernels.gae import gae_loop
-from nanorlhf.grpo import Judged, rloo
+from nanorlhf.grpo import Inputs, rloo
 from nanorlhf.metrics.at_k import pass_at_k
 from nanorlhf.ppo import policy_loss, whiten
 
@@ -41,7 +41,7 @@ def by_the_code(name: str, text: str) -> float:
         return losses.item()
     if name == "group":
         none = torch.zeros(4, 1)
-        return rloo(Judged(torch.tensor(x), none, none, none.bool(), 4, 0.0, 1.0))[0, 0].item()
+        return rloo(Inputs(torch.tensor(x), none, none, none.bool(), 4, 0.0, 1.0))[0, 0].item()
     n, right, k = (int(value) for value in x)
     return pass_at_k(n, right, k)
 

@@ -10,7 +10,7 @@ from nanorlhf.dataset import load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.recipes import recipes
 from nanorlhf.rlcf import evaluate_programs
-from nanorlhf.sandbox.execution import program_of
+from nanorlhf.sandbox.execution import make_program
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.data.rows import read
 
@@ -84,7 +84,7 @@ def test_a_problem_becomes_a_row_of_the_data_contract(args):
 
 def test_a_program_is_exactly_prompt_completion_and_tests(args):
     [row] = convert(args, PROBLEM)["code.test"]
-    program = program_of(row, "return 0;}}")
+    program = make_program(row, "return 0;}}")
     assert program.code + program.tests == PROBLEM["prompt"] + "return 0;}}" + TEST
 
 

@@ -14,7 +14,7 @@ import pytest
 from data import codenet, programs
 from nanorlhf.errors import InputError
 from nanorlhf.rlcf.compilers import JavaCompiler, PythonCompiler
-from nanorlhf.sandbox.execution import Program, program_of, run_programs
+from nanorlhf.sandbox.execution import Program, make_program, run_programs
 
 pytestmark = pytest.mark.slow
 
@@ -191,7 +191,7 @@ def test_a_row_of_bench_is_a_passing_program_cut_after_the_signature(tmp_path, l
         pytest.skip("no JDK on this machine")
     programs.main(replace(SMALL, out=tmp_path, language=language, num_bench=(3, 1, 1)))
     rows = [row for split in bench(tmp_path).values() for row in split]
-    texts = [program_of(row, row["response"]) for row in rows]
+    texts = [make_program(row, row["response"]) for row in rows]
     assert [verdict.reason for verdict in run_programs(texts, language, workers=2)] == ["passed"] * 5
     for row in rows:
         comment = extract_comment(row)

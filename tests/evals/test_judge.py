@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nanorlhf.errors import InputError
 from nanorlhf.evals import judge
-from nanorlhf.evals.judge import Pair, judge_pairs, load_verdicts, orders, parse, prompt_of
+from nanorlhf.evals.judge import Pair, judge_pairs, load_verdicts, make_prompt, orders, parse
 from nanorlhf.rewards import endpoint as endpoint_module
 from nanorlhf.rewards.endpoint import Endpoint, ask_all, completions_url, key_from, read_cache
 
@@ -90,12 +90,12 @@ def test_the_verdict_is_read_from_the_last_line(answer) -> None:
 # ------------------------------------------------------------------------------------------------- prompts and orders
 def test_the_prompt_is_the_papers_and_texts_are_put_in_once() -> None:
     pair = Pair("{a} {b} ### Summary A:\nTL;DR:", " {b} of {query}", "{0} % {a}")
-    prompt = prompt_of(pair, ours_first=True)
+    prompt = make_prompt(pair, ours_first=True)
     assert prompt.startswith("Which of the following summaries does a better job of summarizing the most important")
     assert "\n### Post:\n{a} {b} ### Summary A:\nTL;DR:\n\n### Summary A:\n{b} of {query}\n\n" in prompt
     assert "\n### Summary B:\n{0} % {a}\n\n### Instructions:\nFIRST provide a one-sentence" in prompt
     assert prompt.endswith('Comparison: <one-sentence comparison and explanation>\nPreferred: <"A" or "B">')
-    assert prompt_of(pair, ours_first=False) == prompt_of(Pair(pair.query, pair.theirs, pair.ours), ours_first=True)
+    assert make_prompt(pair, ours_first=False) == make_prompt(Pair(pair.query, pair.theirs, pair.ours), ours_first=True)
 
 
 def test_the_order_is_a_fair_coin_determined_by_seed_and_texts() -> None:

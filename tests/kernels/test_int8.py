@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 from kernels.int8 import Int8Weight, reference_matmul
 from kernels.linear import linear, wide_linear
-from kernels.processor import has_int8_products
+from kernels.processor import has_int8_matmul
 
-pytestmark = pytest.mark.skipif(not has_int8_products(), reason="this processor has no VNNI")
+pytestmark = pytest.mark.skipif(not has_int8_matmul(), reason="this processor has no VNNI")
 
 
 def test_a_hand_computed_matmul():

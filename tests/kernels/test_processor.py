@@ -32,7 +32,7 @@ def test_without_a_measurement_the_instruction_sets_decide(monkeypatch, capabili
     monkeypatch.setattr(processor, "capabilities", lambda: capabilities)
     chosen, reason = processor.faster_dtype("cpu")
     assert chosen == dtype and str(capabilities.get("cpu_name", "unknown")) in reason
-    assert processor.has_int8_products() == has_int8
+    assert processor.has_int8_matmul() == has_int8
 
 
 @pytest.mark.parametrize(("measured", "dtype"), [(0.3, "bfloat16"), (0.95, "float32"), (1.6, "float32")])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nanorlhf.metrics.token_shift
-from nanorlhf.metrics.token_shift import kind_of, shift_shares, text_pieces, to_terminal, token_ranks
+from nanorlhf.metrics.token_shift import classify, shift_shares, text_pieces, to_terminal, token_ranks
 from nanorlhf.tokenizer import token_bytes, train_tokenizer
 
 EOS, PAD = 1, 36
@@ -74,7 +74,7 @@ def test_a_response_without_tokens_has_no_ranks(tiny_gpt):
 
 
 def test_1_is_unshifted_2_and_3_are_marginal_and_the_rest_is_shifted():
-    assert [kind_of(rank) for rank in (1, 2, 3, 4, 99)] == ["unshifted", "marginal", "marginal", "shifted", "shifted"]
+    assert [classify(rank) for rank in (1, 2, 3, 4, 99)] == ["unshifted", "marginal", "marginal", "shifted", "shifted"]
     assert shift_shares(torch.tensor([[1, 2, 3, 4], [1, 0, 0, 0]])) == {
         "unshifted": pytest.approx(0.4), "marginal": pytest.approx(0.4), "shifted": pytest.approx(0.2)
     }  # fmt: skip

@@ -217,7 +217,7 @@ def at_the_end(scores: Tensor) -> Tensor:
 
 def test_rloos_advantages_are_verls_with_the_kl_in_the_reward(verl):
     kl = OLD - REF
-    advantages = grpo.rloo(grpo.Judged(SCORES, kl, NONE, ACTIONS, K, 0.3, 1.0))
+    advantages = grpo.rloo(grpo.Inputs(SCORES, kl, NONE, ACTIONS, K, 0.3, 1.0))
     for estimate in (verl.compute_rloo_outcome_advantage, verl.compute_rloo_vectorized_outcome_advantage):
         expected, _ = estimate(at_the_end(SCORES) - 0.3 * kl, ACTIONS.double(), QUERIES)
         assert difference(torch.where(ACTIONS, advantages, 0.0), expected) < 1e-12
@@ -225,7 +225,7 @@ def test_rloos_advantages_are_verls_with_the_kl_in_the_reward(verl):
 
 def test_dr_grpos_advantages_are_verls(verl):
     expected, _ = verl.compute_grpo_outcome_advantage(at_the_end(SCORES), ACTIONS.double(), QUERIES, 1e-6, False)
-    advantages = torch.where(ACTIONS, grpo.dr_grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)), 0.0)
+    advantages = torch.where(ACTIONS, grpo.dr_grpo(grpo.Inputs(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)), 0.0)
     assert difference(advantages, expected) < 1e-12
 
 
@@ -235,7 +235,7 @@ UNBIASED = ((K - 1) / K) ** 0.5  # population divided by sample standard deviati
 def test_grpos_advantages_are_verls_but_for_the_standard_deviation(verl):
     """The paper doesn't define std. We use the population's, so advantages are sqrt(k / (k - 1)) times as large."""
     expected, _ = verl.compute_grpo_outcome_advantage(at_the_end(SCORES), ACTIONS.double(), QUERIES)
-    advantages = torch.where(ACTIONS, grpo.grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)), 0.0)
+    advantages = torch.where(ACTIONS, grpo.grpo(grpo.Inputs(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)), 0.0)
     assert difference(UNBIASED * advantages, expected) < 1e-5 and difference(advantages, expected) > 0.2
 
 
@@ -245,7 +245,7 @@ def test_reinforce_plus_plus_is_verls_but_for_the_variance(verl, gamma):
     config = SimpleNamespace(gamma=gamma)
     rewards = at_the_end(SCORES) + process - 0.3 * kl
     expected, _ = verl.compute_reinforce_plus_plus_outcome_advantage(rewards, ACTIONS.double(), config=config)
-    advantages = grpo.reinforce_plus_plus(grpo.Judged(SCORES, kl, process, ACTIONS, K, 0.3, gamma))
+    advantages = grpo.reinforce_plus_plus(grpo.Inputs(SCORES, kl, process, ACTIONS, K, 0.3, gamma))
     n = ACTIONS.sum().item()
     assert difference(advantages * ((n - 1) / n) ** 0.5, expected) < 1e-8
 
@@ -328,12 +328,12 @@ def test_the_overlong_penalty_is_openrlhfs():
 
 
 def test_dr_grpos_advantages_are_openrlhfs(openrlhf_advantages):
-    advantages = masked(grpo.dr_grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)))
+    advantages = masked(grpo.dr_grpo(grpo.Inputs(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)))
     assert difference(advantages, openrlhf_advantages("dr_grpo", SCORES, NONE, 0.0)) < 1e-12
 
 
 def test_grpos_advantages_are_openrlhfs_but_for_the_standard_deviation(openrlhf_advantages):
-    advantages = masked(grpo.grpo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)))
+    advantages = masked(grpo.grpo(grpo.Inputs(SCORES, NONE, NONE, ACTIONS, K, 0.0, 1.0)))
     expected = openrlhf_advantages("group_norm", SCORES, NONE, 0.0)
     assert difference(UNBIASED * advantages, expected) < 1e-7 and difference(advantages, expected) > 0.2
 
@@ -341,7 +341,7 @@ def test_grpos_advantages_are_openrlhfs_but_for_the_standard_deviation(openrlhf_
 def test_others_make_advantages_of_the_rounding_of_equal_scores(openrlhf_advantages, verl):
     """The mean of three scores of 0.9 is 0.90000004 in float32, their deviation 0; divided by 1e-9 that gives 60."""
     scores = torch.full((B,), 0.9)
-    assert masked(grpo.grpo(grpo.Judged(scores, NONE, NONE, ACTIONS, K, 0.0, 1.0))).abs().max() == 0
+    assert masked(grpo.grpo(grpo.Inputs(scores, NONE, NONE, ACTIONS, K, 0.0, 1.0))).abs().max() == 0
     assert openrlhf_advantages("group_norm", scores, NONE, 0.0).abs().max() > 50
     theirs, _ = verl.compute_grpo_outcome_advantage(at_the_end(scores).float(), ACTIONS.float(), QUERIES)
     assert 0.01 < theirs.abs().max() < 0.1  # verl divides by 1e-6
@@ -352,11 +352,11 @@ def test_rloos_advantages_are_openrlhfs_without_a_kl_and_have_a_baseline_for_the
     token is charged the KL from itself on: also unbiased, but with another variance."""
     kl = OLD - REF
     without = openrlhf_advantages("rloo", SCORES, NONE, 0.3)
-    assert difference(masked(grpo.rloo(grpo.Judged(SCORES, NONE, NONE, ACTIONS, K, 0.3, 1.0))), without) < 1e-12
+    assert difference(masked(grpo.rloo(grpo.Inputs(SCORES, NONE, NONE, ACTIONS, K, 0.3, 1.0))), without) < 1e-12
     to_go = kl.flip(1).cumsum(1).flip(1)
     with_kl = openrlhf_advantages("rloo", SCORES, kl, 0.3)
     assert difference(masked(without - 0.3 * to_go), with_kl) < 1e-12
-    assert difference(masked(grpo.rloo(grpo.Judged(SCORES, kl, NONE, ACTIONS, K, 0.3, 1.0))), with_kl) > 0.1
+    assert difference(masked(grpo.rloo(grpo.Inputs(SCORES, kl, NONE, ACTIONS, K, 0.3, 1.0))), with_kl) > 0.1
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
@@ -364,5 +364,5 @@ def test_reinforce_plus_plus_is_openrlhfs(openrlhf_advantages, gamma):
     """This is the authors' implementation. It normalises in float32."""
     kl = OLD - REF
     expected = openrlhf_advantages("reinforce", SCORES, kl, 0.3, gamma)
-    advantages = grpo.reinforce_plus_plus(grpo.Judged(SCORES, kl, NONE, ACTIONS, K, 0.3, gamma))
+    advantages = grpo.reinforce_plus_plus(grpo.Inputs(SCORES, kl, NONE, ACTIONS, K, 0.3, gamma))
     assert difference(advantages, expected) < 1e-6

@@ -190,7 +190,7 @@ def test_the_advantages_of_rloo_are_trls(tokenizer, tmp_path, monkeypatch):
     actions = inputs["completion_mask"].bool()
     ref_logps = torch.where(actions, logps.gather(2, ids[:, 2:, None]).squeeze(2), 0.0).sum(1)
     kl = (inputs["old_logps"] - ref_logps)[:, None]  # of a response
-    ours = grpo.rloo(grpo.Judged(torch.tensor(SCORES), kl, NONE, NONE == 0, 3, 0.3, 1.0))[:, 0]
+    ours = grpo.rloo(grpo.Inputs(torch.tensor(SCORES), kl, NONE, NONE == 0, 3, 0.3, 1.0))[:, 0]
     assert kl.abs().max() > 0.5 and difference(ours, inputs["advantages"]) < 1e-5
 
 
@@ -226,7 +226,7 @@ def test_the_gradient_of_online_dpo_is_trls_but_for_a_tie(tokenizer, tmp_path, m
     pairs = [0, 2, 1, 3]
     actions = mask.bool()[pairs]
     kl = torch.where(actions, (logprobs - ref_logprobs).detach()[pairs], 0.0)
-    advantages = grpo.online_dpo(grpo.Judged(torch.tensor(scores)[pairs], kl, None, actions, 2, 0.3, 1.0))
+    advantages = grpo.online_dpo(grpo.Inputs(torch.tensor(scores)[pairs], kl, None, actions, 2, 0.3, 1.0))
     new = logprobs.detach()[pairs].requires_grad_(True)
     losses, _ = policy_loss(new, new.detach(), advantages, actions, 0.2)
     (gradient,) = torch.autograd.grad(grpo.mean_of_sums(losses, actions, torch.tensor(4), None), new)

@@ -10,7 +10,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from nanorlhf.checkpoint import has_value_head, holds_reward_model, load_gpt, load_scalar, read_config, save
+from nanorlhf.checkpoint import has_value_head, is_reward_model, load_gpt, load_scalar, read_config, save
 from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.reward import before_skipped, pair_scores, response_scores
@@ -55,7 +55,7 @@ def their_scores(theirs: transformers.PreTrainedModel, rows: list[Demonstration]
 def test_a_classifier_of_one_label_scores_as_in_transformers(family, side, tmp_path) -> None:
     theirs = classifier(family)
     theirs.save_pretrained(tmp_path)
-    assert holds_reward_model(tmp_path)
+    assert is_reward_model(tmp_path)
     ours = response_scores(load_scalar(tmp_path), TEXTS, PAD, side)
     assert (ours - their_scores(theirs, TEXTS, 0)).abs().max() < 1e-5
 
@@ -222,7 +222,7 @@ def test_an_adapter_of_a_classifier_on_a_policy_is_a_reward_model(tmp_path) -> N
     scorer.model.load_state_dict(policy.model.state_dict())
     theirs = adapter("llama", tmp_path, scorer, task_type="SEQ_CLS", modules_to_save=["score"])
     policy.save_pretrained(tmp_path / "base")
-    assert holds_reward_model(tmp_path / "adapter")
+    assert is_reward_model(tmp_path / "adapter")
     with pytest.raises(InputError, match="is a reward or value model"):
         load_gpt(tmp_path / "adapter")
     ours = response_scores(load_scalar(tmp_path / "adapter"), TEXTS, PAD, "right")

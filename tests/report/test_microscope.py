@@ -14,7 +14,7 @@ import train_grpo
 import train_ppo
 from kernels import k3
 from nanorlhf.errors import InputError
-from nanorlhf.grpo import ALGORITHMS, policy_loss_of
+from nanorlhf.grpo import ALGORITHMS, find_policy_loss
 from nanorlhf.ppo import policy_loss, value_loss
 from nanorlhf.report import microscope
 from nanorlhf.report.microscope import (
@@ -205,7 +205,7 @@ def test_losses_and_gradients_are_those_of_the_product(runs, name):
         old, clip_range = x[ratio_to(settings["sampler.correction"])], settings["clip_range"]
         for epoch, new in enumerate(x["new_logprobs"]):
             new.requires_grad_(True)
-            losses, is_clipped = policy_loss_of(algorithm)(new, old, x["advantages"], actions, clip_range)
+            losses, is_clipped = find_policy_loss(algorithm)(new, old, x["advantages"], actions, clip_range)
             total = losses.sum()
             if algorithm in ALGORITHMS and ALGORITHMS[algorithm].has_kl_loss:
                 total = total + about["kl_coef"] * k3(new, x["ref_logprobs"])[actions].sum()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nanorlhf.errors import InputError
-from nanorlhf.rewards.function import Responses, RewardFunction, load_function, score_of
+from nanorlhf.rewards.function import Responses, RewardFunction, load_function, score_response
 from nanorlhf.rewards.rule import Rule
 from tests.rewards.letters import EOS, RECORDS, Letters, make_batch
 
@@ -302,7 +302,7 @@ def test_a_function_that_exits_raises_input_error(tmp_path, line):
     with pytest.raises(InputError, match=f"^--reward .*{sentence}"):
         Rule(f"{path}:score", Letters(), 8).call(INPUTS)
     with pytest.raises(InputError, match=f"^--gold .*{sentence}"):
-        score_of("--gold", f"{path}:score", load_function("--gold", f"{path}:score"), "q", "r")
+        score_response("--gold", f"{path}:score", load_function("--gold", f"{path}:score"), "q", "r")
     path.write_text(f"{imports}\n\n{line}\n")
     with pytest.raises(InputError, match=f"^--reward .*{sentence}"):
         Rule(f"{path}:score", Letters(), 8)

@@ -32,17 +32,17 @@ def rule_file(tmp_path: Path, body: str) -> str:
 def test_a_function_is_given_the_texts_of_samples_too(tmp_path, tokenizer) -> None:
     gold = Gold(rule_file(tmp_path, "len(query) + 100 * len(response)"), tokenizer, CPU)
     expected = [len(query) + 100 * len(text) for query, text in zip(*TEXTS, strict=True)]
-    assert gold.of_texts(*TEXTS) == expected
+    assert gold.score_texts(*TEXTS) == expected
     rows = [tokenizer.encode(text) + [tokenizer.eos_id] for text in TEXTS[1]]
     response = torch.tensor([row + [tokenizer.pad_id] * (16 - len(row)) for row in rows])
-    assert gold.of_ids(TEXTS[0], torch.zeros(3, 0, dtype=torch.long), response) == expected
+    assert gold.score_ids(TEXTS[0], torch.zeros(3, 0, dtype=torch.long), response) == expected
 
 
 @pytest.mark.parametrize("body", ["None", "'high'", "[1, 2]", "float('nan')"])
 def test_a_function_that_returns_no_number_raises_input_error(body, tmp_path, tokenizer) -> None:
     gold = Gold(rule_file(tmp_path, body), tokenizer, CPU)
     with pytest.raises(InputError, match=r"^--gold .*truth.py:score .* number"):
-        gold.of_texts(*TEXTS)
+        gold.score_texts(*TEXTS)
 
 
 @pytest.mark.parametrize("where", ["no/such/file.py:score", "no/such/file.py"])
@@ -65,18 +65,18 @@ def test_a_reward_model_scores_texts_and_samples_alike_whatever_the_batch_size(t
         Demonstration(tokenizer.encode(query), response_ids(query, text, tokenizer), {})
         for query, text in zip(*TEXTS, strict=True)
     ]
-    scores = Gold("some/rm", tokenizer, CPU).of_rows(rows)
+    scores = Gold("some/rm", tokenizer, CPU).score_rows(rows)
     assert len(set(scores)) == 3
-    assert Gold("some/rm", tokenizer, CPU, batch_size=2).of_rows(rows) == pytest.approx(scores, abs=1e-5)
+    assert Gold("some/rm", tokenizer, CPU, batch_size=2).score_rows(rows) == pytest.approx(scores, abs=1e-5)
     pairs = [Comparison(row.query, rows[0].response, row.response, {}) for row in rows]
-    assert Gold("some/rm", tokenizer, CPU).of_rows(pairs, "rejected") == pytest.approx(scores, abs=1e-5)
+    assert Gold("some/rm", tokenizer, CPU).score_rows(pairs, "rejected") == pytest.approx(scores, abs=1e-5)
     assert response_scores(model, rows, tokenizer.pad_id, "right").tolist() == pytest.approx(scores, abs=1e-5)
     query = left_pad([row.query for row in rows], tokenizer.pad_id)
     response = right_pad([row.response for row in rows], tokenizer.pad_id)
-    again = Gold("some/rm", tokenizer, CPU, batch_size=1).of_ids(TEXTS[0], query, response)
+    again = Gold("some/rm", tokenizer, CPU, batch_size=1).score_ids(TEXTS[0], query, response)
     assert again == pytest.approx(scores, abs=1e-5)
     with pytest.raises(InputError, match="more than the 64 positions of --gold some/rm"):
-        Gold("some/rm", tokenizer, CPU).of_rows([Demonstration(rows[0].query * 30, rows[0].response, {})])
+        Gold("some/rm", tokenizer, CPU).score_rows([Demonstration(rows[0].query * 30, rows[0].response, {})])
 
 
 def test_gold_margins_are_chosen_minus_rejected(tmp_path, tokenizer) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.rules import formulas
-from nanorlhf.rules.formulas import GAE, evaluate, formulas_of, from_the_right
+from nanorlhf.rules.formulas import GAE, evaluate, from_the_right, make_formulas
 from tests.conftest import ROOT
 
 SETTINGS = {"score_at": "after_eos", "whiten_rewards": True, "value_clip_range": 0.2, "sampler.correction": "tis"}
@@ -29,7 +29,7 @@ def test_a_formula_is_evaluated_in_float64_at_each_position():
 
 @pytest.mark.parametrize("algorithm", ["ppo", *ALGORITHMS])
 def test_every_algorithm_has_its_formulas(algorithm):
-    found = formulas_of(algorithm, SETTINGS)
+    found = make_formulas(algorithm, SETTINGS)
     assert found.keys() >= {"actions", "states", "kl", "advantages", "ratio", "clip", "policy_loss", "push"}
     assert all(len(texts) == 1 or name in formulas.CASE for name, texts in found.items())
 
@@ -69,7 +69,7 @@ def in_symbols(text, **others):
 
 def test_the_docs_have_the_same_formulas():
     settings = SETTINGS | {"whiten_rewards": False, "sampler.correction": "none"}
-    found = {name: texts[0] for name, texts in formulas_of("ppo", settings).items()}
+    found = {name: texts[0] for name, texts in make_formulas("ppo", settings).items()}
     gae = found["raw_advantages"].replace("{carried}", found["carried"])
     old = {"values": "V_{old}", "new_values": "V_t"}
     value_loss = found["value_loss"].replace("{clipped_values}", found["clipped_values"]).removeprefix("0.5 * ")

@@ -27,7 +27,7 @@ from nanorlhf.sandbox.execution import (
     Program,
     Verdict,
     isolation,
-    program_of,
+    make_program,
     run_all_tests,
     run_programs,
     try_way,
@@ -250,7 +250,7 @@ def test_a_verdict_keeps_the_end_of_the_output(java_verdicts):
 
 
 def test_a_program_is_prefix_response_and_suffix_with_nothing_between():
-    program = program_of({"prefix": "a {", "suffix": "}", "tests": " b"}, "return")
+    program = make_program({"prefix": "a {", "suffix": "}", "tests": " b"}, "return")
     assert program.code == "a {return}" and program.tests == " b"
 
 
@@ -860,7 +860,7 @@ def test_real_programs_get_the_verdicts_of_plain_javac_and_java(real_data, tmp_p
         problems, samples = read(directory / problems), read(directory / samples)
         for task_id in list(samples)[:: len(samples) // 6]:
             row = {"prefix": problems[task_id]["prompt"], "suffix": "", "tests": problems[task_id]["test"]}
-            programs.append(program_of(row, samples[task_id]["completion"]))
+            programs.append(make_program(row, samples[task_id]["completion"]))
     verdicts = run_programs(programs, "java", workers=2)
     with ThreadPoolExecutor(2) as pool:
         plain = list(pool.map(plain_verdict, programs, [tmp_path / str(i) for i in range(len(programs))]))

@@ -18,7 +18,7 @@ import torch
 
 from bench import __main__ as program
 from bench import compilers, generation, limit, settings, stopwatch, updates
-from kernels.processor import has_int8_products
+from kernels.processor import has_int8_matmul
 from nanorlhf import launch, model
 from nanorlhf.cache import KVCache
 from nanorlhf.errors import InputError
@@ -44,7 +44,7 @@ def test_every_part_reports_rows_with_ours_first(moment, tmp_path, capsys, dtype
     assert len(attention) == 2 and set(attention) <= {"math", "flash_attention", "efficient_attention"}
     assert {row["what"].split(",")[0] for row in rows} == {"generate", "linear_logprobs", "gae"}
     names = [row["way"] for row in rows if row["what"] == "generate"]
-    int8 = ["ours, rollouts in int8"] if has_int8_products() else []
+    int8 = ["ours, rollouts in int8"] if has_int8_matmul() else []
     bfloat16 = ["ours, rollouts in bfloat16"] if dtype == "float32" else []
     assert names == ["ours", *bfloat16, *int8, "plain PyTorch"]
     assert all(("packing_seconds" in row) == ("rollouts" in row["way"]) for row in rows)

@@ -16,7 +16,7 @@ from typing import IO
 import pytest
 from matplotlib.figure import Figure
 
-from kernels.processor import has_int8_products
+from kernels.processor import has_int8_matmul
 from tests.conftest import run_program
 from tests.page_commands import (
     DATA,
@@ -203,7 +203,7 @@ def runnable() -> dict[str, list[Command]]:
                 kind = (world, *flags_of(command)) if world in TABLES else command
                 if world in SEEDS:
                     kind = without_seed(command)
-                if "int8" in command.words and not has_int8_products():
+                if "int8" in command.words and not has_int8_matmul():
                     left_out.update(writes)
                     continue
                 if kind not in seen and left_out.isdisjoint(reads):

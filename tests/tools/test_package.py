@@ -20,7 +20,7 @@ import pytest
 import nanorlhf.__main__
 from course.copies import CODE, OTHERS, copy_files, files_of
 from nanorlhf import __version__
-from nanorlhf.__main__ import ALIASES, main, module_of, programs
+from nanorlhf.__main__ import ALIASES, find_module, main, programs
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_CODE = {Path("kernels") / name for name in ("README.md", "compiled.csv", "matmuls.csv", "measured.csv")}
@@ -203,7 +203,7 @@ def test_an_unknown_program_is_reported(name, monkeypatch, capsys) -> None:
 
 def test_a_program_that_has_moved_keeps_its_name_in_a_clone(monkeypatch, capsys) -> None:
     for old, new in ALIASES.items():
-        assert module_of(old) == new and importlib.util.find_spec(new)
+        assert find_module(old) == new and importlib.util.find_spec(new)
     monkeypatch.setattr("sys.argv", ["nanorlhf", "report.lab"])
     monkeypatch.setattr("nanorlhf.__main__.TREE", nanorlhf.__main__.PACKAGE)  # like in an installed copy
     with pytest.raises(SystemExit, match="2"):
