@@ -24,8 +24,8 @@ from course import assignment, handout, hunt, questions, slides, verify
 from course.copies import check_copy
 from course.exercises import chosen
 from course.grader import similar, whole_class
-from course.grader.formats import FORMATS, points_of, table
-from course.grader.grade import first_open, given, grade, graders
+from course.grader.formats import FORMATS, max_points, table
+from course.grader.grade import assigned_exercises, first_open, grade, graders
 from course.grader.worker import Worker
 from course.questions import right_answers
 from course.start import start
@@ -50,7 +50,7 @@ class Start:
     def run(self) -> None:
         exercises = chosen(self.exercises)
         start(self.directory, exercises, self.student)
-        print(f"{self.directory}: {len(exercises)} exercises, {points_of(exercises)} points.")
+        print(f"{self.directory}: {len(exercises)} exercises, {max_points(exercises)} points.")
         print(f"Start with: cd {self.directory} && python -m course next")
 
 
@@ -101,7 +101,7 @@ class Grade:
             raise InputError(f"--format {self.format} needs --exercises: the student could edit the list in the copy.")
         if self.format == "csv" and self.out is None:
             raise InputError("--format csv needs --out: an interrupted run continues from that file.")
-        exercises = chosen(self.exercises) if self.exercises else given(self.directory)
+        exercises = chosen(self.exercises) if self.exercises else assigned_exercises(self.directory)
         num = min(self.workers, len(exercises))
         if self.format == "csv":
             assert self.out is not None
@@ -109,7 +109,7 @@ class Grade:
             whole_class.read_class(self.out, exercises)  # raises before anything runs
             with Progress(total=len(submissions), unit="submission", leave=False) as bar, graders(num) as started:
                 rows = whole_class.grade_class(self.directory, exercises, self.limit, started, self.out, bar.update)
-            print(f"{self.out}: {len(rows)} submissions, at most {points_of(exercises)} points each.")
+            print(f"{self.out}: {len(rows)} submissions, at most {max_points(exercises)} points each.")
             return
         check_copy(self.directory)
         with Progress(total=len(exercises), unit="exercise", leave=False) as bar, graders(num) as started:
@@ -142,7 +142,7 @@ class Plant:
     other settings; default: any level"""
 
     def run(self) -> None:
-        seed = self.seed if self.student is None else questions.seed_of(self.student)
+        seed = self.seed if self.student is None else questions.student_seed(self.student)
         level = hunt.plant(self.directory, seed, self.level)
         print(f"{self.directory}: one bug of level {level}. After fixing it, run: {CHECK} {self.directory}")
 
@@ -187,7 +187,7 @@ class Similar:
         pairs = [
             pair
             for exercise in chosen(self.exercises)
-            for pair in similar.pairs_of(submissions, exercise, self.threshold)
+            for pair in similar.similar_pairs(submissions, exercise, self.threshold)
         ]
         print(similar.table(pairs))
 
@@ -224,7 +224,7 @@ class Nbgrader:
     def run(self) -> None:
         exercises = chosen(self.exercises)
         written = assignment.write_assignments(self.out, exercises)
-        print(f"{self.out}: {len(written)} notebooks, {points_of(exercises)} points.")
+        print(f"{self.out}: {len(written)} notebooks, {max_points(exercises)} points.")
 
 
 @dataclass(frozen=True, kw_only=True)

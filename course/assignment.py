@@ -12,12 +12,12 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from course.copies import ROOT, check_new, place_of
+from course.copies import ROOT, check_new, path_and_name
 from course.edit import Function, find_function, rewritten
 from course.exercises import Exercise, chosen
 from course.grader.grade import graders
-from course.grader.submission import lines_of, names_of, top_level, with_statements
-from course.handout import exercise_page, functions_of
+from course.grader.submission import argument_names, body_lines, top_level, with_statements
+from course.handout import exercise_functions, exercise_page
 from course.sessions import SESSIONS
 
 LIMIT = 60.0  # seconds, for the tests of one exercise
@@ -47,7 +47,7 @@ def assignment(exercise: Exercise) -> dict:
     ]
     task = {"cell_type": "markdown", "id": "task", "metadata": {}, "source": exercise_page(exercise)}
     cells = [task, code_cell("names", "\n".join(names), locked=True)]
-    for where, function in functions_of(exercise):
+    for where, function in exercise_functions(exercise):
         cells.append(code_cell(f"write-{len(cells) - 1}", solution(where, function), solution=True))
     cells.append(code_cell("test", "\n".join(test), locked=True, points=exercise.points))
     return {
@@ -73,7 +73,7 @@ def code_cell(name: str, text: str, locked: bool = False, solution: bool = False
 
 def solution(where: str, function: Function) -> str:
     """Return a function's source with its body between nbgrader's solution markers."""
-    path, name = place_of(where)
+    path, name = path_and_name(where)
     source = (ROOT / path).read_text(encoding="utf-8").splitlines()
     first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
     has_docstring = ast.get_docstring(function) is not None
@@ -127,20 +127,20 @@ def hand_in(cells: Iterable[str], exercise: Exercise, directory: Path) -> None:
             continue
     bodies: dict[Path, dict[str, list[str]]] = {}
     for where in exercise.functions:
-        path, name = place_of(where)
+        path, name = path_and_name(where)
         student_function = defined.get(name.rpartition(".")[2])
         lines = [f"raise NotImplementedError({f'no cell defines {name}'!r})"]
         if isinstance(student_function, Function):
             our_function = find_function((ROOT / path).read_text(encoding="utf-8"), name)
-            if names_of(student_function.args) != names_of(our_function.args):
+            if argument_names(student_function.args) != argument_names(our_function.args):
                 raise AssertionError(f"{name} must keep its arguments, {ast.unparse(our_function.args)}")
-            lines = lines_of(student_function)
+            lines = body_lines(student_function)
         bodies.setdefault(path, {})[name] = lines
-    written = {name.rpartition(".")[2] for of_file in bodies.values() for name in of_file}
-    for path, of_file in bodies.items():
+    written = {name.rpartition(".")[2] for by_name in bodies.values() for name in by_name}
+    for path, by_name in bodies.items():
         source = (ROOT / path).read_text(encoding="utf-8")
         known = written | set(top_level(source))
         new = dict.fromkeys(node for name, node in defined.items() if name not in known)
-        source = with_statements(rewritten(source, of_file), [ast.unparse(node) for node in new], next(iter(of_file)))
+        source = with_statements(rewritten(source, by_name), [ast.unparse(node) for node in new], next(iter(by_name)))
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_text(source, encoding="utf-8")

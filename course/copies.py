@@ -45,7 +45,7 @@ ANSWERS = ("course/exam-answers.md", "tools/mutants", "tests/tools/mutants")
 MARK = ".course"  # file in a copy that records how it was made
 
 
-def files_of(root: Path, names: Iterable[str] = CODE + OTHERS) -> list[Path]:
+def list_files(root: Path, names: Iterable[str] = CODE + OTHERS) -> list[Path]:
     """List the repository's files under these names, relative to its root; in a git checkout only tracked files."""
     names = [name for name in names if (root / name).exists()]
     if (root / ".git").exists():
@@ -61,7 +61,7 @@ def files_of(root: Path, names: Iterable[str] = CODE + OTHERS) -> list[Path]:
 
 
 def copy_files(source: Path, target: Path, names: Iterable[str] = CODE + OTHERS, without: Iterable[str] = ()) -> None:
-    for path in files_of(source, names):
+    for path in list_files(source, names):
         if any(path.is_relative_to(name) for name in without):
             continue
         (target / path).parent.mkdir(parents=True, exist_ok=True)
@@ -108,20 +108,20 @@ def read_mark(directory: Path) -> dict:
     return content
 
 
-def place_of(function: str) -> tuple[Path, str]:
+def path_and_name(function: str) -> tuple[Path, str]:
     """`nanorlhf.ppo:whiten` -> (nanorlhf/ppo.py, "whiten")"""
     module, _, name = function.partition(":")
     return Path(*module.split(".")).with_suffix(".py"), name
 
 
-def path_of(function: str) -> Path:
+def source_path(function: str) -> Path:
     """Return the file of `module:name`, or of a module."""
-    return place_of(function)[0]
+    return path_and_name(function)[0]
 
 
 def take_out(directory: Path, function: str, body: list[str]) -> None:
     """Empty the function `module:name` in the copy. Raises InputError if it doesn't exist."""
-    file, name = place_of(function)
+    file, name = path_and_name(function)
     path = directory / file
     try:
         source = path.read_text(encoding="utf-8")

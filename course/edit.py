@@ -79,7 +79,7 @@ def replaced(source: str, name: str, old: str, new: str, number: int = 0) -> str
     mappings = [(node, local_names(wanted, node.value if is_call_alone else node, fixed)) for node in nodes]
     matches = [(node, names) for node, names in mappings if names is not None]
     num_renamed = [sum(ours != theirs for ours, theirs in names.items()) for _, names in matches]
-    nearest = [match for match, number_of in zip(matches, num_renamed, strict=True) if number_of == min(num_renamed)]
+    nearest = [match for match, count in zip(matches, num_renamed, strict=True) if count == min(num_renamed)]
     if number >= len(nearest) or (min(num_renamed) > 0 and len(nearest) > 1):
         least = min(num_renamed, default=0)
         raise LookupError(f"{name}: {len(nearest)} matches of {old!r} with {least} other local names")

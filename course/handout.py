@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from course.bugs import BUGS
-from course.copies import ROOT, check_new, place_of
+from course.copies import ROOT, check_new, path_and_name
 from course.edit import Function, find_function
 from course.exercises import Exercise
 from course.grader.worker import in_words
@@ -49,11 +49,11 @@ def measured() -> dict[str, tuple[int, int]]:
         return {row["exercise"]: (int(row["seconds"]), int(row["attempts"])) for row in csv.DictReader(stream)}
 
 
-def functions_of(exercise: Exercise) -> list[tuple[str, Function]]:
+def exercise_functions(exercise: Exercise) -> list[tuple[str, Function]]:
     """Return (module:name, function in this repository) for each function of the exercise."""
     functions = []
     for where in exercise.functions:
-        path, name = place_of(where)
+        path, name = path_and_name(where)
         functions.append((where, find_function((ROOT / path).read_text(encoding="utf-8"), name)))
     return functions
 
@@ -64,7 +64,7 @@ def signature(function: Function) -> str:
     return "\n".join(lines[: start + 1])
 
 
-def class_of(path: Path, method: str) -> list[str]:
+def class_lines(path: Path, method: str) -> list[str]:
     """Return the lines of a method's class outside of methods: its docstring and fields."""
     source = (ROOT / path).read_text(encoding="utf-8")
     [node] = [x for x in ast.parse(source).body if isinstance(x, ast.ClassDef) and x.name == method.partition(".")[0]]
@@ -84,14 +84,14 @@ def exercise_page(exercise: Exercise) -> str:
         f"**Read:** {exercise.read}.",
         "",
     ]
-    for where, function in functions_of(exercise):
-        path, name = place_of(where)
+    for where, function in exercise_functions(exercise):
+        path, name = path_and_name(where)
         lines += [f"## `{name}`, in {path}", "", "```python", signature(function), "```", ""]
         text = ast.get_docstring(function)
         if text:
             lines += ["```text", inspect.cleandoc(text), "```", ""]
         if "." in name:
-            lines += [f"Its class, {name.partition('.')[0]}:", "", "```python", *class_of(path, name), "```", ""]
+            lines += [f"Its class, {name.partition('.')[0]}:", "", "```python", *class_lines(path, name), "```", ""]
     lines += [f"**Hint:** {exercise.hint}", "", "**It is solved when** these tests pass:", ""]
     lines += [f"- {in_words(test)}" for test in exercise.tests]
     lines += ["", "The tests are part of the task: read them if a name isn't clear, and for the text of errors."]
@@ -115,8 +115,8 @@ def key_page(exercise: Exercise) -> str:
         f"{seconds} seconds and ran the grader {attempts} time{'s' * (attempts > 1)}.",
         "",
     ]
-    for where, function in functions_of(exercise):
-        path, name = place_of(where)
+    for where, function in exercise_functions(exercise):
+        path, name = path_and_name(where)
         source = (ROOT / path).read_text(encoding="utf-8").splitlines()
         body = "\n".join(source[function.lineno - 1 : function.end_lineno])
         lines += [f"## `{name}`", "", "```python", inspect.cleandoc("\n" + body), "```", ""]

@@ -5,9 +5,9 @@ import textwrap
 from pathlib import Path
 
 from course.bugs import BUGS, Bug, bug_named
-from course.copies import ANSWERS, ROOT, copy_files, new_directory, place_of, read_mark, write_mark
+from course.copies import ANSWERS, ROOT, copy_files, new_directory, path_and_name, read_mark, write_mark
 from course.edit import replaced
-from course.grader.grade import tree_of
+from course.grader.grade import temporary_tree
 from course.grader.worker import Worker
 from nanorlhf.errors import InputError
 
@@ -25,7 +25,7 @@ def plant(directory: Path, seed: int, level: int | None) -> int:
 
 
 def put_in(directory: Path, bug: Bug) -> None:
-    file, function = place_of(bug.where)
+    file, function = path_and_name(bug.where)
     path = directory / file
     source = replaced(path.read_text(encoding="utf-8"), function, bug.old, bug.new, bug.number)
     path.write_text(source, encoding="utf-8")
@@ -42,7 +42,7 @@ def planted_in(directory: Path) -> Bug:
 def check(directory: Path, limit: float, worker: Worker) -> str:
     """Report whether the tests that guard against the bug pass again; the bug is named only if they do."""
     bug = planted_in(directory)
-    with tree_of(directory) as tree:
+    with temporary_tree(directory) as tree:
         result = worker.run(tree, bug.guard, limit)
     if not result.passed:
         return f"{directory}: not fixed yet."

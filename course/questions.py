@@ -26,13 +26,13 @@ class Question:
     answer: float
 
 
-def seed_of(student: str) -> int:
+def student_seed(student: str) -> int:
     """Return a student's seed, drawn from the name; case and surrounding spaces don't matter."""
     return int.from_bytes(hashlib.sha256(student.strip().casefold().encode()).digest()[:4])
 
 
-def questions_of(student: str) -> list[Question]:
-    rng = random.Random(seed_of(student))
+def draw_questions(student: str) -> list[Question]:
+    rng = random.Random(student_seed(student))
     return [make(rng) for make in MAKERS]
 
 
@@ -127,7 +127,7 @@ MAKERS: tuple[Callable[[random.Random], Question], ...] = (
 
 def sheet(student: str) -> str:
     """Return a student's questions as Markdown, with a line for each answer."""
-    questions = questions_of(student)
+    questions = draw_questions(student)
     lines = [f"# Questions for {student}", "", "Only you have these numbers. Write each answer with two decimals.", ""]
     lines += [f"{i}. {question.text}" for i, question in enumerate(questions, start=1)]
     return "\n".join([*lines, "", *(f"{question.name} =" for question in questions), ""])
@@ -141,7 +141,7 @@ def right_answers(directory: Path) -> tuple[str, int] | None:
     file = directory / FILE
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() and not file.is_symlink() else ""
     answers = dict(re.findall(r"^(\w+) = *([-+]?[0-9]{1,6}(?:\.[0-9]{1,9})?)\s*$", text, re.M))
-    questions = questions_of(student)
+    questions = draw_questions(student)
     return student, sum(
         question.name in answers and abs(float(answers[question.name]) - question.answer) < TOLERANCE
         for question in questions

@@ -61,7 +61,7 @@ show(false);
 TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
-def slides_of(deck: Path) -> tuple[str, list[tuple[str, str]]]:
+def read_slides(deck: Path) -> tuple[str, list[tuple[str, str]]]:
     """Return the title of a deck and the (Markdown, note) of each slide."""
     text = deck.read_text(encoding="utf-8")
     _, settings, text = text.split("---\n", 2)
@@ -73,7 +73,7 @@ def slides_of(deck: Path) -> tuple[str, list[tuple[str, str]]]:
     return title, slides
 
 
-def page_of(deck: Path) -> str:
+def make_page(deck: Path) -> str:
     """Return a deck as one HTML page with embedded pictures."""
     try:
         import markdown
@@ -84,7 +84,7 @@ def page_of(deck: Path) -> str:
         file = (deck.parent / match[1]).resolve()
         return f'src="data:{TYPES[file.suffix]};base64,{base64.b64encode(file.read_bytes()).decode()}"'
 
-    title, slides = slides_of(deck)
+    title, slides = read_slides(deck)
     sections = []
     for text, note in slides:
         html = markdown.markdown(text, extensions=["tables"])
@@ -96,7 +96,7 @@ def page_of(deck: Path) -> str:
 def write_slides(out: Path, pdf: bool, on_done: Callable[[], object]) -> list[Path]:
     """Write every deck as an HTML page, and as a PDF if asked for; call `on_done` after each deck."""
     browser = browser_here() if pdf else ""
-    pages = {deck.stem: page_of(deck) for deck in sorted(DECKS.glob("*.md"))}
+    pages = {deck.stem: make_page(deck) for deck in sorted(DECKS.glob("*.md"))}
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in pages.items():

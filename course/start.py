@@ -29,10 +29,10 @@ def start(directory: Path, exercises: Iterable[Exercise], student: str | None = 
 def empty(directory: Path, exercise: Exercise) -> None:
     """Empty an exercise's functions in a copy: each raises an error that names the exercise."""
     for function in exercise.functions:
-        take_out(directory, function, body_of(exercise))
+        take_out(directory, function, stub_lines(exercise))
 
 
-def body_of(exercise: Exercise) -> list[str]:
+def stub_lines(exercise: Exercise) -> list[str]:
     text = f"Exercise {exercise.name}, {exercise.points} point(s). Read {exercise.read}. {exercise.hint}"
     return [f"# {line}" for line in textwrap.wrap(text, 100)] + [
         f'raise NotImplementedError("exercise {exercise.name}: write this function")'

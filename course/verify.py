@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from course.bugs import BUGS, Bug
-from course.copies import ROOT, path_of
+from course.copies import ROOT, source_path
 from course.exercises import EXERCISES, Exercise, closure
-from course.grader.grade import tree_of
+from course.grader.grade import temporary_tree
 from course.grader.worker import Outcome, Worker
 from course.hunt import put_in
 from course.start import empty
@@ -29,7 +29,7 @@ WHOLE_RUN, METRICS = "tests/course/whole_run.py::test_every_stage_runs_to_its_en
 def restore(tree: Path) -> None:
     """Undo all edits of a tree. We reuse one tree because a new one would have to be compiled."""
     functions = [function for exercise in EXERCISES for function in exercise.functions] + [bug.where for bug in BUGS]
-    for path in {path_of(function) for function in functions}:
+    for path in {source_path(function) for function in functions}:
         if (ROOT / path).read_bytes() != (tree / path).read_bytes():
             shutil.copyfile(ROOT / path, tree / path)
 
@@ -97,7 +97,7 @@ def verify(parts: Sequence[str], names: Sequence[str], limit: float, file: Path 
         if file is not None:
             file.write_text(json.dumps(results, indent=2) + "\n")
 
-    with tree_of(ROOT) as tree, Worker() as worker:
+    with temporary_tree(ROOT) as tree, Worker() as worker:
         for exercise in exercises if "exercises" in parts else []:
             result = exercise_holds(exercise, tree, worker, limit)
             solved, emptied = (result[state]["claim"] + " " + result[state]["reason"] for state in ("solved", "empty"))
@@ -118,8 +118,8 @@ def verify(parts: Sequence[str], names: Sequence[str], limit: float, file: Path 
                 raise InputError(f"all stages in miniature fail without a bug ({ran.reason}): fix this first.")
             for bug in bugs:
                 result = bug_runs(bug, tree, worker, limit, usual)
-                names_of = ", ".join(result["changed"][:5]) or "no metric changes"
-                text = f"level {bug.level}: {len(result['changed'])} metrics: {names_of}"
+                names = ", ".join(result["changed"][:5]) or "no metric changes"
+                text = f"level {bug.level}: {len(result['changed'])} metrics: {names}"
                 keep("runs", result, text if result["holds"] else result["ran"]["reason"])
     wrong = [result["name"] for part_results in results.values() for result in part_results if not result["holds"]]
     if wrong:

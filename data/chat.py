@@ -142,13 +142,13 @@ def from_sharegpt(message: Any, where: str) -> Any:
     if not isinstance(message, dict) or "from" not in message:
         return message
     speaker, value = (field(message, name, str, where) for name in ("from", "value"))
-    others = {name: other for name, other in message.items() if name not in ("from", "value")}
+    rest = {name: other for name, other in message.items() if name not in ("from", "value")}
     role = SHAREGPT.get(speaker, speaker)
     if role != "function_call":
-        return {"role": role, "content": value} | others
+        return {"role": role, "content": value} | rest
     calls = parse_json(value.encode(), f"{where}: the field 'value'", is_line=True)
     calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
-    return {"role": "assistant", "content": "", "tool_calls": calls} | others
+    return {"role": "assistant", "content": "", "tool_calls": calls} | rest
 
 
 def plain_record(record: dict, where: str) -> dict:
@@ -303,7 +303,7 @@ class Frame:
     messages: list[dict]  # before the reply
     before: str  # text before the reply
     query: str  # the start of `before`, given to the policy; the response starts with the rest
-    blank: str  # whitespace after the reply, at the end of the response
+    space: str  # whitespace after the reply, at the end of the response
     end: str  # the end-of-turn token
     after: str  # text after the reply
 
@@ -365,7 +365,7 @@ def format_response(frame: Frame, reply: dict, template: Render, special: re.Pat
             raise Skipped("a reply in which the chat template writes special tokens")
     elif written[len(frame.before) - len(frame.query) :].strip() != reply["content"].strip():
         raise Skipped("a reply that the chat template changes")
-    return written + frame.blank
+    return written + frame.space
 
 
 def check_written(frame: Frame, settings: dict, template: Template) -> None:
@@ -516,7 +516,7 @@ def main(args: Args) -> None:
                         continue
 
                     opening = next(message["content"] for message in messages if message["role"] == "user")
-                    split = "train" if prepare.split_of(published, opening, args) == "train" else "validation"
+                    split = "train" if prepare.choose_split(published, opening, args) == "train" else "validation"
                     texts = dict(zip(COLUMNS[len(replies)], responses, strict=True))
                     facts = {"batch": path.name.split(".")[0], "split": published, "num_messages": len(frame.messages)}
                     kept = other_fields(record)

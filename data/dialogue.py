@@ -205,7 +205,7 @@ def main(args: Args) -> None:
     splits: dict[str, list[Conversation]] = defaultdict(list)
     for conversation in read_conversations(args.source, skipped):
         text = "\n".join(conversation.turns)
-        split = prepare.split_of(conversation.published, text, args)
+        split = prepare.choose_split(conversation.published, text, args)
         splits[split].append(conversation)
     if tokenizer is None:
         turns = (conversation.turns for conversation in splits["train"])

@@ -152,7 +152,7 @@ def in_validation(key: str, share: float, seed: int) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def split_of(published: str | None, key: str, args: SplitArgs) -> str:
+def choose_split(published: str | None, key: str, args: SplitArgs) -> str:
     """Return the published split of a row, or a split drawn by a hash of `key` if it has none or with --resplit."""
     if published is not None and not args.resplit:
         return SPLITS[published]

@@ -50,7 +50,7 @@ ACCUMULATORS = {
 }
 # for made-up names
 SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "zu")
-OWN_NAMES = 0.75  # share of programs with made-up names
+MADE_UP_NAMES = 0.75  # share of programs with made-up names
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Style:
     named_result: bool
 
 
-def own_names(num_names: int, rng: random.Random) -> list[str]:
+def made_up_names(num_names: int, rng: random.Random) -> list[str]:
     """Draw distinct made-up words."""
     names: dict[str, None] = {}
     while len(names) < num_names:
@@ -126,8 +126,8 @@ def draw_style(problem: Problem, rng: random.Random) -> Style:
     loop = rng.choice(("each", "each", "index", "while"))
     accumulator, index = rng.choice(ACCUMULATORS[problem.fold]), rng.choice(("i", "j", "at"))
     item = ITEMS[problem.items]
-    if rng.random() < OWN_NAMES:
-        accumulator, item, index = own_names(3, rng)
+    if rng.random() < MADE_UP_NAMES:
+        accumulator, item, index = made_up_names(3, rng)
     return Style(
         loop=loop,
         accumulator=accumulator,

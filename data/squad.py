@@ -152,7 +152,7 @@ def main(args: Args) -> None:
     skipped: Counter[str] = Counter()
     splits: dict[str, list[Question]] = defaultdict(list)
     for question in read_questions(args, skipped):
-        split = prepare.split_of(question.published, question.title, args)
+        split = prepare.choose_split(question.published, question.title, args)
         splits[split].append(question)
     if tokenizer is None:  # a context counts once, however many questions share it
         contexts = dict.fromkeys(BEFORE + question.context for question in splits["train"])

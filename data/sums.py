@@ -68,7 +68,7 @@ def work(query: str) -> list[str]:
     return lines
 
 
-def lines_of(response: str) -> list[str]:
+def split_lines(response: str) -> list[str]:
     """Return the lines of a response, which starts with a newline."""
     return response.removeprefix("\n").split("\n")
 
@@ -79,7 +79,7 @@ def right_lines(query: str, response: str) -> list[bool]:
     >>> right_lines("5+8-3+9", "\\n12-3+9\\n9+9\\n18")
     [False, True, True]
     """
-    lines = lines_of(response)
+    lines = split_lines(response)
     return [line == reduced(before) for before, line in zip([query, *lines], lines, strict=False)]
 
 
@@ -87,7 +87,7 @@ def right_lines(query: str, response: str) -> list[bool]:
 def outcome(queries: list[str], responses: list[str], answer: list[int] | None = None) -> list[float]:
     """Return 1 for the right number on the last line, else 0. answer: from the rows; None: computed from the query."""
     answers = [int(work(query)[-1]) for query in queries] if answer is None else answer
-    return [float(lines_of(text)[-1] == str(right)) for text, right in zip(responses, answers, strict=True)]
+    return [float(split_lines(text)[-1] == str(right)) for text, right in zip(responses, answers, strict=True)]
 
 
 def solved(queries: list[str], responses: list[str]) -> list[float]:
@@ -96,7 +96,7 @@ def solved(queries: list[str], responses: list[str]) -> list[float]:
     >>> solved(["5+3-2"] * 2, ["\\n8-2\\n6", "\\n6"]), outcome(["5+3-2"] * 2, ["\\n8-2\\n6", "\\n6"])
     ([1.0, 0.0], [1.0, 1.0])
     """
-    return [float(lines_of(text) == work(query)) for query, text in zip(queries, responses, strict=True)]
+    return [float(split_lines(text) == work(query)) for query, text in zip(queries, responses, strict=True)]
 
 
 def process(queries: list[str], responses: list[str], response_ids: list[list[int]]) -> list[list[float]]:
@@ -114,7 +114,7 @@ def process(queries: list[str], responses: list[str], response_ids: list[list[in
         token_rewards = [0.0] * len(ids)
         if response.isascii():  # otherwise characters aren't tokens
             share, end = 1 / len(work(query)), int(response.startswith("\n"))
-            for line, is_right in zip(lines_of(response), right_lines(query, response), strict=True):
+            for line, is_right in zip(split_lines(response), right_lines(query, response), strict=True):
                 end += len(line)
                 if is_right and end < len(ids):
                     token_rewards[end] = share
@@ -134,7 +134,7 @@ def layout(queries: list[str], responses: list[str]) -> list[float]:
     """
     shapes = re.compile(r"-?[0-9]+(?:[+-][0-9]+)*")
     rewards = []
-    for query, lines in zip(queries, map(lines_of, responses), strict=True):
+    for query, lines in zip(queries, map(split_lines, responses), strict=True):
         well_formed = sum(shapes.fullmatch(line) is not None for line in lines)
         rewards.append(well_formed / len(lines) * len(work(query)) / len(lines))
     return rewards

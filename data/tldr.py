@@ -196,7 +196,7 @@ def main(args: Args) -> None:
                         skipped["an empty summary"] += 1
                         continue
                     limit = "--max-preference-response-length", args.max_preference_response_length
-                split = "cnndm" if is_cnndm else prepare.split_of(published, row["query"], args)
+                split = "cnndm" if is_cnndm else prepare.choose_split(published, row["query"], args)
                 if write(split, row, *limit):  # [N+ 4]
                     cuts[f"{kind}.{split}"][rule] += 1
                     if kind == "comparisons":

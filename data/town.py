@@ -93,10 +93,10 @@ ASKED = {  # question: (kind, place) that it asks about
 def parse_query(query: str) -> tuple[str, str]:
     """Return the (kind, place) that a query from `data.dialogue` asks about. Raises InputError for other queries."""
     text = query.lower()
-    kind_and_place = next((topic for question, topic in ASKED.items() if question in text), None)
-    if kind_and_place is None:
+    topic = next((topic for question, topic in ASKED.items() if question in text), None)
+    if topic is None:
         raise InputError(f"the query {query!r} is not from data.town, so the right reply is unknown.")
-    return kind_and_place
+    return topic
 
 
 def gold_score(query: str, reply: str) -> float:

@@ -83,7 +83,7 @@ def make_rlcf(root: Path, train: bool = True) -> RLCF:
     )  # fmt: skip
     if train:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(programs, "OWN_NAMES", 0.0)  # too hard for a policy this small
+            patch.setattr(programs, "MADE_UP_NAMES", 0.0)  # too hard for a policy this small
             programs.main(
                 programs.Args(
                     out=root / "programs", language="python", num_problems=24, num_solutions=3, num_bench=(1, 1, 1),

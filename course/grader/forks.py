@@ -20,7 +20,7 @@ def be_a_fork() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def outcome_of(child: int, reader: int, limit: float | None, prefix: str = "") -> dict:
+def collect_outcome(child: int, reader: int, limit: float | None, prefix: str = "") -> dict:
     """Collect a fork's reports until its end, its first failure or the time limit; then kill it.
 
     prefix: beginning of the reporter's lines; other lines are ignored.
@@ -49,10 +49,10 @@ def outcome_of(child: int, reader: int, limit: float | None, prefix: str = "") -
     result: dict = {kind: [words[1:] for words in reports if words[0] == kind] for kind in ("failed", "skipped")}
     result |= {kind: [words[1] for words in reports if words[0] == kind] for kind in ("passed", "collected", "decoys")}
     result["ended"] = any(words[0] == "ended" for words in reports)
-    of_processor = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
-    if late or of_processor:
+    hit_limit = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+    if late or hit_limit:
         started = [words[1] for words in reports if words[0] == "started"]
-        why = "exceeded its processor time" if of_processor else f"not finished after {limit:g} s"
+        why = "exceeded its processor time" if hit_limit else f"not finished after {limit:g} s"
         result["failed"].append([started[-1] if started else "the tests", why])
     seconds = {"seconds": time.monotonic() - began, "processor_seconds": usage.ru_utime + usage.ru_stime}
-    return result | {"late": late or of_processor} | {name: round(number, 3) for name, number in seconds.items()}
+    return result | {"late": late or hit_limit} | {name: round(number, 3) for name, number in seconds.items()}

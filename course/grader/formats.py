@@ -10,7 +10,7 @@ from course.grader.worker import Outcome
 Outcomes = dict[str, Outcome]
 
 
-def points_of(exercises: Sequence[Exercise]) -> int:
+def max_points(exercises: Sequence[Exercise]) -> int:
     return sum(exercise.points for exercise in exercises)
 
 
@@ -34,7 +34,7 @@ def table(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
         f"{summary(outcomes[exercise.name]):.160}"
         for exercise in exercises
     ]
-    return "\n".join([*lines, f"{'points':{width}}  {total(exercises, outcomes):2} of {points_of(exercises)}"])
+    return "\n".join([*lines, f"{'points':{width}}  {total(exercises, outcomes):2} of {max_points(exercises)}"])
 
 
 def as_json(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
@@ -50,7 +50,7 @@ def as_json(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
         }
         for exercise in exercises
     ]
-    report = {"points": total(exercises, outcomes), "of": points_of(exercises), "exercises": rows}
+    report = {"points": total(exercises, outcomes), "of": max_points(exercises), "exercises": rows}
     return json.dumps(report, indent=2) + "\n"
 
 
@@ -89,7 +89,7 @@ def as_github_classroom(exercises: Sequence[Exercise], outcomes: Outcomes) -> st
         for exercise in exercises
     ]
     status = "pass" if all(result.passed for result in outcomes.values()) else "fail"
-    result = {"version": 1, "status": status, "max_score": points_of(exercises), "tests": tests}
+    result = {"version": 1, "status": status, "max_score": max_points(exercises), "tests": tests}
     return f"result={base64.b64encode(json.dumps(result).encode()).decode()}\n"
 
 

@@ -22,7 +22,7 @@ JUDGES = ("tests", "Makefile", "pyproject.toml")
 
 
 @contextmanager
-def tree_of(directory: Path) -> Iterator[Path]:
+def temporary_tree(directory: Path) -> Iterator[Path]:
     """Make a temporary tree with the code of `directory` and the tests of this repository."""
     check_copy(directory)
     with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as name:
@@ -54,7 +54,7 @@ class Grader:
 @contextmanager
 def graders(number: int) -> Iterator[list[Grader]]:
     """Start workers, each with a separate tree. Its code is already compiled, because the tests can't write to it."""
-    with tree_of(ROOT) as tree, ExitStack() as stack:
+    with temporary_tree(ROOT) as tree, ExitStack() as stack:
         workers = [stack.enter_context(Worker()) for _ in range(number)]  # they import while this compiles
         for name in CODE:
             is_script = name.endswith(".py")
@@ -95,7 +95,7 @@ def grade(
     return {exercise.name: result for exercise, result in zip(exercises, outcomes, strict=True)}
 
 
-def given(directory: Path) -> list[Exercise]:
+def assigned_exercises(directory: Path) -> list[Exercise]:
     """Return the exercises that `start` emptied in a student's copy, or all exercises if it wasn't made by `start`."""
     return chosen(read_mark(directory).get("exercises") or ())
 
@@ -108,11 +108,11 @@ def first_open(directory: Path, limit: float, grader: Grader) -> tuple[Exercise,
     solved: set[str] = set()
     mark = read_mark(directory)
     passed = mark.setdefault("passed", {})  # exercise -> digest of its files
-    exercises = given(directory)
+    exercises = assigned_exercises(directory)
     names = {exercise.name for exercise in exercises}
     for exercise in exercises:
         if set(exercise.needs) & names <= solved:
-            digest = digest_of(directory, exercise)
+            digest = hash_exercise(directory, exercise)
             if digest is None or passed.get(exercise.name) != digest:
                 result = grader.judge(directory, exercise, limit)
                 if not result.passed:
@@ -124,7 +124,7 @@ def first_open(directory: Path, limit: float, grader: Grader) -> tuple[Exercise,
     return None
 
 
-def digest_of(directory: Path, exercise: Exercise) -> str | None:
+def hash_exercise(directory: Path, exercise: Exercise) -> str | None:
     """Return a hash of the files that an exercise is graded on, or None if it can't be graded."""
     with suppress(Refused):
         return hashlib.sha256(repr(sorted(arranged(directory, exercise).items())).encode()).hexdigest()

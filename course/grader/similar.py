@@ -19,8 +19,8 @@ from course.copies import ROOT
 from course.edit import Function
 from course.exercises import Exercise
 from course.grader.allowed import Refused
-from course.grader.submission import bodies_of
-from course.start import body_of
+from course.grader.submission import student_functions
+from course.start import stub_lines
 
 LENGTH = 5  # tokens per shingle
 FEWEST = 8  # minimum number of remaining shingles for a comparison
@@ -54,7 +54,7 @@ def tokens(node: ast.AST, local: Mapping[str, str]) -> Iterator[str]:
                 yield local.get(part, part) if isinstance(part, str) else repr(part)
 
 
-def locals_of(function: Function) -> list[str]:
+def local_names(function: Function) -> list[str]:
     """Return the names that a function's body binds, in order of first appearance."""
     names: dict[str, None] = {}
     for statement in function.body:
@@ -69,7 +69,7 @@ def locals_of(function: Function) -> list[str]:
 def shingles(functions: Sequence[Function]) -> Shingles:
     result: set[tuple[str, ...]] = set()
     for function in functions:
-        local = {name: f"local {number}" for number, name in enumerate(locals_of(function))}
+        local = {name: f"local {number}" for number, name in enumerate(local_names(function))}
         body = function.body[ast.get_docstring(function) is not None :]
         words = [word for statement in body for word in tokens(statement, local)]
         result.update(tuple(words[i : i + LENGTH]) for i in range(len(words) - LENGTH + 1))
@@ -79,10 +79,10 @@ def shingles(functions: Sequence[Function]) -> Shingles:
 def written(directory: Path, exercise: Exercise) -> list[Function]:
     """Return the functions of an exercise that a student has written; [] if there are none or they can't be read."""
     try:
-        bodies = bodies_of(directory, exercise)
+        bodies = student_functions(directory, exercise)
     except Refused:
         return []
-    stub = ast.dump(ast.parse(body_of(exercise)[-1]).body[0])
+    stub = ast.dump(ast.parse(stub_lines(exercise)[-1]).body[0])
     return [
         function
         for functions in bodies.values()
@@ -91,7 +91,7 @@ def written(directory: Path, exercise: Exercise) -> list[Function]:
     ]
 
 
-def pairs_of(submissions: Sequence[Path], exercise: Exercise, threshold: float) -> list[Pair]:
+def similar_pairs(submissions: Sequence[Path], exercise: Exercise, threshold: float) -> list[Pair]:
     """Return the pairs of submissions with at least this similarity, most similar first."""
     functions = {path.name: solution for path in submissions if (solution := written(path, exercise))}
     texts = {name: shingles(solution) for name, solution in functions.items()}
@@ -103,7 +103,7 @@ def pairs_of(submissions: Sequence[Path], exercise: Exercise, threshold: float) 
         ours, theirs = texts[one] - common, texts[other] - common
         fewer = min(len(ours), len(theirs))
         if fewer >= FEWEST and len(ours & theirs) >= threshold * fewer:
-            names = [{name for function in functions[who] for name in locals_of(function)} for who in (one, other)]
+            names = [{name for function in functions[who] for name in local_names(function)} for who in (one, other)]
             either = len(names[0] | names[1])
             share = len(names[0] & names[1]) / either if either else 0.0
             pairs.append(Pair(exercise.name, one, other, len(ours & theirs) / fewer, len(ours & theirs), share))

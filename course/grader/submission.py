@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from course.copies import ROOT, path_of, place_of
+from course.copies import ROOT, path_and_name, source_path
 from course.edit import Function, find_function, parsed, rewritten
 from course.exercises import EXERCISES, Exercise, closure
 from course.grader.allowed import Refused, check, check_decorators
@@ -56,24 +56,24 @@ def depth(tree: ast.AST) -> int:
     return levels
 
 
-def bodies_of(directory: Path, exercise: Exercise) -> dict[Path, dict[str, Function]]:
+def student_functions(directory: Path, exercise: Exercise) -> dict[Path, dict[str, Function]]:
     """Return the student's functions of an exercise, by file and name. Raises Refused if one can't be graded."""
     bodies: dict[Path, dict[str, Function]] = {}
     for where in exercise.functions:
-        path, name = place_of(where)
+        path, name = path_and_name(where)
         theirs = read_file(directory, path)
         try:
             function = find_function(theirs, name)
         except LookupError:
             raise Refused(f"{path} has no function {name}") from None
         ours = find_function(read_file(ROOT, path), name)
-        if names_of(function.args) != names_of(ours.args):
+        if argument_names(function.args) != argument_names(ours.args):
             raise Refused(f"{path}, line {function.lineno}: {name} must keep its arguments, {ast.unparse(ours.args)}")
         bodies.setdefault(path, {})[name] = function
     return bodies
 
 
-def names_of(arguments: ast.arguments) -> list[list[str]]:
+def argument_names(arguments: ast.arguments) -> list[list[str]]:
     extra = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
     kinds = (arguments.posonlyargs, arguments.args, arguments.kwonlyargs, extra)
     return [[argument.arg for argument in kind] for kind in kinds]
@@ -109,13 +109,13 @@ def top_level(source: str) -> dict[str, ast.stmt]:
 def arranged(directory: Path, exercise: Exercise) -> dict[Path, str]:
     """Return the files of all exercises for the tests of this one. Raises Refused if it can't be graded."""
     kept = closure(exercise)
-    files = {path: emptied_except(path, frozenset(kept | {exercise.name})) for path in files_of(EXERCISES)}
-    for path, functions in bodies_of(directory, exercise).items():
+    files = {path: emptied_except(path, frozenset(kept | {exercise.name})) for path in exercise_files(EXERCISES)}
+    for path, functions in student_functions(directory, exercise).items():
         theirs = read_file(directory, path)
         extra = added(theirs, files[path], functions)
         check(path, [*(part for function in functions.values() for part in function.body), *extra])
         check_decorators(path, extra)
-        source = rewritten(files[path], {name: lines_of(function) for name, function in functions.items()})
+        source = rewritten(files[path], {name: body_lines(function) for name, function in functions.items()})
         source = with_statements(source, [ast.unparse(node) for node in extra], next(iter(functions)))
         try:
             compile(source, str(path), "exec")
@@ -125,7 +125,7 @@ def arranged(directory: Path, exercise: Exercise) -> dict[Path, str]:
     return files
 
 
-def lines_of(function: Function) -> list[str]:
+def body_lines(function: Function) -> list[str]:
     """Return the lines of a function's body, without docstring, comments and original layout."""
     body = function.body[ast.get_docstring(function) is not None :]
     return [line for statement in body for line in ast.unparse(statement).splitlines()] or ["pass"]
@@ -142,9 +142,9 @@ def with_statements(source: str, statements: list[str], before: str) -> str:
     return "".join([*lines[: first - 1], *(f"{statement}\n\n\n" for statement in statements), *lines[first - 1 :]])
 
 
-def files_of(exercises: Iterable[Exercise]) -> list[Path]:
+def exercise_files(exercises: Iterable[Exercise]) -> list[Path]:
     """Return the files that contain the functions of these exercises."""
-    return sorted({path_of(where) for exercise in exercises for where in exercise.functions})
+    return sorted({source_path(where) for exercise in exercises for where in exercise.functions})
 
 
 @lru_cache(maxsize=4096)
@@ -154,7 +154,7 @@ def emptied_except(path: Path, kept: frozenset[str]) -> str:
     for exercise in EXERCISES:
         if exercise.name not in kept:
             message = f"exercise {exercise.name}: not available here, as it isn't needed"
-            for file, name in map(place_of, exercise.functions):
+            for file, name in map(path_and_name, exercise.functions):
                 if file == path:
                     bodies[name] = [f"raise NotImplementedError({message!r})"]
     try:

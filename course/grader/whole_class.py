@@ -8,9 +8,9 @@ from pathlib import Path
 from course.copies import MARK
 from course.exercises import Exercise
 from course.grader.allowed import Refused
-from course.grader.formats import points_of, reached, summary, total
+from course.grader.formats import max_points, reached, summary, total
 from course.grader.grade import Grader, grade
-from course.grader.submission import files_of, read_file
+from course.grader.submission import exercise_files, read_file
 from course.questions import FILE, right_answers
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic
@@ -26,7 +26,7 @@ def submissions_in(directory: Path) -> list[Path]:
     return submissions
 
 
-def columns_of(exercises: Sequence[Exercise]) -> list[str]:
+def column_names(exercises: Sequence[Exercise]) -> list[str]:
     return [
         "submission",
         *(exercise.name for exercise in exercises),
@@ -47,7 +47,7 @@ def read_class(file: Path, exercises: Sequence[Exercise]) -> dict[str, dict[str,
         return {}
     with file.open(newline="", encoding="utf-8") as lines:
         reader = csv.DictReader(lines)
-        columns = columns_of(exercises)
+        columns = column_names(exercises)
         if reader.fieldnames is not None and list(reader.fieldnames) != columns:
             raise InputError(f"{file} has grades for other exercises: choose another --out.")
         return {row["submission"]: row for row in reader if row["digest"]}
@@ -68,10 +68,10 @@ def grade_class(
     known = read_class(file, exercises)
     rows: list[dict[str, str]] = []
     for submission in submissions_in(directory):
-        digest = digest_of(submission, exercises)
+        digest = hash_submission(submission, exercises)
         row = known.get(cell(submission.name))
         if row is None or row["digest"] != digest:
-            row = row_of(submission, exercises, limit, graders) | {"digest": digest}
+            row = get_row(submission, exercises, limit, graders) | {"digest": digest}
         rows.append(row)
         remaining = [known[name] for name in known if name not in {row["submission"] for row in rows}]
         write_class(file, exercises, [*rows, *remaining])
@@ -80,8 +80,8 @@ def grade_class(
     return rows
 
 
-def row_of(submission: Path, exercises: Sequence[Exercise], limit: float, graders: Sequence[Grader]) -> dict[str, str]:
-    row = {"submission": cell(submission.name), "of": str(points_of(exercises)), **dict.fromkeys(QUESTION_COLUMNS, "")}
+def get_row(submission: Path, exercises: Sequence[Exercise], limit: float, graders: Sequence[Grader]) -> dict[str, str]:
+    row = {"submission": cell(submission.name), "of": str(max_points(exercises)), **dict.fromkeys(QUESTION_COLUMNS, "")}
     try:
         if submission.is_symlink():
             raise InputError(f"{submission} is a link: submit the directory itself.")
@@ -99,7 +99,7 @@ def row_of(submission: Path, exercises: Sequence[Exercise], limit: float, grader
 def write_class(file: Path, exercises: Sequence[Exercise], rows: Sequence[dict[str, str]]) -> None:
     """Write all rows atomically: an interrupted run leaves the previous version of the file."""
     with atomic(file) as temporary, temporary.open("w", newline="", encoding="utf-8") as lines:
-        writer = csv.DictWriter(lines, columns_of(exercises))
+        writer = csv.DictWriter(lines, column_names(exercises))
         writer.writeheader()
         writer.writerows(rows)
 
@@ -109,10 +109,10 @@ def cell(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
-def digest_of(submission: Path, exercises: Sequence[Exercise]) -> str:
+def hash_submission(submission: Path, exercises: Sequence[Exercise]) -> str:
     """Return a hash of the files that are graded or read; it changes when the student submits again."""
     digest = hashlib.sha256()
-    for path in files_of(exercises):
+    for path in exercise_files(exercises):
         try:
             digest.update(read_file(submission, path).encode())
         except Refused as refused:

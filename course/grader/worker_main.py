@@ -30,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from course.grader.forks import be_a_fork, outcome_of
+from course.grader.forks import be_a_fork, collect_outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -157,7 +157,7 @@ def answer(
         finally:
             os._exit(1)
     os.close(writer)
-    return outcome_of(child, reader, limit, prefix)
+    return collect_outcome(child, reader, limit, prefix)
 
 
 def write(path: Path, source: str) -> None:

@@ -16,7 +16,7 @@ from course.edit import rewritten
 from course.exercises import EXERCISES, chosen
 from course.grader.allowed import check
 from course.grader.grade import Grader, grade
-from course.grader.submission import arranged, bodies_of
+from course.grader.submission import arranged, student_functions
 from course.start import start
 from nanorlhf.errors import InputError
 
@@ -174,7 +174,7 @@ def test_only_regular_valid_files_are_read(make, says, tmp_path) -> None:
 
 def test_every_solution_passes_the_static_check() -> None:
     for exercise in EXERCISES:
-        for path, functions in bodies_of(ROOT, exercise).items():
+        for path, functions in student_functions(ROOT, exercise).items():
             check(path, [part for function in functions.values() for part in function.body])
 
 

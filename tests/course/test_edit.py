@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from course.bugs import BUGS, Bug
-from course.copies import ROOT, place_of
+from course.copies import ROOT, path_and_name
 from course.edit import find_function, fixed_names, replaced, rewritten, spliced
 
 SOURCE = '''\
@@ -103,7 +103,7 @@ def with_renamed(source: str, name: str, variables: set[str]) -> str:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_renaming_a_local_variable_does_not_move_a_bug(bug: Bug) -> None:
     """Rename each local variable in turn: the same bug is planted in the same place."""
-    path, name = place_of(bug.where)
+    path, name = path_and_name(bug.where)
     source = (ROOT / path).read_text()
     planted = replaced(source, name, bug.old, bug.new, bug.number)
     for variable in local_variables(source, name):

@@ -4,10 +4,10 @@ import importlib.util
 
 import pytest
 
-from course.copies import ROOT, path_of, read_mark
+from course.copies import ROOT, read_mark, source_path
 from course.edit import replaced, rewritten
 from course.exercises import EXERCISES, chosen
-from course.grader.grade import Grader, first_open, given, grade
+from course.grader.grade import Grader, assigned_exercises, first_open, grade
 from course.grader.worker import Worker, in_words
 from course.start import start
 from nanorlhf.errors import InputError
@@ -18,7 +18,7 @@ LIMIT = 300.0  # seconds, on a busy machine
 
 
 def restore(copy, function: str) -> None:
-    path = path_of(function)
+    path = source_path(function)
     (copy / path).write_text((ROOT / path).read_text())
 
 
@@ -46,7 +46,7 @@ def test_an_empty_exercise_fails_by_name_and_a_solved_one_adds_its_points(tmp_pa
 def test_next_is_the_first_unsolved_exercise(tmp_path, grader) -> None:
     copy = tmp_path / "copy"
     start(copy, chosen(CHEAP))
-    assert [exercise.name for exercise in given(copy)] == CHEAP
+    assert [exercise.name for exercise in assigned_exercises(copy)] == CHEAP
     restore(copy, chosen(CHEAP)[0].functions[0])
     exercise, outcome = first_open(copy, LIMIT, grader)
     assert exercise.name == "pass-at-k" and outcome.claim.startswith("pass at k is the share of draws")
@@ -107,7 +107,7 @@ def test_a_directory_that_is_not_a_copy_is_refused(tmp_path, grader) -> None:
     assert read_mark(tmp_path) == {}
     (tmp_path / ".course").write_text("not base64")
     with pytest.raises(InputError, match="can't be read: make the copy again"):
-        given(tmp_path)
+        assigned_exercises(tmp_path)
 
 
 def test_nothing_is_graded_without_the_tests_libraries(monkeypatch) -> None:

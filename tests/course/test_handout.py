@@ -7,7 +7,7 @@ import pytest
 
 from course.copies import ROOT
 from course.exercises import EXERCISES, chosen
-from course.handout import exercise_page, functions_of, key_page, measured, write_handouts
+from course.handout import exercise_functions, exercise_page, key_page, measured, write_handouts
 from course.sessions import SESSIONS
 from nanorlhf.errors import InputError
 
@@ -15,7 +15,7 @@ from nanorlhf.errors import InputError
 def lines_of_bodies(exercise) -> list[str]:
     """Return the solution's lines of code that are long enough to be distinctive."""
     lines = []
-    for _, function in functions_of(exercise):
+    for _, function in exercise_functions(exercise):
         for statement in function.body[ast.get_docstring(function) is not None :]:
             lines += [line.strip() for line in ast.unparse(statement).splitlines()]
     return [line for line in lines if len(line) >= 20]
@@ -24,7 +24,7 @@ def lines_of_bodies(exercise) -> list[str]:
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_a_handout_has_everything_except_the_solution(exercise) -> None:
     page, key = exercise_page(exercise), key_page(exercise)
-    for where, function in functions_of(exercise):
+    for where, function in exercise_functions(exercise):
         assert f"## `{where.partition(':')[2]}`" in page  # as code, or Markdown would read underscores as emphasis
         assert f"def {function.name}(" in page and f"def {function.name}(" in key
         assert not (text := ast.get_docstring(function)) or text in page

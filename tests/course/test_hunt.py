@@ -3,7 +3,7 @@
 import pytest
 
 from course.bugs import BUGS, bug_named
-from course.copies import ROOT, path_of, read_mark, write_mark
+from course.copies import ROOT, read_mark, source_path, write_mark
 from course.hunt import check, page, plant, planted_in, put_in
 from nanorlhf.errors import InputError
 
@@ -13,7 +13,7 @@ def test_the_seed_selects_a_bug_of_the_given_level(tmp_path) -> None:
         assert plant(tmp_path / name, seed, 2) == 2
     bugs = {name: planted_in(tmp_path / name) for name in ("one", "again", "other")}
     assert bugs["one"] == bugs["again"] != bugs["other"] and bugs["one"].level == 2
-    path = path_of(bugs["one"].where)
+    path = source_path(bugs["one"].where)
     assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "again" / path).read_bytes()
     assert (tmp_path / "one" / path).read_bytes() != (ROOT / path).read_bytes()
 
@@ -34,7 +34,7 @@ def test_a_bug_is_named_only_after_it_is_fixed(copy, worker, name) -> None:
     put_in(copy, bug)
     said = check(copy, 300.0, worker)
     assert said == f"{copy}: not fixed yet." and name not in said.removeprefix(str(copy))
-    path = path_of(bug.where)
+    path = source_path(bug.where)
     (copy / path).write_bytes((ROOT / path).read_bytes())
     assert check(copy, 300.0, worker).startswith(f"{copy}: fixed. The bug was {name}:")
 

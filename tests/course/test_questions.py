@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from course.exercises import chosen
-from course.questions import FILE, MAKERS, questions_of, right_answers, seed_of, sheet
+from course.questions import FILE, MAKERS, draw_questions, right_answers, sheet, student_seed
 from course.start import start
 from kernels.gae import gae_loop
 from nanorlhf.grpo import Inputs, rloo
@@ -48,17 +48,17 @@ def by_the_code(name: str, text: str) -> float:
 
 @pytest.mark.parametrize("student", STUDENTS[:8])
 def test_the_answers_equal_the_codes_results(student) -> None:
-    for question in questions_of(student):
+    for question in draw_questions(student):
         assert question.answer == pytest.approx(by_the_code(question.name, question.text), abs=1e-4), question
 
 
 def test_every_student_has_different_numbers() -> None:
-    texts = {student: tuple(question.text for question in questions_of(student)) for student in STUDENTS}
+    texts = {student: tuple(question.text for question in draw_questions(student)) for student in STUDENTS}
     for number in range(len(MAKERS)):
         assert len({text[number] for text in texts.values()}) > len(STUDENTS) / 2
     assert len(set(texts.values())) == len(STUDENTS)
-    assert questions_of(" Ada ") == questions_of("ada") and seed_of("ada") != seed_of("bob")
-    assert all(math.isfinite(question.answer) for student in STUDENTS for question in questions_of(student))
+    assert draw_questions(" Ada ") == draw_questions("ada") and student_seed("ada") != student_seed("bob")
+    assert all(math.isfinite(question.answer) for student in STUDENTS for question in draw_questions(student))
 
 
 def test_right_answers_are_counted_and_another_students_are_wrong(tmp_path) -> None:
@@ -68,7 +68,7 @@ def test_right_answers_are_counted_and_another_students_are_wrong(tmp_path) -> N
 
     def fill_in(student: str) -> None:
         text = sheet("Ada")
-        for question in questions_of(student):
+        for question in draw_questions(student):
             text = text.replace(f"\n{question.name} =", f"\n{question.name} = {question.answer:.2f}")
         (copy / FILE).write_text(text)
 

@@ -7,8 +7,8 @@ import pytest
 from course.copies import ROOT
 from course.edit import rewritten
 from course.exercises import chosen
-from course.grader.similar import pairs_of, table
-from course.start import body_of
+from course.grader.similar import similar_pairs, table
+from course.start import stub_lines
 
 AT_K = "nanorlhf/metrics/at_k.py"
 [EXERCISE] = chosen(["pass-at-k"])
@@ -50,10 +50,10 @@ def hand_in(directory: Path, body: str) -> Path:
 
 
 def test_a_renamed_copy_is_found_and_an_independent_solution_is_not(tmp_path) -> None:
-    bodies = {"ada": OWN, "bob": RENAMED, "cyd": OTHER, "dan": "", "eve": "\n".join(body_of(EXERCISE))}
+    bodies = {"ada": OWN, "bob": RENAMED, "cyd": OTHER, "dan": "", "eve": "\n".join(stub_lines(EXERCISE))}
     inbox = [hand_in(tmp_path / name, body) for name, body in bodies.items()]
     (tmp_path / "fay").mkdir()
-    [pair] = pairs_of([*inbox, tmp_path / "fay"], EXERCISE, 0.8)
+    [pair] = similar_pairs([*inbox, tmp_path / "fay"], EXERCISE, 0.8)
     assert (pair.one, pair.other, pair.similarity) == ("ada", "bob", 1.0) and pair.names == 0
     assert "pass-at-k" in table([pair]) and "ada, bob" in table([pair])
     assert table([]) == "No similar submissions found."
@@ -61,11 +61,11 @@ def test_a_renamed_copy_is_found_and_an_independent_solution_is_not(tmp_path) ->
 
 def test_code_that_a_third_of_the_class_writes_does_not_count(tmp_path) -> None:
     inbox = [hand_in(tmp_path / f"student {number}", OWN) for number in range(9)]
-    assert pairs_of(inbox, EXERCISE, 0.8) == []
+    assert similar_pairs(inbox, EXERCISE, 0.8) == []
 
 
 def test_copies_of_our_own_solution_are_not_reported_as_a_pair(tmp_path) -> None:
-    assert pairs_of([hand_in(tmp_path / name, "") for name in ("ada", "bob")], EXERCISE, 0.0) == []
+    assert similar_pairs([hand_in(tmp_path / name, "") for name in ("ada", "bob")], EXERCISE, 0.0) == []
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5])
@@ -74,5 +74,5 @@ def test_the_threshold_selects_pairs(tmp_path, threshold) -> None:
         "return 1.0 - miss", "answer = float(1.0)\nfor _ in [None, None]:\n    answer -= miss / 2.0\nreturn answer"
     )
     inbox = [hand_in(tmp_path / name, body) for name, body in (("ada", OWN), ("bob", half), ("cyd", OTHER))]
-    names = {(pair.one, pair.other) for pair in pairs_of(inbox, EXERCISE, threshold)}
+    names = {(pair.one, pair.other) for pair in similar_pairs(inbox, EXERCISE, threshold)}
     assert ("ada", "bob") in names and ((("ada", "cyd") in names) == (threshold == 0.0))

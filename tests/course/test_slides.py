@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from course.slides import DECKS, page_of, slides_of, write_slides
+from course.slides import DECKS, make_page, read_slides, write_slides
 
 DECK_FILES = sorted(DECKS.glob("*.md"))
 
@@ -16,7 +16,7 @@ def test_there_are_four_sessions() -> None:
 
 @pytest.mark.parametrize("deck", DECK_FILES, ids=lambda deck: deck.stem)
 def test_a_deck_has_notes_pictures_and_steps(deck) -> None:
-    title, slides = slides_of(deck)
+    title, slides = read_slides(deck)
     assert title.startswith(f"{deck.stem}. ") and len(slides) >= 10
     for text, note in slides:
         assert text.startswith(("# ", "## ")) and len(note) > 20, text
@@ -31,8 +31,8 @@ def test_a_deck_has_notes_pictures_and_steps(deck) -> None:
 def test_a_page_is_self_contained() -> None:
     pytest.importorskip("markdown")
     for deck in DECK_FILES:
-        page = page_of(deck)
-        assert page.count("<section>") == len(slides_of(deck)[1]) == page.count("<aside>")
+        page = make_page(deck)
+        assert page.count("<section>") == len(read_slides(deck)[1]) == page.count("<aside>")
         assert all(src.startswith("data:image/") for src in re.findall(r'src="([^"]{0,40})', page))
         assert not re.search(r'(?:href|src)="https?:', page)
 

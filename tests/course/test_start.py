@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from course.copies import ANSWERS, ROOT, files_of, path_of, place_of, read_mark
+from course.copies import ANSWERS, ROOT, list_files, path_and_name, read_mark, source_path
 from course.edit import find_function
 from course.exercises import EXERCISES, chosen
 from course.start import start
@@ -20,8 +20,8 @@ def copy(tmp_path_factory):
 
 
 def test_only_the_files_of_exercises_differ(copy) -> None:
-    edited = {path_of(function) for exercise in EXERCISES for function in exercise.functions}
-    files = {path for path in files_of(ROOT) if not any(path.is_relative_to(name) for name in ANSWERS)}
+    edited = {source_path(function) for exercise in EXERCISES for function in exercise.functions}
+    files = {path for path in list_files(ROOT) if not any(path.is_relative_to(name) for name in ANSWERS)}
     differ = {path for path in files if (copy / path).read_bytes() != (ROOT / path).read_bytes()}
     assert differ == edited | {Path("docs/nano.md")}  # the page quotes nano.py
     assert len(files) == sum(path.is_file() for path in copy.rglob("*")) - 1  # the mark
@@ -37,7 +37,7 @@ def test_only_the_listed_functions_are_empty(copy) -> None:
             for function in exercise.functions
             if function.startswith(f"{module}:")
         ]
-        whole, empty = ((root / path_of(module)).read_text() for root in (ROOT, copy))
+        whole, empty = ((root / source_path(module)).read_text() for root in (ROOT, copy))
         ours, theirs = ast.parse(whole), ast.parse(empty)
         for name in names:
             full, hollow = find_function(whole, name), find_function(empty, name)
@@ -57,7 +57,7 @@ def test_no_page_of_the_copy_contains_a_solution(copy) -> None:
     pages = {path: path.read_text() for path in (*copy.rglob("*.md"), *copy.rglob("*.ipynb"))}
     leaks = []
     for exercise in EXERCISES:
-        for file, name in map(place_of, exercise.functions):
+        for file, name in map(path_and_name, exercise.functions):
             source = (ROOT / file).read_text()
             function = find_function(source, name)
             first = function.body[ast.get_docstring(function) is not None].lineno
@@ -97,4 +97,4 @@ def test_without_git_the_known_folders_are_copied_without_caches(tmp_path) -> No
     for path in ("nanorlhf/a.py", "nanorlhf/__pycache__/a.pyc", "runs/x", ".venv/y", "train_ppo.py", "notes.txt"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
-    assert [str(path) for path in files_of(tmp_path)] == ["nanorlhf/a.py", "train_ppo.py"]
+    assert [str(path) for path in list_files(tmp_path)] == ["nanorlhf/a.py", "train_ppo.py"]

@@ -6,14 +6,14 @@ import re
 import pytest
 
 from course.bugs import BUGS, Bug
-from course.copies import ROOT, place_of
+from course.copies import ROOT, path_and_name
 from course.edit import find_function, replaced
 from course.exercises import EXERCISES, chosen
 from nanorlhf.errors import InputError
 
 
 def read_source(function: str) -> tuple[str, str]:
-    path, name = place_of(function)
+    path, name = path_and_name(function)
     return (ROOT / path).read_text(), name
 
 

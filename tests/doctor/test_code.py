@@ -13,7 +13,7 @@ import transformers
 
 import train_ppo
 from course.bugs import BUGS, Bug, bug_named
-from course.copies import path_of
+from course.copies import source_path
 from course.edit import replaced
 from nanorlhf.doctor import code, family_checks, model_checks, rollout_checks, run_checks, stage_checks, update_checks
 from nanorlhf.doctor.__main__ import Args, Code, main
@@ -127,7 +127,7 @@ def plant(monkeypatch) -> Iterator[Callable[[Bug | Planted], None]]:
 
     def put_in(bug: Bug | Planted) -> None:
         module_name, _, name = bug.where.partition(":")
-        path = ROOT / path_of(module_name)
+        path = ROOT / source_path(module_name)
         source = replaced(path.read_text(encoding="utf-8"), name, bug.old, bug.new, bug.number)
         sick = types.ModuleType(module_name)
         sick.__file__ = str(path)

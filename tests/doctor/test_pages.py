@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from course.bugs import BUGS
-from course.copies import path_of
+from course.copies import source_path
 from course.edit import replaced
 from tools.changes import CHANGES
 from tools.doctor import Verdict, all_cases, stages_of, summary
@@ -35,7 +35,7 @@ def test_the_rows_of_the_troubleshooting_page_are_the_findings():
 )
 def test_a_new_bug_and_a_change_can_be_planted(bug):
     module, _, name = bug.where.partition(":")
-    source = (ROOT / path_of(module)).read_text(encoding="utf-8")
+    source = (ROOT / source_path(module)).read_text(encoding="utf-8")
     assert replaced(source, name, bug.old, bug.new, bug.number) != source
     assert bug.name not in {other.name for other in BUGS}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import nanorlhf.__main__
-from course.copies import CODE, OTHERS, copy_files, files_of
+from course.copies import CODE, OTHERS, copy_files, list_files
 from nanorlhf import __version__
 from nanorlhf.__main__ import ALIASES, find_module, main, programs
 
@@ -57,12 +57,12 @@ def place(path: Path) -> str:
 
 def test_a_wheel_has_one_top_level_package_with_every_file_of_the_library(wheel) -> None:
     assert {name.partition("/")[0] for name in wheel} == {"nanorlhf", f"nanorlhf-{__version__}.dist-info"}
-    shipped = {place(path) for path in set(files_of(ROOT, CODE)) - NOT_CODE}
+    shipped = {place(path) for path in set(list_files(ROOT, CODE)) - NOT_CODE}
     assert {name for name in wheel if name.startswith("nanorlhf/")} == shipped
 
 
 def test_only_imports_of_kernels_and_data_differ_in_the_wheel(wheel) -> None:
-    for path in files_of(ROOT, CODE):
+    for path in list_files(ROOT, CODE):
         if path.suffix == ".py":
             text = re.sub(r"from nanorlhf\.(kernels|data)\b", r"from \1", wheel[place(path)])
             assert text == (ROOT / path).read_text(), path
@@ -89,7 +89,7 @@ def test_an_editable_install_points_to_the_repositorys_folders(tree) -> None:
 def test_the_source_distribution_contains_the_repository(tree) -> None:
     with tarfile.open(build("sdist", tree)) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    assert {path.as_posix() for path in files_of(ROOT, CODE + OTHERS)} <= names
+    assert {path.as_posix() for path in list_files(ROOT, CODE + OTHERS)} <= names
 
 
 # -------------------------------------------------------------------------------------------------------- the command

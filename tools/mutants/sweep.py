@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from course.copies import ROOT, path_of, place_of
+from course.copies import ROOT, path_and_name, source_path
 from course.edit import fixed_names, local_names
 from course.exercises import Exercise
-from course.grader.grade import tree_of
+from course.grader.grade import temporary_tree
 from course.grader.worker import Outcome, Worker, outcome
 from course.grader.worker_main import write
 from nanorlhf.errors import InputError
@@ -80,7 +80,7 @@ def equivalent_changes(function: str) -> frozenset[str]:
 
     Raises LookupError for an entry of EQUIVALENT that isn't a mutant.
     """
-    path, name = place_of(function)
+    path, name = path_and_name(function)
     source = (ROOT / path).read_text(encoding="utf-8")
     changes = {mutant.change for mutant in mutants_of(source, name)}
     fixed = fixed_names(source)
@@ -101,7 +101,7 @@ def tasks_of(exercises: Iterable[Exercise], sample: int | None, seed: int) -> li
         tests = [*exercise.tests, *((ROOT / file).read_text(encoding="utf-8") for file in files)]
         tasks = []
         for function in exercise.functions:
-            path, name = place_of(function)
+            path, name = path_and_name(function)
             source = (ROOT / path).read_text(encoding="utf-8")
             for mutant in mutants_of(source, name):
                 key = hashlib.sha256(json.dumps([mutant.source, *tests]).encode()).hexdigest()[:16]
@@ -145,7 +145,7 @@ def judge(batch: Sequence[Task], tree: Path, worker: Worker, limit: float) -> It
     if judged < len(batch):
         raise InputError(f"{exercise.name}: the process that tests its mutants has died: run the command again.")
     for task in survivors:
-        path = tree / path_of(task.function)
+        path = tree / source_path(task.function)
         source = path.read_text(encoding="utf-8")
         write(path, task.mutant.source)
         yield verdict(task, worker.run(tree, exercise.tests, PATIENCE))
@@ -195,7 +195,7 @@ def sweep(tasks: Sequence[Task], jobs: int, limit: float, on_verdict: Callable[[
     with ExitStack() as stack:
         working = min(jobs, waiting.qsize())
         for _ in range(working):
-            tree, worker = stack.enter_context(tree_of(ROOT)), Worker("tools.mutants.worker")
+            tree, worker = stack.enter_context(temporary_tree(ROOT)), Worker("tools.mutants.worker")
             thread = threading.Thread(target=work, args=(worker, tree))
             stack.callback(thread.join)
             stack.enter_context(worker)  # exited before the join: a thread ends when its worker has ended
@@ -264,7 +264,7 @@ def listed(verdicts: Iterable[Verdict]) -> str:
     """List unexplained survivors, and killed mutants that EQUIVALENT lists by mistake."""
     lines = []
     for verdict in verdicts:
-        location = f"{path_of(verdict.function)}:{verdict.line}"
+        location = f"{source_path(verdict.function)}:{verdict.line}"
         if verdict.survived:
             lines.append(f"survived  {verdict.exercise}, {location}, {verdict.operator}: {verdict.change}")
         elif verdict.killed and verdict.explained:

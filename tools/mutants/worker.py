@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from course.grader import worker_main
-from course.grader.forks import be_a_fork, outcome_of
+from course.grader.forks import be_a_fork, collect_outcome
 
 LONGER = 5  # a mutant's limit of processor time, as a multiple of the unchanged function's time; at least `limit`
 WAITING = 10  # a mutant's limit of wall-clock time, as a multiple of that limit
@@ -56,7 +56,7 @@ class Nest:
                     put_in(self.root, **mutant)
                 return None
             os.close(writer)
-            result = outcome_of(child, reader, None if seconds is None else WAITING * seconds)
+            result = collect_outcome(child, reader, None if seconds is None else WAITING * seconds)
             if path is not None:
                 worker_main.write(path, source)
             os.write(self.answers, (json.dumps(result) + "\n").encode())

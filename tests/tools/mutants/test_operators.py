@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from course.copies import ROOT, place_of
+from course.copies import ROOT, path_and_name
 from course.edit import find_function
 from course.exercises import EXERCISES
 from tools.mutants.operators import mutants_of
@@ -96,7 +96,7 @@ def test_equal_changes_are_numbered_in_file_order() -> None:
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_mutants_of_an_exercise_are_distinct_and_change_only_its_function(exercise) -> None:
     for function in exercise.functions:
-        path, name = place_of(function)
+        path, name = path_and_name(function)
         source = (ROOT / path).read_text()
         lines = source.splitlines()
         node = find_function(source, name)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from course.copies import ROOT, place_of
+from course.copies import ROOT, path_and_name
 from course.edit import fixed_names
 from course.exercises import EXERCISES, Exercise, chosen
-from course.grader.forks import be_a_fork, outcome_of
+from course.grader.forks import be_a_fork, collect_outcome
 from course.grader.worker import Worker
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
@@ -154,7 +154,7 @@ def test_a_fork_is_stopped_at_the_limit_or_at_the_first_failure() -> None:
             while True:
                 pass
         os.close(writer)
-        result = outcome_of(child, reader, limit)
+        result = collect_outcome(child, reader, limit)
         assert result["failed"] == failed and not result["ended"]
 
 
@@ -271,7 +271,7 @@ def test_every_equivalent_mutant_is_still_there() -> None:
 
 @pytest.mark.parametrize("function", sorted({known.function for known in EQUIVALENT}))
 def test_renaming_all_local_variables_moves_no_equivalent_mutant(function) -> None:
-    path, name = place_of(function)
+    path, name = path_and_name(function)
     source = (ROOT / path).read_text()
     source = with_renamed(source, name, local_variables(source, name))
     changes, fixed = {mutant.change for mutant in mutants_of(source, name)}, fixed_names(source)
