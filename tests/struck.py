@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from tools.faults import FAULTS, World, is_alive, processes_of, small_disk, wrong_clock
+from tools.faults import FAULTS, World, is_alive, job_processes, small_disk, wrong_clock
 
 PATIENCE = 30.0  # seconds to wait for a fault's effect, on a busy machine
 
@@ -109,7 +109,7 @@ def struck() -> dict[str, object]:
                 if not is_alive(job):
                     reported = {f"exit {os.waitstatus_to_exitcode(os.waitpid(job, 0)[1])}"}
                     break
-                if fault == "dead rank" and processes_of(job) == [job]:
+                if fault == "dead rank" and job_processes(job) == [job]:
                     reported.add("only the first is left")
             results[fault] = sorted(reported - {"well"})
             with suppress(ProcessLookupError):

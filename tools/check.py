@@ -62,7 +62,7 @@ def python_files() -> frozenset[Path]:
     return frozenset(Path(name) for name in git("ls-files", "--cached", "--others", "--exclude-standard", "*.py"))
 
 
-def files_of(module: str) -> set[Path]:
+def module_files(module: str) -> set[Path]:
     path = Path(*module.split("."))
     return {path.with_suffix(".py"), path / "__init__.py"}
 
@@ -72,10 +72,10 @@ def imported(file: Path) -> set[Path]:
     files: set[Path] = set()
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.Import):
-            files = files.union(*(files_of(alias.name) for alias in node.names))
+            files = files.union(*(module_files(alias.name) for alias in node.names))
         elif isinstance(node, ast.ImportFrom) and node.module:
-            files |= files_of(node.module)
-            files = files.union(*(files_of(f"{node.module}.{alias.name}") for alias in node.names))
+            files |= module_files(node.module)
+            files = files.union(*(module_files(f"{node.module}.{alias.name}") for alias in node.names))
     return files
 
 
@@ -100,7 +100,7 @@ def distances(changed: Iterable[Path]) -> dict[Path, int]:
     return {file: distance for file, distance in reached.items() if file in test_files()}
 
 
-def own_tests(changed: Iterable[Path]) -> set[Path]:
+def matching_tests(changed: Iterable[Path]) -> set[Path]:
     """Return the test files named after the changed files or their folders, such as tests/tools/test_docs.py for docs/.
 
     tests/x/test_y.py belongs to x/y.py and nanorlhf/x/y.py, tests/test_y.py to y.py and nanorlhf/y.py. Files outside
@@ -128,11 +128,11 @@ def known_seconds() -> dict[str, float]:
     return json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
 
 
-def seconds_of(file: Path) -> float:
+def file_seconds(file: Path) -> float:
     return known_seconds().get(str(file), UNKNOWN * (ROOT / file).read_text().count("\ndef test_"))
 
 
-def functions_of(file: Path) -> dict[str, float]:
+def seconds_by_test(file: Path) -> dict[str, float]:
     """Return the node ids of a file's test functions and their seconds; unknown ones get a share of the file's time."""
     kept = SECONDS.with_name("seconds_of_tests")
     known = json.loads(kept.read_text()) if kept.exists() else {}
@@ -143,36 +143,36 @@ def functions_of(file: Path) -> dict[str, float]:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
         if not any("slow" in ast.unparse(decorator) for decorator in node.decorator_list)
     ]
-    return {name: known.get(name, seconds_of(file) / len(names)) for name in names}
+    return {name: known.get(name, file_seconds(file) / len(names)) for name in names}
 
 
-def quickest(seconds_of_each: dict[str, float], seconds: float) -> list[str]:
+def quickest(seconds_by_name: dict[str, float], seconds: float) -> list[str]:
     """Return the quickest tests that fit in the time together, at least one."""
     selected: list[str] = []
-    for name in sorted(seconds_of_each, key=lambda name: seconds_of_each[name]):
-        seconds -= seconds_of_each[name]
+    for name in sorted(seconds_by_name, key=lambda name: seconds_by_name[name]):
+        seconds -= seconds_by_name[name]
         if selected and seconds < 0:
             break
         selected.append(name)
     return selected
 
 
-def own_first(files: Iterable[Path], seconds: float, workers: int) -> tuple[list[str], list[str], float]:
+def select_required(files: Iterable[Path], seconds: float, workers: int) -> tuple[list[str], list[str], float]:
     """Divide the time between the files that must run: return what to run, what to skip, and the remaining seconds.
 
     A worker runs a whole file, so no file may take longer than one worker's share of the time.
     """
     selected: list[str] = []
     skipped: list[str] = []
-    waiting = sorted(files, key=seconds_of)
+    waiting = sorted(files, key=file_seconds)
     limit = seconds / workers
     while waiting:
         file, share = waiting.pop(0), min(limit, seconds / (1 + len(waiting)))
-        if seconds_of(file) <= share:
+        if file_seconds(file) <= share:
             selected.append(str(file))
-            seconds -= seconds_of(file)
+            seconds -= file_seconds(file)
             continue
-        each = functions_of(file)
+        each = seconds_by_test(file)
         picked = quickest(each, share)
         selected += picked
         skipped += [name for name in each if name not in picked]
@@ -180,13 +180,13 @@ def own_first(files: Iterable[Path], seconds: float, workers: int) -> tuple[list
     return selected, skipped, seconds
 
 
-def chosen(distance_of: dict[Path, int], seconds: float) -> list[Path]:
+def chosen(file_distances: dict[Path, int], seconds: float) -> list[Path]:
     """Return the closest files that fit, quicker ones first; a file that doesn't fit is skipped, later ones may fit."""
     selected = []
-    for file in sorted(distance_of, key=lambda file: (distance_of[file], seconds_of(file))):
-        if seconds_of(file) <= seconds:
+    for file in sorted(file_distances, key=lambda file: (file_distances[file], file_seconds(file))):
+        if file_seconds(file) <= seconds:
             selected.append(file)
-            seconds -= seconds_of(file)
+            seconds -= file_seconds(file)
     return selected
 
 
@@ -199,10 +199,10 @@ def main(args: Args) -> None:
     python = [file for file in changed if file.suffix == ".py" and (ROOT / file).exists()]
     narrow = [file.relative_to(ROOT) for file in narrow_files(ROOT) if file.relative_to(ROOT) in changed]
     near = distances(changed)
-    own = own_tests(changed) | {file for file, distance in near.items() if distance == 0}
-    near |= dict.fromkeys(own, 0)
-    tests, skipped, seconds = own_first(own, args.workers * max(0.0, args.seconds - START), args.workers)
-    other_tests = chosen({file: distance for file, distance in near.items() if file not in own}, seconds)
+    required = matching_tests(changed) | {file for file, distance in near.items() if distance == 0}
+    near |= dict.fromkeys(required, 0)
+    tests, skipped, seconds = select_required(required, args.workers * max(0.0, args.seconds - START), args.workers)
+    other_tests = chosen({file: distance for file, distance in near.items() if file not in required}, seconds)
     files = {name.split("::")[0] for name in tests} | {str(file) for file in other_tests}
     ruff = [sys.executable, "-m", "ruff"]
     hundred = ["--config", "line-length = 100", "--config", "format.exclude = []"]

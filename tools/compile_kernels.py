@@ -114,17 +114,17 @@ def launches() -> list[Launch]:
     """Return every kernel in every configuration that the library can launch, recorded from calls on meta tensors."""
     result = []
     for length in (2**i for i in range(gae.BLOCK.bit_length())):
-        result += launches_of(gae.gae_triton, empty(B, length), empty(B, length), 1.0, 0.95)
+        result += record_launches(gae.gae_triton, empty(B, length), empty(B, length), 1.0, 0.95)
     rows, ids = empty(N), slice(0, logprobs.GPU_BLOCK // N)
     for dtype in (torch.float32, torch.bfloat16):
         logits = empty(N, V, dtype=dtype)
-        result += launches_of(kl.kl_triton, logits, logits)
+        result += record_launches(kl.kl_triton, logits, logits)
     hidden, weight = empty(N, C, dtype=torch.bfloat16), empty(V, C, dtype=torch.bfloat16)
     labels = empty(N, dtype=torch.int64)
     # with neither bias nor cap, and with both
     for bias, cap in ((None, None), (empty(V), 30.0)):
-        result += launches_of(logprobs.linear_forward_triton, hidden, weight, labels, bias, 0.7, cap, None)
-        result += launches_of(
+        result += record_launches(logprobs.linear_forward_triton, hidden, weight, labels, bias, 0.7, cap, None)
+        result += record_launches(
             logprobs.linear_backward_triton, hidden, weight, labels, bias, 0.7, cap, rows, rows, (rows, rows), ids, None
         )  # fmt: skip
     return result
@@ -134,7 +134,7 @@ def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(*size, dtype=dtype, device="meta")
 
 
-def launches_of(call: Callable, *inputs) -> list[Launch]:
+def record_launches(call: Callable, *inputs) -> list[Launch]:
     """Record what a call launches, once per configuration of the autotuner, without running it."""
     recorded: list[tuple] = []
     kernels = gae.gae_kernel, kl.kl_kernel, logprobs.linear_forward_kernel, logprobs.linear_backward_kernel
@@ -282,22 +282,22 @@ def moved_bytes(launch: Launch, at_a_time: int, cache_bytes: int) -> int:
 
 def predicted_seconds(launch: Launch, card: Card, num_bytes: int) -> float:
     """Return a lower bound of a launch's time: no kernel reaches the published bandwidth or rate."""
-    products = 0.0
+    matmul_seconds = 0.0
     if launch.kernel.__name__.startswith("linear"):
         arguments = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
-        products = 2 * arguments["N"] * arguments["V"] * arguments["C"] / card.rate
-    return max(num_bytes / card.bandwidth, products)
+        matmul_seconds = 2 * arguments["N"] * arguments["V"] * arguments["C"] / card.rate
+    return max(num_bytes / card.bandwidth, matmul_seconds)
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
-def row_of(launch: Launch, architecture: int) -> dict:
+def make_row(launch: Launch, architecture: int) -> dict:
     card, binary = CARDS[architecture], compiled(launch, architecture)
     columns, warps = binary.pop("tensor_columns"), launch.config.num_warps
     resident = resident_programs(card, warps, binary["registers"], binary["shared_bytes"], columns)
     moved = moved_bytes(launch, max(resident, 1) * card.multiprocessors, card.cache_bytes // 2)
     minimum = minimum_bytes(launch)
     return {
-        **key_of(launch, architecture),
+        **row_key(launch, architecture),
         **binary,
         "occupancy": resident * warps / WARPS,
         "requested_bytes": requested_bytes(launch),
@@ -309,7 +309,7 @@ def row_of(launch: Launch, architecture: int) -> dict:
     }
 
 
-def key_of(launch: Launch, architecture: int) -> dict:
+def row_key(launch: Launch, architecture: int) -> dict:
     """Return the columns that identify a row."""
     return {
         "kernel": launch.kernel.__name__,
@@ -338,7 +338,7 @@ def measured_row(launch: Launch) -> dict:
 
     major, minor = torch.cuda.get_device_capability()
     return {
-        **key_of(launch, 10 * major + minor),
+        **row_key(launch, 10 * major + minor),
         "measured_us": short(1e3 * triton.testing.do_bench(start, return_mode="median")),
         "gpu": torch.cuda.get_device_name(),
         "triton": triton.__version__,
@@ -391,7 +391,7 @@ def main(args: Args) -> None:
         write_table(args.measure, rows)
         return
     for launch, architecture in product(launches(), CARDS):
-        rows.append(row_of(launch, architecture))
+        rows.append(make_row(launch, architecture))
         print(*rows[-1].values(), flush=True)
     write_table(args.out, rows)
     print(summary(rows, read_table(MEASURED)))

@@ -86,7 +86,7 @@ class Case:
     @property
     def key(self) -> str:
         """A hash of the case, the doctor and the code, which determine the verdict."""
-        return hashlib.sha256(digest_of_code() + repr(self).encode()).hexdigest()[:16]
+        return hashlib.sha256(hash_code() + repr(self).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -105,20 +105,20 @@ class Verdict:
 
 
 @functools.cache
-def digest_of_code() -> bytes:
+def hash_code() -> bytes:
     digest = hashlib.sha256()
     for path in sorted([*ROOT.glob("train_*.py"), *ROOT.glob("nanorlhf/**/*.py"), *ROOT.glob("kernels/*.py")]):
         digest.update(path.read_bytes())
     return digest.digest()
 
 
-def stages_of(bug: Bug) -> tuple[str, ...]:
+def bug_stages(bug: Bug) -> tuple[str, ...]:
     return STAGES.get(bug.where, STAGES.get(bug.where.partition(":")[0], ("ppo",)))
 
 
 def all_cases() -> list[Case]:
-    cases = [Case(bug.name, "course", bug.level, (bug,), stages_of(bug)) for bug in BUGS]
-    cases += [Case(bug.name, "new", bug.level, (bug,), stages_of(bug)) for bug in OTHER_BUGS]
+    cases = [Case(bug.name, "course", bug.level, (bug,), bug_stages(bug)) for bug in BUGS]
+    cases += [Case(bug.name, "new", bug.level, (bug,), bug_stages(bug)) for bug in OTHER_BUGS]
     for change in CHANGES:
         stages = (change.stage,) if change.stage else ()
         right = () if change.right is None else (change.right,)
@@ -138,7 +138,7 @@ def planted(edits: tuple[Bug, ...]) -> Iterator[Path]:
 
 
 @functools.cache
-def found_in_code(edits: tuple[Bug, ...]) -> list[Finding]:
+def code_findings(edits: tuple[Bug, ...]) -> list[Finding]:
     """Run `doctor code` on the edited tree; cached, because several right changes have no edits."""
     with planted(edits) as tree:
         return code.examine(tree)[0]
@@ -147,7 +147,7 @@ def found_in_code(edits: tuple[Bug, ...]) -> list[Finding]:
 def judge(case: Case, args: Args) -> Verdict:
     """Run both forms of the doctor on the code with this case's edits."""
     began = time.monotonic()
-    findings = found_in_code(case.edits)
+    findings = code_findings(case.edits)
     runs: list[Path] = []
     crashed: list[str] = []
     with planted(case.edits) as tree:
@@ -157,10 +157,10 @@ def judge(case: Case, args: Args) -> Verdict:
                 runs.append(out)
             else:
                 crashed.append(stage)
-    of_runs = diagnosis.examine(runs) if runs else []
+    run_findings = diagnosis.examine(runs) if runs else []
     return Verdict(
         case.key, case.name, case.kind, case.level, names(findings),
-        names(of_runs) + [f"{stage} fails" for stage in crashed], [*map(str, [*findings, *of_runs])],
+        names(run_findings) + [f"{stage} fails" for stage in crashed], [*map(str, [*findings, *run_findings])],
         round(time.monotonic() - began, 1),
     )  # fmt: skip
 
@@ -175,8 +175,8 @@ def train(tree: Path, stage: str, demo: Path, out: Path, extra_flags: Sequence[s
     if stage != "sft":
         flags["sft"] = demo / "sft"
     if stage in ("ppo", "grpo"):  # a bug in the reward model has trained a separate one
-        own_reward_model = out.parent / "rm"
-        flags |= {"reward-model": own_reward_model if own_reward_model.exists() else demo / "rm", "trace": 4}
+        new_reward_model = out.parent / "rm"
+        flags |= {"reward-model": new_reward_model if new_reward_model.exists() else demo / "rm", "trace": 4}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, str(tree / f"train_{stage}.py"), *words, *extra_flags, "--overwrite"]
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
@@ -243,9 +243,9 @@ def main(args: Args) -> None:
             writer.writerow(("bug", "from", "level", "code", "run"))
             writer.writerows(table_rows(verdicts))
     if args.healthy:
-        of_runs = examine_below(args.healthy)
-        print(f"{len(of_runs)} runs, {sum(map(bool, of_runs.values()))} with findings")
-        for path, findings in of_runs.items():
+        run_findings = examine_below(args.healthy)
+        print(f"{len(run_findings)} runs, {sum(map(bool, run_findings.values()))} with findings")
+        for path, findings in run_findings.items():
             print(*(f"{path}: {finding}" for finding in findings), sep="\n", end="\n" if findings else "")
 
 

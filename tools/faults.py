@@ -115,7 +115,7 @@ def is_alive(job: int) -> bool:
     return os.waitid(os.P_PID, job, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
-def processes_of(job: int) -> list[int]:
+def job_processes(job: int) -> list[int]:
     """Return the running processes of a job's process group."""
     processes = []
     for file in Path("/proc").glob("[0-9]*/stat"):
@@ -173,7 +173,7 @@ class World:
         Raises ProcessLookupError if the run ends meanwhile.
         """
         send = self.draw.choice((os.kill, os.killpg))  # to the main process, or to the whole group
-        processes = processes_of(job)
+        processes = job_processes(job)
         if not processes:  # the process group doesn't exist yet
             return False
         match fault:

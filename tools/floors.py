@@ -31,10 +31,10 @@ def modules(root: Path) -> dict[str, Path]:
     files = [*root.glob("*.py")]
     for folder in FOLDERS:
         files += (root / folder).rglob("*.py")
-    return {module_of(file, root): file for file in files}
+    return {module_name(file, root): file for file in files}
 
 
-def module_of(file: Path, root: Path) -> str:
+def module_name(file: Path, root: Path) -> str:
     parts = file.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -869,8 +869,8 @@ def in_child(entry: Entry, log: Path) -> None:
 
 def resident(process: int | str) -> int:
     """Return resident bytes without mapped files, because a fork maps those again when it reads them."""
-    _, total, of_files, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
-    return (total - of_files) * PAGE
+    _, total, mapped, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
+    return (total - mapped) * PAGE
 
 
 def wait_for(child: int) -> tuple[int, int, str]:

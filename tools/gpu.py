@@ -157,8 +157,8 @@ def group_lives(process: subprocess.Popen) -> bool:
 def outcomes(text: str) -> dict[str, str]:
     """Read the outcome of each test from pytest's -vv output; `unfinished`: was running when pytest was killed."""
     matches = re.findall(r"^(tests?\S*::.+?) ?(PASSED|FAILED|ERROR|SKIPPED|XFAIL|$)(?: .*)?$", text, re.MULTILINE)
-    of_workers = re.findall(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL) (.+?) *$", text, re.MULTILINE)
-    matches += [(name, outcome) for outcome, name in of_workers]
+    outcomes = re.findall(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL) (.+?) *$", text, re.MULTILINE)
+    matches += [(name, outcome) for outcome, name in outcomes]
     return {name: outcome.lower() or "unfinished" for name, outcome in matches}
 
 

@@ -94,7 +94,7 @@ def flags(root: Path, script: Path) -> int:
     return len(settings("Args"))
 
 
-def folder_of(file: str) -> str:
+def folder_name(file: str) -> str:
     """Return the folder that a file belongs to; nanorlhf's subfolders count separately."""
     parts = Path(file).parts
     if len(parts) == 1:
@@ -108,7 +108,7 @@ def lines_per_folder(root: Path) -> dict[str, int]:
     lines: dict[str, int] = {}
     for file in listed.splitlines():
         if file.endswith((".py", ".java", ".sh")) or file == "Makefile":
-            lines[folder_of(file)] = lines.get(folder_of(file), 0) + len((root / file).read_text().splitlines())
+            lines[folder_name(file)] = lines.get(folder_name(file), 0) + len((root / file).read_text().splitlines())
     return dict(sorted(lines.items()))
 
 

@@ -52,7 +52,7 @@ class Difference(NamedTuple):
     largest_gradient: float
 
 
-def loss_of(logprobs: Tensor, entropy: Tensor) -> Tensor:
+def token_loss(logprobs: Tensor, entropy: Tensor) -> Tensor:
     """Return a loss on both, (N,) each, with a different gradient for each token."""
     return (logprobs * torch.linspace(-1, 1, len(logprobs)) + entropy).mean()
 
@@ -65,13 +65,13 @@ def difference(ours: GPT, theirs: transformers.PreTrainedModel) -> Difference:
     positions = (mask.long().cumsum(1) - 1).clamp(min=0)
     their_logits = theirs(ids, attention_mask=mask.long(), position_ids=positions).logits
     log_p = (their_logits[:, :-1][real] / TEMPERATURE).log_softmax(1)  # (N, V)
-    loss_of(log_p[torch.arange(len(labels)), labels], -(log_p.exp() * log_p).sum(1)).backward()
+    token_loss(log_p[torch.arange(len(labels)), labels], -(log_p.exp() * log_p).sum(1)).backward()
 
     hidden = ours(ids, mask)
     logprobs, entropy = linear_logprobs(
         hidden[:, :-1][real], ours.lm_head.weight, labels, ours.head_bias, TEMPERATURE, ours.config.logit_cap
     )
-    loss_of(logprobs, entropy).backward()
+    token_loss(logprobs, entropy).backward()
     logits = ours.logits(hidden)
 
     gradients: dict[str, Tensor] = {}

@@ -321,7 +321,7 @@ class Soak:
 
 
 # ------------------------------------------------------------------------------------------------------------- 3. main
-def own_size() -> tuple[int, int]:
+def process_size() -> tuple[int, int]:
     """Return this process's bytes in memory and number of open files."""
     gc.collect()
     with contextlib.suppress(AttributeError):  # free memory that glibc caches isn't a leak; other libcs lack the call
@@ -366,7 +366,7 @@ def main(args: Args) -> int:
                 for _ in soak.play(number):
                     bar.n = min(bar.total, round(time.monotonic() - begin))
                     bar.set_postfix_str(f"round {number}, {soak.hit.total()} faults")
-                now = own_size()
+                now = process_size()
                 sizes = now if number < args.first_round + 3 else sizes
                 if now[0] > sizes[0] + SPARE or now[1] > sizes[1]:
                     raise Failure(f"the soak itself grew from {sizes} to {now} (bytes, open files)")
@@ -392,7 +392,7 @@ def main(args: Args) -> int:
     if code != 1:
         shutil.rmtree(root)
     print(soak.table())
-    memory = [f"{size / 2**20:.0f} MiB" for size in (soak.largest_rss, sizes[0], own_size()[0])]
+    memory = [f"{size / 2**20:.0f} MiB" for size in (soak.largest_rss, sizes[0], process_size()[0])]
     print(
         f"{number - args.first_round} rounds, {soak.runs} runs, {time.monotonic() - begin:.0f} seconds. Memory: a run "
         f"at most {memory[0]}, the soak {memory[1]} after three rounds and {memory[2]} at the end."

@@ -165,8 +165,8 @@ def models_held(settings: dict) -> float:
     if "total_episodes" not in settings:
         return 2.0
     reward_models = settings.get("reward_model")
-    of_reward = len(reward_models) if isinstance(reward_models, list) else int(reward_models is not None)
-    return 2.0 + of_reward + ("value_coef" in settings)
+    num_reward_models = len(reward_models) if isinstance(reward_models, list) else int(reward_models is not None)
+    return 2.0 + num_reward_models + ("value_coef" in settings)
 
 
 def best_point(path: Path) -> str:
@@ -179,10 +179,10 @@ def best_point(path: Path) -> str:
     return max(known, key=lambda name: known[name])
 
 
-def flags_of(point: str) -> str:
+def to_flags(point: str) -> str:
     """Turn a grid point into flags of a script.
 
-    >>> flags_of("lr/3e-4/kl-coef/0.02")
+    >>> to_flags("lr/3e-4/kl-coef/0.02")
     '--lr 3e-4 --kl-coef 0.02'
     """
     words = point.split("/")
@@ -190,7 +190,7 @@ def flags_of(point: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ 2. tables
-def numbers_of(column: Iterable[Policy], key: str) -> np.ndarray:
+def seed_numbers(column: Iterable[Policy], key: str) -> np.ndarray:
     """Return a number at each seed (seeds,), NaN if unknown."""
     return np.array([policy.numbers.get(key) for policy in column], dtype=float)
 
@@ -198,7 +198,7 @@ def numbers_of(column: Iterable[Policy], key: str) -> np.ndarray:
 def gaps(column: list[Policy], theirs: dict[str, Numbers], key: str) -> np.ndarray:
     """Return our number minus theirs at each seed (seeds,), NaN if one is unknown."""
     their_numbers = [theirs.get(policy.seed, {}).get(key) for policy in column]
-    return numbers_of(column, key) - np.array(their_numbers, dtype=float)
+    return seed_numbers(column, key) - np.array(their_numbers, dtype=float)
 
 
 def known(values: np.ndarray) -> list[float]:
@@ -212,20 +212,20 @@ def cell(values: Sequence[float], digits: int, with_interval: bool = False) -> s
     ('1.5', '-')
     """
     interval = t_interval(values) if with_interval else None
-    return plus_minus(mean_of(values), interval and (interval[1] - interval[0]) / 2, digits)
+    return plus_minus(mean_or_none(values), interval and (interval[1] - interval[0]) / 2, digits)
 
 
-def mean_of(values: Sequence[float]) -> float | None:
+def mean_or_none(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
 def policy_table(policies: Policies) -> Lines:
     """Return one row per algorithm, means over seeds, without columns that no algorithm has."""
     everyone = [policy for column in policies.values() for policy in column]
-    columns = [column for column in EVALUATED + COSTS if len(known(numbers_of(everyone, column[0])))]
+    columns = [column for column in EVALUATED + COSTS if len(known(seed_numbers(everyone, column[0])))]
     lines = [["policy", "seeds", *(heading for _, heading, _, _ in columns)]]
     for name, column in policies.items():
-        cells = [cell(known(numbers_of(column, key)), digits, paired) for key, _, digits, paired in columns]
+        cells = [cell(known(seed_numbers(column, key)), digits, paired) for key, _, digits, paired in columns]
         lines.append([name, str(len(column)), *cells])
     return lines
 
@@ -243,7 +243,7 @@ def difference_table(policies: Policies, against: str) -> Lines:
         if name == against or not compared:
             continue
         differences = [(known(gaps(compared, theirs, key)), digits) for key, _, digits in columns]
-        cells = [number(mean_of(values), t_interval(values), digits, "+") for values, digits in differences]
+        cells = [number(mean_or_none(values), t_interval(values), digits, "+") for values, digits in differences]
         lines.append([name, str(len(compared)), *cells])
     return lines
 
@@ -256,7 +256,7 @@ def happened(policies: Policies, against: str) -> Section:
         values = known(gaps(column, theirs, "gold_score"))
         if name != against and values:
             interval = t_interval(values)
-            text = number(mean_of(values), interval, 2, "+")
+            text = number(mean_or_none(values), interval, 2, "+")
             gains[name] = interval and Gain("the gold score", interval, text)
     return Section(about=markup.verdict([comparison("the gold score", against, gains)]) if gains else "")
 
@@ -271,17 +271,17 @@ def equal_cost_table(policies: Policies) -> Lines:
     trained = {name: column for name, column in trained.items() if column}
     limits: dict[str, dict[str, float]] = {"tokens": {}, "seconds": {}}  # -> seed -> total cost of its cheapest run
     for policy in (policy for column in trained.values() for policy in column):
-        for key, of_seed in limits.items():
-            of_seed[policy.seed] = min(of_seed.get(policy.seed, np.inf), policy.updates[-1].get(key, np.inf))
+        for key, by_seed in limits.items():
+            by_seed[policy.seed] = min(by_seed.get(policy.seed, np.inf), policy.updates[-1].get(key, np.inf))
     lines = [["policy"]]
-    for key, of_seed in limits.items():
-        lines[0] += [f"gold after {fmean(of_seed.values()) if of_seed else np.nan:,.0f} {key}", "updates"]
+    for key, by_seed in limits.items():
+        lines[0] += [f"gold after {fmean(by_seed.values()) if by_seed else np.nan:,.0f} {key}", "updates"]
     for name, column in trained.items():
         line = [name]
-        for key, of_seed in limits.items():
-            fit = [[row for row in p.updates if row.get(key, np.inf) <= of_seed[p.seed]] for p in column]
+        for key, by_seed in limits.items():
+            fit = [[row for row in p.updates if row.get(key, np.inf) <= by_seed[p.seed]] for p in column]
             golds = [[row["gold_score"] for row in rows[-LAST:] if "gold_score" in row] for rows in fit]
-            line += [cell([fmean(some) for some in golds if some], 2, True), cell(list(map(len, fit)), 1)]
+            line += [cell([fmean(scores) for scores in golds if scores], 2, True), cell(list(map(len, fit)), 1)]
         lines.append(line)
     return lines
 
@@ -294,12 +294,12 @@ def grid_table(runs: Path) -> Lines:
         best = best_point(path)
         for name, row in list(evaluated(path).items())[1:]:
             cells = [number(float_at(row, str(path), key), digits=digits[key]) for key in digits]
-            lines.append([path.parts[-3], flags_of(name), *cells, "yes" if name == best else ""])
+            lines.append([path.parts[-3], to_flags(name), *cells, "yes" if name == best else ""])
     return lines
 
 
 # ----------------------------------------------------------------------------------------------------------- 3. figures
-def runs_of(column: list[Policy]) -> list[ComparedRun]:
+def runs_with_gold(column: list[Policy]) -> list[ComparedRun]:
     """Return the runs that logged a gold score."""
     needed = {"gold_score", "objective/score", "objective/kl_exact", "tokens"}
     return [p.run for p in column if p.run is not None and any(needed <= row.keys() for row in p.updates)]
@@ -311,24 +311,24 @@ def over_optimisation_figure(policies: Policies) -> Figure | None:
     Curves are means over seeds at each update; algorithms that log no updates get a dot per seed. Returns None if
     there is nothing to draw.
     """
-    start, *_ = policies.values()
-    of_start = {policy.seed: policy.numbers for policy in start}
-    curves = {name: runs for name, column in policies.items() if (runs := runs_of(column))}
+    initial_policies, *_ = policies.values()
+    initial = {policy.seed: policy.numbers for policy in initial_policies}
+    curves = {name: runs for name, column in policies.items() if (runs := runs_with_gold(column))}
     undrawn = {
         name: column for name, column in list(policies.items())[1:]
         if name not in curves and not any(p.is_best_of for p in column)
     }  # fmt: skip
-    best_of = [gains(column, of_start) for column in policies.values() if any(p.is_best_of for p in column)]
+    best_of = [gains(column, initial) for column in policies.values() if any(p.is_best_of for p in column)]
     # best-of-n at its analytic KL, starting at best of one, the initial policy: means over seeds
     best_points = np.array([(0.0, 0.0, 0.0), *(group.mean(0) for group in best_of if len(group))])  # (n, 3) as `gains`
-    panels = [*curves, *(["end of training"] if any(len(gains(group, of_start)) for group in undrawn.values()) else [])]
+    panels = [*curves, *(["end of training"] if any(len(gains(group, initial)) for group in undrawn.values()) else [])]
     if not panels:
         return None
 
     num_rows = -(-len(panels) // 3)
     figure = Figure(figsize=(12.6, 3.6 * num_rows), layout="constrained")
-    axes_of: list[Axes] = figure.subplots(num_rows, 3, squeeze=False, sharex=True, sharey=True).ravel().tolist()
-    for name, axes in zip(panels, axes_of, strict=False):
+    all_axes: list[Axes] = figure.subplots(num_rows, 3, squeeze=False, sharex=True, sharey=True).ravel().tolist()
+    for name, axes in zip(panels, all_axes, strict=False):
         label_axes(axes, name, "sqrt(KL)", "score, change since the start")
         for i, style, label in ((1, "-", "gold"), (2, "--", "proxy")):
             best_label = f"best of n, {label}"
@@ -342,19 +342,19 @@ def over_optimisation_figure(policies: Policies) -> Figure | None:
                 axes.plot(smooth(distance, LAST), smooth(scores - scores[0], LAST), style, color=color, label=label)
         else:
             for (other, column), (_, marker, _) in zip(undrawn.items(), cycle(STYLES), strict=False):
-                points = gains(column, of_start)
+                points = gains(column, initial)
                 axes.plot(points[:, 0], points[:, 1], marker, color=ORANGE, label=f"{other}, gold")
                 axes.plot(points[:, 0], points[:, 2], marker, color=BLUE, mfc="none", label=f"{other}, proxy")
         axes.legend(frameon=False, fontsize=8)
-    for axes in axes_of[len(panels) :]:
+    for axes in all_axes[len(panels) :]:
         axes.remove()
     return figure
 
 
-def gains(column: list[Policy], of_start: dict[str, Numbers]) -> np.ndarray:
+def gains(column: list[Policy], initial: dict[str, Numbers]) -> np.ndarray:
     """Return sqrt(KL) and the gains in gold and proxy score, (seeds, 3), for seeds where all three are known."""
-    distance = np.sqrt(numbers_of(column, "kl").clip(min=0))
-    points = np.stack([distance, gaps(column, of_start, "gold_score"), gaps(column, of_start, "rm_score")], axis=1)
+    distance = np.sqrt(seed_numbers(column, "kl").clip(min=0))
+    points = np.stack([distance, gaps(column, initial, "gold_score"), gaps(column, initial, "rm_score")], axis=1)
     return points[~np.isnan(points).any(1)]
 
 
@@ -366,13 +366,13 @@ def token_figure(policies: Policies) -> Figure | None:
     figure, axes = panel("What a sampled token buys", "tokens sampled", "gold score")
     figure.set_size_inches(7.2, 4.4)
     for (name, column), (color, marker, style) in zip(list(policies.items())[1:], cycle(STYLES), strict=False):
-        if runs := runs_of(column):
+        if runs := runs_with_gold(column):
             sampled, (_, mean, sd) = mean_and_sd(runs, "tokens")[1], mean_and_sd(runs, "gold_score")
             mean = smooth(mean, LAST)
             axes.plot(sampled, mean, style, color=color, linewidth=1.8, label=name)
             axes.fill_between(sampled, mean - sd, mean + sd, color=color, alpha=0.12, linewidth=0)
             continue
-        tokens, golds = (known(numbers_of(column, key)) for key in ("tokens", "gold_score"))
+        tokens, golds = (known(seed_numbers(column, key)) for key in ("tokens", "gold_score"))
         if tokens and golds:
             axes.plot(fmean(tokens), fmean(golds), marker, color=color, label=f"{name}, at its end")
     if not axes.lines:

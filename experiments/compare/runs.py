@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.compare.report import best_point, flags_of
+from experiments.compare.report import best_point, to_flags
 from experiments.runs import START, Args, Run, Words, evaluation, stage, world
 
 
@@ -130,7 +130,7 @@ def compare(args: Compare) -> Iterator[list[Run]]:
         for run in (*compared_world(directory, seed), sampled_winners(directory, seed))
     ]
     yield [
-        stage(args.out / "grid" / name / point, args.grid_seed, *algorithm(name, grid_world), *flags_of(point).split())
+        stage(args.out / "grid" / name / point, args.grid_seed, *algorithm(name, grid_world), *to_flags(point).split())
         for name in args.algorithms
         for point in points(args, name)
     ]
@@ -146,7 +146,7 @@ def compare(args: Compare) -> Iterator[list[Run]]:
         point = best_point(path) if path.exists() else points(args, name)[0]  # --dry-run may come first
         for seed in args.seeds:
             directory = args.out / str(seed)
-            runs.append(stage(directory / name, seed, *algorithm(name, directory), *flags_of(point).split()))
+            runs.append(stage(directory / name, seed, *algorithm(name, directory), *to_flags(point).split()))
     yield runs
     evaluations = []
     for seed in args.seeds:

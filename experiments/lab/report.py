@@ -225,7 +225,7 @@ def draw_calibration(axes: Axes, settings: Iterable[Setting]) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- 3. page
-def table_of(dials: dict[str, list[Setting]]) -> Lines:
+def make_table(dials: dict[str, list[Setting]]) -> Lines:
     """Return one row per setting, without columns that no setting has."""
     settings = [setting for column in dials.values() for setting in column]
     columns = [column for column in COLUMNS if any(s.numbers.get(column[0]) is not None for s in settings)]
@@ -266,7 +266,7 @@ def main(args: Args) -> list[str]:
     drawn = {dial: figure for dial, settings in dials.items() if (figure := dial_figure(settings))}
     paragraphs = [paragraph for settings in dials.values() if (paragraph := happened(settings))]
     return write_gallery(
-        args.out / "lab.html", args.runs, "The preference laboratory", paragraphs, table_of(dials), drawn
+        args.out / "lab.html", args.runs, "The preference laboratory", paragraphs, make_table(dials), drawn
     )
 
 

@@ -95,17 +95,17 @@ def whole_metrics(run: Path) -> Rows:
 
 
 # ------------------------------------------------------------------------------------------------------------- 2. table
-def table_of(settings: list[Setting]) -> Lines:
+def make_table(settings: list[Setting]) -> Lines:
     """Return one row per setting, means over seeds, without columns on policies if none was evaluated."""
-    of_policies = OF_POLICIES if any(setting.policies for setting in settings) else ()
-    gains = gains_of(settings)
-    lines = [["sampler", "correction", "seeds", *(heading for _, heading, _ in (*OF_UPDATES, *of_policies))]]
+    policy_columns = OF_POLICIES if any(setting.policies for setting in settings) else ()
+    gains = compute_gains(settings)
+    lines = [["sampler", "correction", "seeds", *(heading for _, heading, _ in (*OF_UPDATES, *policy_columns))]]
     lines[0] += ["gold score minus exact"] if gains else []
     for setting in settings:
         columns: list[tuple[list, int]] = []  # a number or None per seed, and digits
         for key, _, digits in OF_UPDATES:
             columns.append(([fmean(row[key] for row in rows) for rows in setting.updates], digits))
-        for key, _, digits in of_policies:
+        for key, _, digits in policy_columns:
             columns.append(([policy[key] for policy in setting.policies.values()], digits))
         cells = [plus_minus(**mean_and_std(np.array(seeds, dtype=float)), digits=digits) for seeds, digits in columns]
         gain = gains.get(f"{setting.sampler}/{setting.correction}")
@@ -114,7 +114,7 @@ def table_of(settings: list[Setting]) -> Lines:
     return lines
 
 
-def gains_of(settings: list[Setting]) -> dict[str, Gain | None]:
+def compute_gains(settings: list[Setting]) -> dict[str, Gain | None]:
     """Return sampler/correction -> gain in gold score over the exact sampler, over seeds; None for a single seed.
 
     Empty if the exact sampler wasn't evaluated.
@@ -166,9 +166,9 @@ def main(args: Args) -> list[str]:
         sampler: sampler_figure([setting for setting in settings if setting.sampler == sampler], exact)
         for sampler in samplers
     }
-    title, gains = "The sampler is not the policy", gains_of(settings)
+    title, gains = "The sampler is not the policy", compute_gains(settings)
     happened = [comparison("the gold score", "the exact sampler", gains)] if gains else []
-    return write_gallery(args.out / "mismatch.html", args.runs, title, happened, table_of(settings), drawn)
+    return write_gallery(args.out / "mismatch.html", args.runs, title, happened, make_table(settings), drawn)
 
 
 if __name__ == "__main__":

@@ -225,10 +225,10 @@ def fits(points: Sequence[Point], method: str) -> dict[str, dict[int, Fit]]:
             groups.setdefault(point.case, {}).setdefault(point.seed, []).append(point)
     by_case: dict[str, dict[int, Fit]] = {}
     for case in CASES:
-        for seed, of_case in groups.get(case, {}).items():
+        for seed, case_points in groups.get(case, {}).items():
             start = starts.get((seed, CASES[case].policy))
-            if start and len(of_case) > 2:
-                by_case.setdefault(case, {})[seed] = fitted(of_case, fmean(start))
+            if start and len(case_points) > 2:
+                by_case.setdefault(case, {})[seed] = fitted(case_points, fmean(start))
     return by_case
 
 
@@ -242,15 +242,15 @@ def fit_table(by_case: dict[str, dict[int, Fit]], with_end: bool = True) -> Line
     """Return the fits of each case, means over worlds. with_end: gain and KL at the end too."""
     lines = [["", "alpha", "beta", "gain at best", *["gain at the end", "KL at the end"] * with_end]]
     for case, by_seed in by_case.items():
-        fits_of_case = list(by_seed.values())
+        case_fits = list(by_seed.values())
         line = [
             case,
-            over_worlds([fit.alpha for fit in fits_of_case]),
-            over_worlds([fit.beta for fit in fits_of_case]),
-            over_worlds([fit.best[0] for fit in fits_of_case]),
+            over_worlds([fit.alpha for fit in case_fits]),
+            over_worlds([fit.beta for fit in case_fits]),
+            over_worlds([fit.best[0] for fit in case_fits]),
         ]
         if with_end:
-            line += [over_worlds([fit.end[i] for fit in fits_of_case], digits) for i, digits in ((0, 2), (1, 1))]
+            line += [over_worlds([fit.end[i] for fit in case_fits], digits) for i, digits in ((0, 2), (1, 1))]
         lines.append(line)
     return lines
 
@@ -296,7 +296,7 @@ def difference_lines(points: Sequence[Point]) -> Lines:
     return lines
 
 
-def figure_of(points: Sequence[Point], method: str) -> Figure | None:
+def draw_figure(points: Sequence[Point], method: str) -> Figure | None:
     """Draw gold score, fits and proxy score over sqrt(KL), a panel per question. Dots are updates or n."""
     by_case = fits(points, method)
     panels = {title: [case for case in cases if by_case.get(case)] for title, cases in PANELS.items()}
@@ -326,7 +326,7 @@ def draw(axes: Axes, points: Sequence[Point], by_seed: dict[int, Fit], case: str
 
 
 def pictures(points: Sequence[Point]) -> dict[str, Figure]:
-    drawn = {"scaling_rl.png": figure_of(points, "rl"), "scaling_best_of.png": figure_of(points, "best-of-n")}
+    drawn = {"scaling_rl.png": draw_figure(points, "rl"), "scaling_best_of.png": draw_figure(points, "best-of-n")}
     return {name: figure for name, figure in drawn.items() if figure}
 
 

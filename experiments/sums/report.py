@@ -133,7 +133,7 @@ def policy_lines(policies: Iterable[Policy]) -> Iterator[list[str]]:
         yield [policy.seed, policy.name, *("" if x is None else f"{x:.6g}" for x in cells)]
 
 
-def tables_of(rows: Iterable[dict[str, str]]) -> dict[str, Lines]:
+def make_tables(rows: Iterable[dict[str, str]]) -> dict[str, Lines]:
     """Return title -> table from the lines of sums.csv: BY_SEED, and the means of MEANS over seeds.
 
     The initial policy is in each table. Tables with no other policy are omitted.
@@ -271,7 +271,7 @@ def main(args: Args) -> list[str]:
     by_name = group_by_name(policies)
     text = csv_text(policy_lines(policies))
     rows = list(csv.DictReader(io.StringIO(text)))
-    tables = tables_of(rows)
+    tables = make_tables(rows)
     for base in (START, "ppo"):
         if len(table := differences(rows, base)) > 1:
             tables[f"Minus {base}, seed by seed"] = table

@@ -20,7 +20,7 @@ import numpy as np
 import scipy  # .stats loads with its first use
 from matplotlib.figure import Figure
 
-from experiments.compare.report import EVALUATED, cell, costs, mean_of, with_costs
+from experiments.compare.report import EVALUATED, cell, costs, mean_or_none, with_costs
 from experiments.tables import csv_text, evaluated, float_at, markdown, with_tables
 from experiments.worlds.paired import Paired, detectable_effect, holm, paired, worlds_needed
 from nanorlhf.cli import run_module
@@ -118,7 +118,7 @@ def is_number(text: str) -> bool:
         return False
 
 
-def key_of(row: Row) -> tuple[str, ...]:
+def row_key(row: Row) -> tuple[str, ...]:
     return tuple(row[name] for name in KEY)
 
 
@@ -134,7 +134,7 @@ def joined(rows: Iterable[Row]) -> list[Row]:
 
     unique: dict[tuple[str, ...], Row] = {}
     for row in sorted(rows, key=sort_key):
-        unique.setdefault(key_of(row), row)
+        unique.setdefault(row_key(row), row)
     return list(unique.values())
 
 
@@ -174,7 +174,7 @@ def explained_variance(run: Path) -> tuple[float | None, float | None]:
 
 
 # ------------------------------------------------------------------------------------------------------- 2. the tuning
-def settings_of(row: Row) -> Row:
+def row_settings(row: Row) -> Row:
     return {name: row[name] for name in SETTINGS}
 
 
@@ -186,7 +186,7 @@ def tuned(rows: Iterable[Row], algorithm: str) -> list[tuple[Row, list[float]]]:
     scores: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
         if row["phase"] == "tune" and row["algorithm"] == algorithm:
-            scores.setdefault(tuple(settings_of(row).values()), []).append(float(row["gold_score"]))
+            scores.setdefault(tuple(row_settings(row).values()), []).append(float(row["gold_score"]))
     ranked = sorted(scores.items(), key=lambda item: (-len(item[1]), -fmean(item[1]), item[0]))
     return [(dict(zip(SETTINGS, words, strict=True)), golds) for words, golds in ranked]
 
@@ -300,12 +300,12 @@ def mean_lines(rows: list[Row]) -> Lines:
     """Return the lines of worlds_means.csv: the spread of gold win rates, and means with half their 95% intervals."""
     keys = (*(key for key, *_ in EVALUATED), "tokens", "seconds")
     lines = [["budget", "algorithm", "worlds", *SPREAD, *(name for key in keys for name in (key, f"{key}_half"))]]
-    for budget in budgets_of(rows):
+    for budget in final_budgets(rows):
         for name, by_world in finals(rows, budget).items():
             numbers = spread(column(by_world, "gold_win_rate"))
             for key in keys:
                 values = column(by_world, key)
-                numbers += [mean_of(values), half_width(values)]
+                numbers += [mean_or_none(values), half_width(values)]
             lines.append([str(budget), name, str(len(by_world)), *csv_cells(numbers)])
     return lines
 
@@ -315,7 +315,7 @@ def summary_table(rows: list[Row]) -> Lines:
 
     A difference is bold if Holm's p < 0.05 over all pairs at the budget.
     """
-    by_budget = {budget: finals(rows, budget) for budget in budgets_of(rows)}
+    by_budget = {budget: finals(rows, budget) for budget in final_budgets(rows)}
     cells: dict[tuple[int, str], str] = {}  # budget, algorithm -> difference to PPO
     for budget, by_name in by_budget.items():
         for pair in pairs(by_name, "gold_win_rate"):
@@ -395,15 +395,15 @@ def variant_lines(rows: list[Row]) -> Lines:
             *("minus_as_tuned", "low", "high", *VARIANCE, "rank_correlation", "rank_correlation_p"),
         ]
     ]
-    for budget in budgets_of(rows):
+    for budget in final_budgets(rows):
         by_name = finals(rows, budget, variants=True)
         for name, by_world in by_name.items() if len(by_name) > 1 else ():
             rates, gaps = column(by_world, "gold_win_rate"), gaps_to_tuned(by_name, name)
             numbers = [
-                *(*spread(rates), mean_of(rates), half_width(rates)),
+                *(*spread(rates), mean_or_none(rates), half_width(rates)),
                 float(np.std(rates, ddof=1)) if len(rates) > 1 else None,
-                *(mean_of(gaps), *(t_interval(gaps) or (None, None))),
-                *(mean_of(column(by_world, key)) for key in VARIANCE),
+                *(mean_or_none(gaps), *(t_interval(gaps) or (None, None))),
+                *(mean_or_none(column(by_world, key)) for key in VARIANCE),
                 *correlation(by_world),
             ]
             lines.append([str(budget), name, str(len(by_world)), *csv_cells(numbers)])
@@ -420,7 +420,7 @@ def correlation(by_world: dict[str, Row]) -> tuple[float | None, float | None]:
     return float(result.statistic), float(result.pvalue)
 
 
-def budgets_of(rows: Iterable[Row]) -> list[int]:
+def final_budgets(rows: Iterable[Row]) -> list[int]:
     """Return the budgets of final runs, without 0."""
     return sorted({int(row["budget"]) for row in rows if row["phase"] == "final" and int(row["world"]) in WORLDS} - {0})
 
@@ -433,7 +433,7 @@ def fresh_lines(rows: list[Row]) -> Lines:
     fresh world the last three columns are empty.
     """
     lines = [["responses", "algorithm", "minus", "worlds", "low", "high", "fresh world", "value", "inside"]]
-    for budget in budgets_of(rows):
+    for budget in final_budgets(rows):
         known, fresh = finals(rows, budget), finals(rows, budget, fresh=True)
         for name in known:
             for base in ("", AGAINST):
@@ -480,7 +480,7 @@ def fresh_section(rows: list[Row]) -> list[str]:
 def page_text(rows: list[Row]) -> str:
     """Return the text between the page's marks."""
     sections = []
-    by_budget = {budget: finals(rows, budget) for budget in budgets_of(rows)}
+    by_budget = {budget: finals(rows, budget) for budget in final_budgets(rows)}
     if not by_budget:
         sections.append("No worlds yet.")
     else:
@@ -506,7 +506,7 @@ def pair_lines(rows: list[Row]) -> Iterator[list[str]]:
         *("budget", "metric", "a", "b", "worlds", "difference", "low", "high", "sd", "cohens_d", "d_low", "d_high"),
         *("share_a_better", "wilcoxon_p", "holm_p", "detectable", "worlds_needed"),
     ]
-    for budget in budgets_of(rows):
+    for budget in final_budgets(rows):
         by_name = finals(rows, budget)
         for metric in ("gold_win_rate", "gold_score"):
             for pair in pairs(by_name, metric):
@@ -521,7 +521,7 @@ def pair_lines(rows: list[Row]) -> Iterator[list[str]]:
 
 def spread_figure(rows: list[Row]) -> Figure | None:
     """Draw a panel per budget: quartiles and median of the gold win rate, and a dot per world. None without worlds."""
-    budgets = budgets_of(rows)
+    budgets = final_budgets(rows)
     if not budgets:
         return None
     figure = Figure(figsize=(4.6 * len(budgets), 4.4), layout="constrained")
@@ -540,7 +540,7 @@ def spread_figure(rows: list[Row]) -> Figure | None:
 def variance_figure(rows: list[Row]) -> Figure | None:
     """Draw PPO at each budget, and its variants, a dot per world. None if no value model was measured."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
-    budgets = budgets_of(rows)
+    budgets = final_budgets(rows)
     tuned_ones = {f"{budget:,} responses": finals(rows, budget).get(AGAINST, {}) for budget in budgets}
     variants_by_budget = [finals(rows, budget, variants=True) for budget in budgets]
     variants = {

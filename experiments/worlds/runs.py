@@ -96,7 +96,7 @@ def share_directory(args: Worlds) -> Path:
     return args.out if args.share == "1/1" else args.out / f"share_{args.share.replace('/', '_of_')}"
 
 
-def of_share(args: Worlds, values: tuple) -> tuple:
+def take_share(args: Worlds, values: tuple) -> tuple:
     """Return the K-th of every N values."""
     match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", args.share)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
@@ -188,26 +188,26 @@ def standing(args: Worlds, rows: list[Row], name: str, rung: int) -> list[Row] |
     They have the highest mean gold score over the worlds so far. None if a run of an earlier rung has no row; a dry
     run then returns the first points.
     """
-    golds = {table.key_of(row): float(row["gold_score"]) for row in rows}
+    golds = {table.row_key(row): float(row["gold_score"]) for row in rows}
     points = drawn(args, name)
     worlds: tuple[int, ...] = ()
     for seeds, num_points in rungs(args)[:rung]:
         points, worlds = points[:num_points], worlds + seeds
         scores = []
         for point in points:
-            keys = (table.key_of(key_of_run(args, "tune", seed, name, args.budget, point)) for seed in worlds)
+            keys = (table.row_key(run_key(args, "tune", seed, name, args.budget, point)) for seed in worlds)
             scores.append([golds.get(key) for key in keys])
-        if any(score is None for of_point in scores for score in of_point):
+        if any(score is None for point_scores in scores for score in point_scores):
             if not args.dry_run:
                 return None
             break
-        means = [fmean(score for score in of_point if score is not None) for of_point in scores]
+        means = [fmean(score for score in point_scores if score is not None) for point_scores in scores]
         points = [points[i] for i in sorted(range(len(points)), key=lambda i: -means[i])]
     return points[: rungs(args)[rung][1] if rung < len(rungs(args)) else 1]
 
 
 # the runs
-def key_of_run(args: Worlds, phase: str, seed: int, name: str, budget: int, settings: Row, variant: str = "") -> Row:
+def run_key(args: Worlds, phase: str, seed: int, name: str, budget: int, settings: Row, variant: str = "") -> Row:
     """Return the KEY of a run's row. Algorithms that don't sample in training have the budget 0."""
     samples = name in ON_POLICY or name == "rejection"
     key = {"phase": phase, "world": str(seed), "algorithm": name, "variant": variant}
@@ -228,7 +228,7 @@ def setting_flags(key: Row, directory: Path) -> Iterator[object]:
         yield from ("--batch-size", key["batch_size"], "--num-minibatches", int(key["batch_size"]) // BATCH_SIZE)
 
 
-def job_of(args: Worlds, key: Row) -> Job:
+def training_job(args: Worlds, key: Row) -> Job:
     """Return the job of a training run and its evaluation, including what it needs besides the world."""
     name, seed, budget = key["algorithm"], int(key["world"]), int(key["budget"])
     directory = share_directory(args) / str(seed)
@@ -255,11 +255,11 @@ def job_of(args: Worlds, key: Row) -> Job:
     return Job(seed, (key,), (*runs, rated(args, (key,), out, [name, out], out / "summary.json")))
 
 
-def start_of(args: Worlds, seed: int) -> Job:
+def initial_policy_job(args: Worlds, seed: int) -> Job:
     """Return the job that evaluates the initial policy and its best of n."""
     directory = share_directory(args) / str(seed)
     names = (table.START, *(f"best-of-{n}" for n in args.best_of))
-    keys = tuple(key_of_run(args, "final", seed, name, 0, dict.fromkeys(table.SETTINGS, "")) for name in names)
+    keys = tuple(run_key(args, "final", seed, name, 0, dict.fromkeys(table.SETTINGS, "")) for name in names)
     policies: list[object] = [word for name in names[1:] for word in (name, f"{name}:{directory / 'sft'}")]
     out = share_directory(args) / "runs" / f"final_{seed}_best-of-{'-'.join(map(str, args.best_of))}"
     return Job(seed, keys, (rated(args, keys, out, policies, directory / "rm/summary.json"),))
@@ -272,25 +272,25 @@ def rated(args: Worlds, keys: tuple[Row, ...], out: Path, policies: list[object]
     return replace(run, done=rows_file(args, out), needs=(needed,), then=partial(record, args, keys, out))
 
 
-def finals_of(args: Worlds, seed: int, choices: dict[str, Row]) -> Iterator[Job]:
+def final_jobs(args: Worlds, seed: int, choices: dict[str, Row]) -> Iterator[Job]:
     """Yield the jobs of all final runs in a world."""
-    yield start_of(args, seed)
+    yield initial_policy_job(args, seed)
     for name, settings in choices.items():
-        keys = [key_of_run(args, "final", seed, name, budget, settings) for budget in args.budgets]
+        keys = [run_key(args, "final", seed, name, budget, settings) for budget in args.budgets]
         if name == "ppo":
             for variant in args.variants:
                 if (variant_settings := settings | PPO_VARIANTS[variant]) != settings:
-                    keys.append(key_of_run(args, "final", seed, name, args.budget, variant_settings, variant))
-        yield from (job_of(args, key) for key in {table.key_of(key): key for key in keys}.values())
+                    keys.append(run_key(args, "final", seed, name, args.budget, variant_settings, variant))
+        yield from (training_job(args, key) for key in {table.row_key(key): key for key in keys}.values())
 
 
 def job_lists(args: Worlds) -> Iterator[list[Job]]:
     """Yield all jobs of a share, including finished ones: a list per rung of the tuning, then the final runs."""
-    names = of_share(args, args.algorithms)
+    names = take_share(args, args.algorithms)
     for rung, (seeds, _) in enumerate(rungs(args)) if args.phase != "final" else ():
         rows = known_rows(args)
         yield [
-            job_of(args, key_of_run(args, "tune", seed, name, args.budget, point))
+            training_job(args, run_key(args, "tune", seed, name, args.budget, point))
             for seed in seeds
             for name in names
             for point in standing(args, rows, name, rung) or ()
@@ -304,12 +304,12 @@ def job_lists(args: Worlds) -> Iterator[list[Job]]:
                     print(f"{name}: the best {setting}, {chosen[0][setting]}, is in the outer tenth of its range.")
             else:
                 print(f"{name}: tuning isn't finished in {args.csv}; skipping the final runs.")
-        yield [job for seed in of_share(args, args.seeds) for job in finals_of(args, seed, choices)]
+        yield [job for seed in take_share(args, args.seeds) for job in final_jobs(args, seed, choices)]
 
 
 def without_row(args: Worlds, jobs: Iterable[Job]) -> list[Job]:
-    known = {table.key_of(row) for row in known_rows(args)}
-    return [job for job in jobs if not all(table.key_of(key) in known for key in job.keys)]
+    known = {table.row_key(row) for row in known_rows(args)}
+    return [job for job in jobs if not all(table.row_key(key) in known for key in job.keys)]
 
 
 def worlds(args: Worlds) -> Iterator[list[Run]]:

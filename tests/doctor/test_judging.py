@@ -90,14 +90,14 @@ def test_a_case_is_planted_and_its_stage_gets_its_flags(demo, tmp_path, monkeypa
     monkeypatch.setattr(judging, "train", no_training)
     right, wrong = [case for case in all_cases() if case.name == "clip-higher"]
     args = judging.Args(demo=demo, out=tmp_path / "doctor")
-    judging.found_in_code.cache_clear()
+    judging.code_findings.cache_clear()
     assert [judging.judge(case, args).by_run for case in (right, wrong, right)] == [["grpo fails"]] * 3
     sources = [text for text in seen if isinstance(text, str)]
     assert ["1 - upper, 1 + lower" in text for text in sources] == [False, True]  # the correct version only once
     flags = right.flags
     assert "dapo" in flags
     assert seen[1] == ("grpo", "clip-higher-right", *flags) and seen[3] == ("grpo", "clip-higher", *flags)
-    judging.found_in_code.cache_clear()
+    judging.code_findings.cache_clear()
 
 
 def test_a_missing_demo_and_an_unknown_bug_are_errors(demo, judged, tmp_path):

@@ -10,7 +10,7 @@ from course.bugs import BUGS
 from course.copies import source_path
 from course.edit import replaced
 from tools.changes import CHANGES
-from tools.doctor import Verdict, all_cases, stages_of, summary
+from tools.doctor import Verdict, all_cases, bug_stages, summary
 from tools.other_bugs import OTHER_BUGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +75,6 @@ def test_the_table_has_a_row_per_bug_and_the_page_counts_it():
 
 
 def test_a_reward_model_bug_is_also_searched_in_the_reward_models_run():
-    stages = {bug.name: stages_of(bug) for bug in BUGS}
+    stages = {bug.name: bug_stages(bug) for bug in BUGS}
     assert stages["reward-of-all-tokens"] == ("rm", "ppo") and stages["eos-has-no-loss"] == ("sft",)
     assert stages["kl-of-the-wrong-sign"] == ("ppo",) and stages["judge-is-always-answered"] == ()

@@ -14,7 +14,6 @@ from experiments.compare.report import (
     cell,
     difference_table,
     equal_cost_table,
-    flags_of,
     grid_table,
     happened,
     main,
@@ -22,6 +21,7 @@ from experiments.compare.report import (
     over_optimisation_figure,
     policy_table,
     read_policies,
+    to_flags,
     token_figure,
     with_costs,
 )
@@ -140,7 +140,7 @@ def test_at_the_same_cost_counts_only_the_updates_that_fit(runs: Path) -> None:
 def test_the_best_point_of_the_grid_is_that_of_the_highest_gold_score_and_never_the_initial_policy(runs) -> None:
     directory = runs / "grid" / "ppo" / "eval"
     assert best_point(directory / "eval.json") == "lr/1e-3/kl-coef/0.02"
-    assert flags_of("lr/1e-3/kl-coef/0.02") == "--lr 1e-3 --kl-coef 0.02"
+    assert to_flags("lr/1e-3/kl-coef/0.02") == "--lr 1e-3 --kl-coef 0.02"
     assert grid_table(runs)[1:] == [
         ["ppo", "--lr 3e-4 --kl-coef 0.02", "3.00", "0.300", "0.00", ""],
         ["ppo", "--lr 1e-3 --kl-coef 0.02", "3.20", "0.320", "0.00", "yes"],

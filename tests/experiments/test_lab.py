@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from data.tiny import Args as World
 from experiments.lab import report as lab
-from experiments.lab.report import Args, dial_figure, main, read_settings, table_of
+from experiments.lab.report import Args, dial_figure, main, make_table, read_settings
 from experiments.lab.runs import BASE, Lab, labels
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.pair_accuracy import accuracy_table, calibration, deciders
@@ -134,7 +134,7 @@ def test_a_single_setting_is_in_the_table_and_has_no_picture(runs: Path) -> None
     write(runs / "ensemble" / "min" / "eval_rm" / "eval.json", reward_evaluation(0.85))
     dials = read_settings(runs)
     assert dial_figure(dials["ensemble"]) is None
-    heading, *lines = table_of(dials)
+    heading, *lines = make_table(dials)
     assert [line[:2] for line in lines] == [
         ["ensemble", "min"], ["flip-rate", "0"], ["flip-rate", "0.1"], ["flip-rate", "0.25"],
         ["length-bonus", "0"], ["length-bonus", "0.6"],
@@ -166,12 +166,12 @@ def test_the_page_begins_with_the_best_and_the_worst_of_a_dial(
     main(Args(runs=runs, out=tmp_path / "report"))
     [(css_class, text)] = re.findall(r'<p class="happened (\w+)">(.*?)</p>', (tmp_path / "report/lab.html").read_text())
     assert css_class == kind and text.endswith(said)
-    assert "0.300 [0.200, 0.400]" in " ".join(table_of(read_settings(runs))[-1])
+    assert "0.300 [0.200, 0.400]" in " ".join(make_table(read_settings(runs))[-1])
 
 
 def test_a_column_that_no_setting_has_is_left_out(tmp_path: Path) -> None:
     write(tmp_path / "temperature" / "1" / "eval_rm" / "eval.json", reward_evaluation(0.9, kappa=None))
-    [heading, _] = table_of(read_settings(tmp_path))
+    [heading, _] = make_table(read_settings(tmp_path))
     assert "RM right" in heading and not {"kappa", "length", "KL"} & set(heading)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.mismatch.report import BY_UPDATE, OF_UPDATES, Args, main, read_runs, sampler_figure, table_of
+from experiments.mismatch.report import BY_UPDATE, OF_UPDATES, Args, main, make_table, read_runs, sampler_figure
 from experiments.mismatch.runs import CORRECTIONS, SAMPLERS, Mismatch
 from nanorlhf.errors import InputError
 
@@ -39,7 +39,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_each_row_is_a_setting_and_its_numbers_are_means_over_seeds(runs: Path) -> None:
-    headings, *rows = table_of(read_runs(runs))
+    headings, *rows = make_table(read_runs(runs))
     lines = [dict(zip(headings, row, strict=True)) for row in rows]
     assert [(line["sampler"], line["correction"], line["seeds"]) for line in lines] == [
         ("exact", "none", "2"), ("int8", "tis", "2"), ("stale", "none", "1"),
@@ -53,7 +53,7 @@ def test_each_row_is_a_setting_and_its_numbers_are_means_over_seeds(runs: Path) 
 
 def test_without_an_evaluation_the_columns_on_policies_are_omitted(runs: Path) -> None:
     (runs / "eval" / "eval.json").unlink()
-    assert table_of(read_runs(runs))[0][-1] == "truncated"
+    assert make_table(read_runs(runs))[0][-1] == "truncated"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_page_begins_with_who_is_better_than_the_exact_sampler(
     page = (tmp_path / "report" / "mismatch.html").read_text()
     text = f"By the gold score, seed by seed, {said}; one seed, so no interval: stale/none."
     assert f'<p class="happened {kind}">{text}</p>' in page
-    assert said.partition("(")[2][:-1] in [line[-1] for line in table_of(read_runs(runs))]
+    assert said.partition("(")[2][:-1] in [line[-1] for line in make_table(read_runs(runs))]
 
 
 def test_a_panel_has_a_line_per_correction_and_one_for_the_exact_sampler(runs: Path) -> None:

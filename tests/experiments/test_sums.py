@@ -14,9 +14,9 @@ from experiments.sums.report import (
     happened,
     leak_table,
     main,
+    make_tables,
     markdown,
     read_policies,
-    tables_of,
 )
 from experiments.sums.runs import Sums, sums
 from nanorlhf.errors import InputError
@@ -60,7 +60,7 @@ def runs(tmp_path: Path) -> Path:
 
 def test_a_row_is_a_policy_with_numbers_by_seed_and_means_over_seeds(runs, tmp_path):
     main(Args(runs=runs, out=tmp_path / "out"))
-    tables = tables_of(csv.DictReader((tmp_path / "out/sums.csv").open()))
+    tables = make_tables(csv.DictReader((tmp_path / "out/sums.csv").open()))
     assert list(tables) == ["The outcome as reward", "Other rewards"]  # no run had another sampler
     headings, *rows = tables["The outcome as reward"]
     cells = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
@@ -166,7 +166,7 @@ def test_the_page_shows_the_tables_of_its_csv():
     with (ROOT / "experiments/sums/sums.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert {row["seed"] for row in rows} == {"1", "2", "3"}
-    tables = [*tables_of(rows).values()]
+    tables = [*make_tables(rows).values()]
     assert len(tables) == 3 and all(markdown(table) in page for table in tables)
 
 

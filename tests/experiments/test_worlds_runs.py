@@ -23,7 +23,7 @@ from experiments.worlds.runs import (
     Worlds,
     drawn,
     hours_left,
-    key_of_run,
+    run_key,
     rungs,
     setting_flags,
     standing,
@@ -162,7 +162,7 @@ def test_final_runs_take_the_point_that_tuning_chose(args, monkeypatch) -> None:
         choice, golds = table.tuned(rows, name)[0]
         assert len(golds) == 4
         final = [row for row in rows if row["phase"] == "final" and row["algorithm"] == name and not row["variant"]]
-        assert final and all(table.settings_of(row) == choice for row in final)
+        assert final and all(table.row_settings(row) == choice for row in final)
 
 
 def test_a_diverged_run_gets_the_lowest_score_and_stops_no_other(args, monkeypatch) -> None:
@@ -257,7 +257,7 @@ def test_halving_keeps_the_best_by_the_mean_over_the_worlds_so_far() -> None:
     def rows(scores: dict[tuple[int, int], float]) -> list[table.Row]:
         table_rows = []
         for (i, seed), gold in scores.items():
-            key = key_of_run(args, "tune", seed, "rloo", 1024, points[i])
+            key = run_key(args, "tune", seed, "rloo", 1024, points[i])
             table_rows.append(dict.fromkeys(table.COLUMNS, "") | key | {"gold_score": str(gold)})
         return table_rows
 

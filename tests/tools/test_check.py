@@ -88,7 +88,7 @@ def test_changes_since_another_commit(tree):
 def test_the_closest_tests_run_first_within_the_time(tree):
     sums, means, report = (Path(f"tests/test_{name}.py") for name in ("sums", "means", "report"))
     distances = {sums: 1, means: 1, report: 2}
-    assert check.seconds_of(sums) == 2 * check.UNKNOWN  # estimated from the number of tests
+    assert check.file_seconds(sums) == 2 * check.UNKNOWN  # estimated from the number of tests
     check.known_seconds.cache_clear()
     (tree / "seconds").write_text(json.dumps({str(sums): 8.0, str(means): 3.0, str(report): 1.0}))
     assert check.chosen(distances, 100) == [means, sums, report]
@@ -112,7 +112,7 @@ def test_the_closest_tests_run_first_within_the_time(tree):
     ],
 )
 def test_a_changed_file_has_its_own_tests(changed, test):
-    assert Path(test) in check.own_tests([Path(changed)])
+    assert Path(test) in check.matching_tests([Path(changed)])
 
 
 def test_a_renamed_file_affects_the_tests_of_both_names(tree):
@@ -138,15 +138,15 @@ def test_if_own_tests_take_too_long_the_quickest_run_and_the_rest_are_listed(tre
     (tree / sums).write_text("def test_a(): ...\ndef test_b(): ...\n@pytest.mark.slow\ndef test_c(): ...\n")
     (tree / "seconds").write_text(json.dumps({str(sums): 30.0, str(means): 3.0}))
     (tree / "seconds_of_tests").write_text(json.dumps({f"{sums}::test_a": 29.0, f"{sums}::test_b": 1.0}))
-    assert check.own_first([sums, means], 100, 2) == ([str(means), str(sums)], [], 67)
-    assert check.own_first([sums, means], 40, 2) == ([str(means), f"{sums}::test_b"], [f"{sums}::test_a"], 36)
-    assert check.own_first([sums], 0, 2) == ([f"{sums}::test_b"], [f"{sums}::test_a"], -1)  # at least one
+    assert check.select_required([sums, means], 100, 2) == ([str(means), str(sums)], [], 67)
+    assert check.select_required([sums, means], 40, 2) == ([str(means), f"{sums}::test_b"], [f"{sums}::test_a"], 36)
+    assert check.select_required([sums], 0, 2) == ([f"{sums}::test_b"], [f"{sums}::test_a"], -1)  # at least one
 
 
 def test_a_test_that_has_not_run_is_assumed_to_take_its_share_of_the_file(tree):
     sums = Path("tests/test_sums.py")
     (tree / "seconds").write_text(json.dumps({str(sums): 30.0}))
-    assert check.functions_of(sums) == {f"{sums}::test_a": 15.0, f"{sums}::test_b": 15.0}
+    assert check.seconds_by_test(sums) == {f"{sums}::test_a": 15.0, f"{sums}::test_b": 15.0}
 
 
 def test_no_changes_are_reported(tree, capsys):

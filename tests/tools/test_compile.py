@@ -37,8 +37,8 @@ for launch in launches:
         }:
             sample[launch.kernel.__name__, launch.dtype, architecture] = launch
 print(json.dumps({
-    "keys": [compile_kernels.key_of(launch, card) for launch in launches for card in compile_kernels.CARDS],
-    "rows": [compile_kernels.row_of(launch, key[-1]) for key, launch in sample.items()],
+    "keys": [compile_kernels.row_key(launch, card) for launch in launches for card in compile_kernels.CARDS],
+    "rows": [compile_kernels.make_row(launch, key[-1]) for key, launch in sample.items()],
 }))
 """
 
@@ -180,7 +180,7 @@ def test_the_modelled_bytes_equal_the_interpreted_kernels_loads_and_stores(count
     monkeypatch.setattr(logprobs, "SPLIT", 64)
     monkeypatch.setattr(logprobs, "GROUP", 32 * 24 * 4)
     for name, call in calls().items():
-        (launch,) = compile_kernels.launches_of(call)
+        (launch,) = compile_kernels.record_launches(call)
         assert compile_kernels.requested_bytes(launch) == count(call) > 0, name
 
 
@@ -202,7 +202,7 @@ def test_the_kernel_and_the_model_finish_a_group_of_rows_before_the_next(count, 
     monkeypatch.setattr(logprobs, "SPLIT", 64)
     monkeypatch.setattr(logprobs, "GROUP", 32 * 24 * 4)
     call = calls()["forward"]
-    (launch,) = compile_kernels.launches_of(call)
+    (launch,) = compile_kernels.record_launches(call)
     call()
     expected = [0, 1, 0, 1, 2, 3, 2, 3, 4, 4]
     assert [(first[program] - min(first.values())) // (16 * 8) for program in sorted(first)] == expected
@@ -216,7 +216,7 @@ def test_the_cache_of_the_model_keeps_what_fits(count, monkeypatch):
     from tools import compile_kernels
 
     monkeypatch.setattr(logprobs, "SPLIT", 64)
-    (launch,) = compile_kernels.launches_of(calls()["forward"])
+    (launch,) = compile_kernels.record_launches(calls()["forward"])
     hidden, weight, once = 80 * 24 * 4, 128 * 24 * 4, 128 * 4 + 80 * 8 + 3 * 2 * 80 * 4
     assert compile_kernels.minimum_bytes(launch) == hidden + weight + once
     for at_a_time in (1, 7, 100):
@@ -225,7 +225,7 @@ def test_the_cache_of_the_model_keeps_what_fits(count, monkeypatch):
     assert compile_kernels.moved_bytes(launch, 1, 0) == compile_kernels.requested_bytes(launch)
     # five blocks of rows in groups of two: each reads all weights, biases and labels, and fits along with three tiles
     monkeypatch.setattr(logprobs, "GROUP", 32 * 24 * 4)
-    (launch,) = compile_kernels.launches_of(calls()["forward"])
+    (launch,) = compile_kernels.record_launches(calls()["forward"])
     moved = compile_kernels.moved_bytes(launch, 2, 2 * 16 * 96 + 3 * 32 * 96 + 1000)
     assert 0 <= moved - (hidden + 3 * weight + once) <= 2 * (128 * 4 + 80 * 8)
 
@@ -253,10 +253,10 @@ def test_the_tightest_limit_sets_the_number_of_resident_programs(warps, register
 def test_a_prediction_is_the_longer_of_memory_and_matmul_time():
     from tools import compile_kernels
 
-    (launch,) = compile_kernels.launches_of(calls()["forward, bfloat16"])
+    (launch,) = compile_kernels.record_launches(calls()["forward, bfloat16"])
     card = compile_kernels.CARDS[90]
     products = 2 * 80 * 128 * 24 / 989e12
     assert math.isclose(compile_kernels.predicted_seconds(launch, card, 1), products)
     assert math.isclose(compile_kernels.predicted_seconds(launch, card, 3350), 1e-9)
-    (launch,) = compile_kernels.launches_of(calls()["gae"])
+    (launch,) = compile_kernels.record_launches(calls()["gae"])
     assert math.isclose(compile_kernels.predicted_seconds(launch, card, 1), 1 / 3.35e12)

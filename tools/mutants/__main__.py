@@ -43,7 +43,7 @@ def main(args: Args) -> None:
     if args.publish and (args.exercises or args.sample is not None):
         raise InputError("--publish needs all mutants: don't pass names or --sample.")
     exercises = chosen(args.exercises)
-    tasks = sweep.tasks_of(exercises, args.sample, args.seed)
+    tasks = sweep.make_tasks(exercises, args.sample, args.seed)
     known = sweep.read_verdicts(args.json)
     with Progress(total=len(tasks), unit="mutant", leave=False) as bar:
 

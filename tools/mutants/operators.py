@@ -75,10 +75,10 @@ class Location:
             getattr(self.parent, self.field)[self.index] = node
 
 
-def mutants_of(source: str, name: str) -> list[Mutant]:
+def make_mutants(source: str, name: str) -> list[Mutant]:
     """Return all distinct mutants of a function in a file. Raises LookupError if the function doesn't exist."""
     function = find_function(source, name)
-    known = names_of(ast.parse(source)) | set(dir(builtins))
+    known = module_names(ast.parse(source)) | set(dir(builtins))
     programs = {ast.dump(function)}
     alike: Counter[str] = Counter()
     mutants = []
@@ -93,7 +93,7 @@ def mutants_of(source: str, name: str) -> list[Mutant]:
                 location.put(location.node)
                 if program not in programs:
                     programs.add(program)
-                    mutated = spliced(source, location.node, text_of(new))  # type: ignore[arg-type]
+                    mutated = spliced(source, location.node, to_source(new))  # type: ignore[arg-type]
                     words = operator.__name__.rstrip("_").replace("_", " ")
                     line = location.node.lineno  # type: ignore[attr-defined]
                     if isinstance(new, ast.Pass):
@@ -103,7 +103,7 @@ def mutants_of(source: str, name: str) -> list[Mutant]:
     return mutants
 
 
-def names_of(module: ast.Module) -> set[str]:
+def module_names(module: ast.Module) -> set[str]:
     """Return the names that a module imports or defines at the top level."""
     nodes = [node for node in module.body if not isinstance(node, ast.If | ast.Try)]
     nodes += [child for node in module.body if isinstance(node, ast.If | ast.Try) for child in node.body]
@@ -143,7 +143,7 @@ def head(statement: ast.AST) -> str:
     return ast.unparse(emptied).splitlines()[0]
 
 
-def text_of(node: ast.AST) -> str:
+def to_source(node: ast.AST) -> str:
     text = ast.unparse(node)
     if isinstance(node, ATOMS) and not text.startswith("-"):
         return text
@@ -308,8 +308,8 @@ def dropped_call(location: Location, _: Function) -> Iterator[ast.AST]:
     """x.exp(): x; torch.exp(x): x"""
     node = location.node
     if isinstance(node, ast.Call) and called(node) in OPTIONAL_CALLS and "device" not in ast.unparse(node):
-        of_module = isinstance(node.func, ast.Name) or ast.unparse(node.func.value) in MODULES  # type: ignore[attr-defined]
-        if not of_module:
+        is_module_call = isinstance(node.func, ast.Name) or ast.unparse(node.func.value) in MODULES  # type: ignore[attr-defined]
+        if not is_module_call:
             yield node.func.value  # type: ignore[attr-defined]
         elif len(node.args) == 1:
             yield node.args[0]

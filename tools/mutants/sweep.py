@@ -25,7 +25,7 @@ from course.grader.worker import Outcome, Worker, outcome
 from course.grader.worker_main import write
 from nanorlhf.errors import InputError
 from tools.mutants.equivalent import EQUIVALENT
-from tools.mutants.operators import Mutant, mutants_of
+from tools.mutants.operators import Mutant, make_mutants
 
 PATIENCE = 600.0  # time limit for the tests in a fresh process, seconds
 BATCH = 40  # mutants per process; starting one takes as long as testing a few mutants
@@ -82,7 +82,7 @@ def equivalent_changes(function: str) -> frozenset[str]:
     """
     path, name = path_and_name(function)
     source = (ROOT / path).read_text(encoding="utf-8")
-    changes = {mutant.change for mutant in mutants_of(source, name)}
+    changes = {mutant.change for mutant in make_mutants(source, name)}
     fixed = fixed_names(source)
     result: set[str] = set()
     for change in (change for known in EQUIVALENT if known.function == function for change in known.changes):
@@ -93,7 +93,7 @@ def equivalent_changes(function: str) -> frozenset[str]:
     return frozenset(result)
 
 
-def tasks_of(exercises: Iterable[Exercise], sample: int | None, seed: int) -> list[Task]:
+def make_tasks(exercises: Iterable[Exercise], sample: int | None, seed: int) -> list[Task]:
     """Return all mutants of each exercise, or a random sample of them."""
     result = []
     for exercise in exercises:
@@ -103,7 +103,7 @@ def tasks_of(exercises: Iterable[Exercise], sample: int | None, seed: int) -> li
         for function in exercise.functions:
             path, name = path_and_name(function)
             source = (ROOT / path).read_text(encoding="utf-8")
-            for mutant in mutants_of(source, name):
+            for mutant in make_mutants(source, name):
                 key = hashlib.sha256(json.dumps([mutant.source, *tests]).encode()).hexdigest()[:16]
                 tasks.append(Task(exercise, function, mutant, key))
         if sample is not None and sample < len(tasks):
@@ -130,7 +130,7 @@ def judge(batch: Sequence[Task], tree: Path, worker: Worker, limit: float) -> It
     for task in batch:
         module, _, function = task.function.partition(":")
         requests.append({"module": module, "function": function, "source": task.mutant.source})
-    outcomes = outcomes_of(worker, tree, exercise.tests, requests, limit)
+    outcomes = run_mutants(worker, tree, exercise.tests, requests, limit)
     clean = next(outcomes, None)
     if clean is not None and not clean.passed:
         assert next(outcomes, None) is None
@@ -152,7 +152,7 @@ def judge(batch: Sequence[Task], tree: Path, worker: Worker, limit: float) -> It
         write(path, source)
 
 
-def outcomes_of(
+def run_mutants(
     worker: Worker, tree: Path, tests: Sequence[str], mutants: Sequence[dict], limit: float
 ) -> Iterator[Outcome]:
     """Yield the outcome of these tests in the unchanged tree, then with each of the mutants; see `worker.py`.

@@ -7,14 +7,14 @@ import pytest
 from course.copies import ROOT, path_and_name
 from course.edit import find_function
 from course.exercises import EXERCISES
-from tools.mutants.operators import mutants_of
+from tools.mutants.operators import make_mutants
 
 HEAD = "import torch\n\n\ndef f(a, b, x):\n"
 
 
 def changes(body: str, operator: str) -> list[str]:
     source = HEAD + "".join(f"    {line}\n" for line in body.splitlines())
-    found = [mutant for mutant in mutants_of(source, "f") if mutant.operator == operator]
+    found = [mutant for mutant in make_mutants(source, "f") if mutant.operator == operator]
     for mutant in found:
         compile(mutant.source, "f", "exec")
         assert mutant.source.startswith(HEAD)
@@ -76,19 +76,19 @@ def test_an_operator_makes_these_changes(operator, body, expected) -> None:
 def test_code_that_tests_cannot_judge_is_not_mutated() -> None:
     body = '"""-1"""\ny: tuple[1, 2] = x\nassert a < b\nif a:\n    raise ValueError(f"{a + 1}", "no")\nreturn y'
     source = HEAD + "".join(f"    {line}\n" for line in body.splitlines())
-    found = {mutant.change for mutant in mutants_of(source, "f")}
+    found = {mutant.change for mutant in make_mutants(source, "f")}
     assert found == {"if not a:", "pass  # raise ValueError(f'{a + 1}', 'no')"}
 
 
 def test_a_mutant_keeps_the_rest_of_the_file_and_its_comments() -> None:
     source = "A = 1 < 2\n\n\ndef f(x):\n    é = 'é'; return (x  # (B,)\n            < 1)  # a comment\n\n\nB = 1 < 2\n"
-    mutated = [mutant.source for mutant in mutants_of(source, "f") if mutant.operator == "comparison"]
+    mutated = [mutant.source for mutant in make_mutants(source, "f") if mutant.operator == "comparison"]
     assert mutated[0] == source.replace("x  # (B,)\n            < 1)", "(x <= 1))")
 
 
 def test_equal_changes_are_numbered_in_file_order() -> None:
     source = HEAD + "    x.append(a)\n    x.append(a)\n    return x\n"
-    found = [mutant for mutant in mutants_of(source, "f") if mutant.operator == "removed statement"]
+    found = [mutant for mutant in make_mutants(source, "f") if mutant.operator == "removed statement"]
     assert [(mutant.line, mutant.number) for mutant in found] == [(5, 0), (6, 1)]
     assert {mutant.change for mutant in found} == {"pass  # x.append(a)"}
 
@@ -101,7 +101,7 @@ def test_mutants_of_an_exercise_are_distinct_and_change_only_its_function(exerci
         lines = source.splitlines()
         node = find_function(source, name)
         before, after = lines[: node.lineno - 1], lines[node.end_lineno :]
-        mutants = mutants_of(source, name)
+        mutants = make_mutants(source, name)
         programs = set()
         for text in [lines, *(mutant.source.splitlines() for mutant in mutants)]:
             assert text[: len(before)] == before and text[len(text) - len(after) :] == after

@@ -19,18 +19,18 @@ from tests.course.test_edit import local_variables, with_renamed
 from tools.mutants import sweep as mutants
 from tools.mutants.__main__ import COUNTS, Args, main
 from tools.mutants.equivalent import EQUIVALENT
-from tools.mutants.operators import mutants_of
+from tools.mutants.operators import make_mutants
 from tools.mutants.sweep import (
     Task,
     Verdict,
     batches,
     equivalent_changes,
     judge,
+    make_tasks,
     read_verdicts,
     reads_like,
     sweep,
     table,
-    tasks_of,
 )
 
 SHAPES = """\
@@ -103,7 +103,7 @@ def exercise(function: str, *tests: str) -> Exercise:
 
 
 def verdicts(tree, worker, function: str, *tests: str, limit: float = 60.0) -> dict[str, Verdict]:
-    tasks = tasks_of([exercise(function, *tests)], sample=None, seed=1)
+    tasks = make_tasks([exercise(function, *tests)], sample=None, seed=1)
     found = {verdict.change: verdict for verdict in judge(tasks, tree, worker, limit)}
     assert len(found) == len(tasks) and (tree / "shapes.py").read_text() == SHAPES
     return found
@@ -170,19 +170,19 @@ def verdict(task: Task, killed: bool) -> Verdict:
 def test_a_sample_depends_only_on_the_seed_and_covers_each_exercise() -> None:
     exercises = chosen(["whitening", "pass-at-k"])
     everything, one, again, other = (
-        [(task.function, task.mutant.change) for task in tasks_of(exercises, sample, seed)]
+        [(task.function, task.mutant.change) for task in make_tasks(exercises, sample, seed)]
         for sample, seed in ((None, 1), (5, 1), (5, 1), (5, 2))
     )
     assert one == again != other and len(one) == 10 and set(one) <= set(everything)
     assert one == sorted(one, key=everything.index)
-    parts = batches(tasks_of(exercises, None, 1))
-    assert sum(parts, []) == tasks_of(exercises, None, 1) and len(parts) == 3
+    parts = batches(make_tasks(exercises, None, 1))
+    assert sum(parts, []) == make_tasks(exercises, None, 1) and len(parts) == 3
     assert all(len(part) <= mutants.BATCH and len({task.exercise.name for task in part}) == 1 for part in parts)
 
 
 def test_a_verdict_depends_on_its_source_and_tests(tree) -> None:
     def keys(*tests: str) -> list[str]:
-        return [task.key for task in tasks_of([exercise("area", *tests)], None, 1)]
+        return [task.key for task in make_tasks([exercise("area", *tests)], None, 1)]
 
     before = keys("loose")
     assert before == keys("loose") and len(set(before + keys("strict"))) == 6
@@ -204,7 +204,7 @@ class NoWorker:
 def test_a_sweep_reports_every_verdict_and_raises_a_jobs_error(monkeypatch) -> None:
     monkeypatch.setattr(mutants, "Worker", NoWorker)
     monkeypatch.setattr(mutants, "judge", lambda batch, *_: (verdict(task, True) for task in batch))
-    tasks, found = tasks_of(chosen(["whitening", "padding"]), None, 1), []
+    tasks, found = make_tasks(chosen(["whitening", "padding"]), None, 1), []
     sweep(tasks, 2, 5.0, found.append)
     assert sorted(verdict.key for verdict in found) == sorted(task.key for task in tasks)
 
@@ -238,7 +238,7 @@ def test_an_interrupted_sweep_continues_and_a_second_one_runs_nothing(monkeypatc
         run(monkeypatch, *words)
     assert stop.value.code == 130 and len(read_verdicts(tmp_path / "found.jsonl")) == 7
     run(monkeypatch, *words)
-    tasks = tasks_of(chosen(["pass-at-k"]), None, 1)
+    tasks = make_tasks(chosen(["pass-at-k"]), None, 1)
     assert len(judged) == 1 + len(tasks) and len(set(judged)) == len(judged)
     said = capsys.readouterr().out
     assert "survived  pass-at-k, nanorlhf/metrics/at_k.py:" in said and f"| pass-at-k | {len(tasks):7} |" in said
@@ -274,7 +274,7 @@ def test_renaming_all_local_variables_moves_no_equivalent_mutant(function) -> No
     path, name = path_and_name(function)
     source = (ROOT / path).read_text()
     source = with_renamed(source, name, local_variables(source, name))
-    changes, fixed = {mutant.change for mutant in mutants_of(source, name)}, fixed_names(source)
+    changes, fixed = {mutant.change for mutant in make_mutants(source, name)}, fixed_names(source)
     for known in EQUIVALENT:
         for change in known.changes if known.function == function else ():
             assert any(reads_like(change, other, fixed) for other in changes), change
@@ -283,7 +283,7 @@ def test_renaming_all_local_variables_moves_no_equivalent_mutant(function) -> No
 def test_the_share_excludes_equivalent_mutants_and_wrong_explanations_are_listed(monkeypatch) -> None:
     known = EQUIVALENT[0]
     [of] = [exercise for exercise in EXERCISES if known.function in exercise.functions]
-    tasks = [task for task in tasks_of([of], None, 1)]
+    tasks = [task for task in make_tasks([of], None, 1)]
     found = [verdict(task, killed=task.mutant.change not in known.changes) for task in tasks]
     equivalent = sum(verdict.explained for verdict in found)
     assert f"| {len(tasks):7} | {equivalent:10} | " in table(found) and table(found).endswith("|  100% |")
@@ -305,7 +305,7 @@ def test_the_published_numbers_cover_every_exercise_and_each_reaches_95_percent(
 
 def test_counts_are_written_in_a_row_per_exercise_and_a_total(tmp_path) -> None:
     exercises = chosen(["whitening", "pass-at-k"])
-    tasks = tasks_of(exercises, 5, 1)
+    tasks = make_tasks(exercises, 5, 1)
     file = tmp_path / "mutants.csv"
     mutants.write_counts(file, [verdict(task, killed=task.exercise.name == "whitening") for task in tasks])
     with file.open(newline="") as stream:
