@@ -171,12 +171,12 @@ def main(args: Args) -> None:
 
     with prepare.converted_files(args.out, args.source, tokenizer, skipped) as write:
         for path, relative_path in prepare.source_files(args):
-            kind_of_file = None
+            file_kind = None
             for where, record in prepare.read_records(path):
                 kind = record_kind(record, where)
-                kind_of_file = kind_of_file or kind
-                if kind != kind_of_file:
-                    raise InputError(f"{where}: a record of {kind} in a file of {kind_of_file}.")
+                file_kind = file_kind or kind
+                if kind != file_kind:
+                    raise InputError(f"{where}: a record of {kind} in a file of {file_kind}.")
 
                 is_cnndm = False
                 if kind == "evaluations":

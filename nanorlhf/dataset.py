@@ -240,7 +240,7 @@ def load_programs(
     """
 
     def texts(records: Iterable[tuple[str, dict]]) -> Texts:
-        language_of_file = None
+        file_language = None
         for where, record in records:
             query = filled(record, "query", where)
             if needs_response:
@@ -253,12 +253,12 @@ def load_programs(
                 raise InputError(
                     f"{where}: the field 'language' is {language!r}, must be java or python."
                 )
-            if language != (language_of_file or language):
+            if language != (file_language or language):
                 raise InputError(
                     f"{where}: the field 'language' is {language!r}, unlike line 1: "
                     "use one file per language."
                 )
-            language_of_file = language
+            file_language = language
             yield where, [query, response], is_chat(record, where)
 
     kind = "programs" if needs_response else "prompts"

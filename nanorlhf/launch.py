@@ -73,11 +73,11 @@ def setup(device: str, kernels: Path | None = None) -> torch.device:
         dist.init_process_group(backend, timeout=TIMEOUT)
     if device == "cpu":
         keep_freed_memory()
-        processor.use(distributed.from_first(lambda: kernels_of_run(kernels)))
+        processor.use(distributed.from_first(lambda: recorded_kernels(kernels)))
     return torch.device(device)
 
 
-def kernels_of_run(recorded: Path | None) -> Choice:
+def recorded_kernels(recorded: Path | None) -> Choice:
     """Return the recorded choice if there is one, else the environment's."""
     if recorded is None or not recorded.exists():
         return chosen_kernels(torch.get_num_threads())

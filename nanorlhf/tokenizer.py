@@ -291,7 +291,7 @@ def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
             "the tokenizer isn't byte-level BPE (GPT-2, NeoX, CodeGen), so the bytes of a single "
             "token are unknown."
         )
-    alphabet = byte_of_symbol()
+    alphabet = symbol_bytes()
     pieces = {}
     for symbol, i in tokenizer.backend.get_vocab(with_added_tokens=True).items():
         if all(character in alphabet for character in symbol):
@@ -301,7 +301,7 @@ def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
     return pieces | dict.fromkeys((*tokenizer.stop_ids, tokenizer.pad_id), b"")
 
 
-def byte_of_symbol() -> dict[str, int]:
+def symbol_bytes() -> dict[str, int]:
     """Return GPT-2's alphabet: printable Latin-1 is its own byte, U+0100 and up the other bytes."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     printable = [byte for byte in range(256) if chr(byte) in alphabet]

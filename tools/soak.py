@@ -55,7 +55,7 @@ STAGES: dict[str, Callable[[Any], Any]] = {
     "dpo": train_dpo.main, "eval": evaluation.main,
 }  # fmt: skip
 LAYOUTS: tuple[dict[str, Any], ...] = ({"processes": 1}, {"processes": 2}, {"processes": 2, "shard": "fsdp"})
-OF_STATES = ("SIGKILL in a save", "dead rank", "truncated state", "foreign file")  # an evaluation saves no states
+STATE_FAULTS = ("SIGKILL in a save", "dead rank", "truncated state", "foreign file")  # an evaluation saves no states
 FOREIGN = ("notes.txt", "step-00000001.bak", "step-99999999", "step-the-best")
 TIMES = ("seconds", "peak_resident_bytes", "episodes_per_second", "resume", "overwrite")
 PATIENCE = 600.0  # time limit of a run on a busy machine, seconds; on an idle one it takes less than 20
@@ -302,7 +302,7 @@ class Soak:
                 fault
                 for fault in FAULTS
                 if ("judge" not in fault or self.stage == "grpo")
-                and (fault not in OF_STATES or self.stage != "eval")
+                and (fault not in STATE_FAULTS or self.stage != "eval")
                 and (fault != "dead rank" or LAYOUTS[index]["processes"] > 1)
                 and (fault != "read-only disk" or self.world.mounted)
             ]

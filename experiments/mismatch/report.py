@@ -26,7 +26,7 @@ from nanorlhf.report.verdict import Gain, comparison
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 EXACT = ("exact", "none")
-OF_UPDATES = (  # metric of train_ppo.py, mean over the updates of a run: heading, digits
+UPDATE_COLUMNS = (  # metric of train_ppo.py, mean over the updates of a run: heading, digits
     ("policy/sampler_gap", "gap, nats", 4),
     ("policy/first_ratio_error", "first ratio off by", 3),
     ("policy/ratio", "ratio", 3),
@@ -34,7 +34,7 @@ OF_UPDATES = (  # metric of train_ppo.py, mean over the updates of a run: headin
     ("policy/tis_weight", "weight", 3),
     ("policy/tis_clipped", "truncated", 3),
 )
-OF_POLICIES = (("kl", "KL, nats", 2), ("gold_score", "gold score", 2), ("gold_win_rate", "gold win rate", 3))
+POLICY_COLUMNS = (("kl", "KL, nats", 2), ("gold_score", "gold score", 2), ("gold_win_rate", "gold win rate", 3))
 BY_UPDATE = {  # metric of train_ppo.py: title, unit
     "policy/sampler_gap": ("Sampler against policy", "nats per token"),
     "policy/clip_fraction": ("Clipped ratios", "share of tokens"),
@@ -56,7 +56,7 @@ class Setting:
     sampler: str
     correction: str
     updates: list[Rows]  # metrics.jsonl, one per seed
-    policies: dict[str, dict[str, float | None]]  # seed -> OF_POLICIES, for evaluated seeds
+    policies: dict[str, dict[str, float | None]]  # seed -> POLICY_COLUMNS, for evaluated seeds
 
 
 # ----------------------------------------------------------------------------------------------------------- 1. reading
@@ -71,7 +71,7 @@ def read_runs(runs: Path) -> list[Setting]:
         seeds = sorted(metrics.parent for metrics in directory.glob("*/metrics.jsonl"))
         updates = [rows for seed in seeds if (rows := whole_metrics(seed))]
         judged = {
-            seed.name: {key: float_at(policies, str(evaluation), name, key) for key, _, _ in OF_POLICIES}
+            seed.name: {key: float_at(policies, str(evaluation), name, key) for key, _, _ in POLICY_COLUMNS}
             for seed in seeds
             if (name := f"{sampler}-{correction}-{seed.name}") in policies
         }
@@ -86,9 +86,9 @@ def read_runs(runs: Path) -> list[Setting]:
 
 
 def whole_metrics(run: Path) -> Rows:
-    """Read the rows of a PPO run. Raises InputError if one lacks a metric of OF_UPDATES."""
+    """Read the rows of a PPO run. Raises InputError if one lacks a metric of UPDATE_COLUMNS."""
     rows = read_metrics(run)
-    for key, _, _ in OF_UPDATES:
+    for key, _, _ in UPDATE_COLUMNS:
         if any(key not in row for row in rows):
             raise InputError(f"{run / 'metrics.jsonl'}: {key} is missing: expected a run of train_ppo.py; rerun it.")
     return rows
@@ -97,13 +97,13 @@ def whole_metrics(run: Path) -> Rows:
 # ------------------------------------------------------------------------------------------------------------- 2. table
 def make_table(settings: list[Setting]) -> Lines:
     """Return one row per setting, means over seeds, without columns on policies if none was evaluated."""
-    policy_columns = OF_POLICIES if any(setting.policies for setting in settings) else ()
+    policy_columns = POLICY_COLUMNS if any(setting.policies for setting in settings) else ()
     gains = compute_gains(settings)
-    lines = [["sampler", "correction", "seeds", *(heading for _, heading, _ in (*OF_UPDATES, *policy_columns))]]
+    lines = [["sampler", "correction", "seeds", *(heading for _, heading, _ in (*UPDATE_COLUMNS, *policy_columns))]]
     lines[0] += ["gold score minus exact"] if gains else []
     for setting in settings:
         columns: list[tuple[list, int]] = []  # a number or None per seed, and digits
-        for key, _, digits in OF_UPDATES:
+        for key, _, digits in UPDATE_COLUMNS:
             columns.append(([fmean(row[key] for row in rows) for rows in setting.updates], digits))
         for key, _, digits in policy_columns:
             columns.append(([policy[key] for policy in setting.policies.values()], digits))

@@ -43,7 +43,7 @@ from nanorlhf.training.run_directory import Rows, read_metrics
 
 START = "sft"
 SAMPLES_PER_QUERY = 16  # in the recipe
-LEAK, FOUND = "reward/layout", 1.5  # correct work gets 1; skipping lines raises it
+LEAK, LEAK_SCORE = "reward/layout", 1.5  # correct work gets 1; skipping lines raises it
 COLUMNS = (  # of sums.csv: heading of the table, digits
     ("pass@1", "solved", 3),
     ("pass@8", "pass@8", 3),
@@ -190,11 +190,11 @@ def happened(rows: Sequence[dict[str, str]], leaks: Lines) -> Section:
     solved: dict[str, dict[str, float]] = {}
     for row in rows:
         solved.setdefault(row["policy"], {})[row["seed"]] = float(row["pass@1"])
-    start = solved.pop(START, {})
+    initial = solved.pop(START, {})
     gains: dict[str, Gain | None] = {}
     for name, by_seed in solved.items():
-        if seeds := [seed for seed in by_seed if seed in start]:
-            values = [by_seed[seed] - start[seed] for seed in seeds]
+        if seeds := [seed for seed in by_seed if seed in initial]:
+            values = [by_seed[seed] - initial[seed] for seed in seeds]
             interval = t_interval(values)
             gains[name] = interval and Gain("pass@1", interval, number(fmean(values), interval, 3, "+"))
     if not gains:
@@ -207,12 +207,12 @@ def happened(rows: Sequence[dict[str, str]], leaks: Lines) -> Section:
 
 
 def leak_table(policies: Iterable[Policy]) -> Lines:
-    """Return when each run found the leak: the update from which the mean reward for layout stayed above FOUND."""
+    """Return when each run found the leak: the update from which the mean reward for layout stayed above LEAK_SCORE."""
     lines = [["policy", "seed", "found at update", "layout at the end", "right answers at the end"]]
     for policy in policies:
         steps, layout = series(policy.updates, LEAK)
         if len(steps):
-            before = [step for step, value in zip(steps, layout, strict=True) if value <= FOUND]
+            before = [step for step, value in zip(steps, layout, strict=True) if value <= LEAK_SCORE]
             after = [step for step in steps if not before or step > before[-1]]
             outcome = policy.updates[-1].get("reward/outcome")
             update = f"{after[0]:.0f}" if after else "never"

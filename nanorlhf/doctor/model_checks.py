@@ -148,8 +148,8 @@ def sampling(cases: Cases) -> Iterator[Finding]:
                 return
             unbatched = unbatched_logprobs(policy, queries[row], ids[:end], TEMPERATURE)
             gap = max(gap, (logprobs[row, :end].double() - unbatched).abs().max().item())
-            logprobs_of_all = unbatched_distributions(policy, queries[row] + ids[: end - 1], TEMPERATURE)
-            upper = logprobs_of_all[len(queries[row]) - 1 :].exp().cumsum(-1)
+            all_logprobs = unbatched_distributions(policy, queries[row] + ids[: end - 1], TEMPERATURE)
+            upper = all_logprobs[len(queries[row]) - 1 :].exp().cumsum(-1)
             for t, token in enumerate(ids[:end]):
                 low = upper[t, token - 1].item() if token else 0.0
                 num_strange += not low - 1e-4 <= uniforms[row, t].item() <= upper[t, token].item() + 1e-4

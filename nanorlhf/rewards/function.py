@@ -31,8 +31,8 @@ from unittest import mock
 from nanorlhf.errors import InputError
 
 Value = float | list[float] | None  # of one response
-OF_ROWS = ("query", "response", "chat", "meta")  # fields of a row that aren't columns
-OF_TRL = ("prompts", "completions", "completion_ids")
+FIXED_FIELDS = ("query", "response", "chat", "meta")  # fields of a row that aren't columns
+TRL_INPUTS = ("prompts", "completions", "completion_ids")
 BY_NAME = ("records", "response_ids")
 OURS = Path(__file__).resolve().parents[1:3]  # data/ is in the first if installed, in the second in the repository
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)
@@ -76,7 +76,7 @@ class RewardFunction:
             parameters = dict(inspect.signature(self.function).parameters)
         except ValueError:  # some builtins have none
             parameters = {}
-        self.is_trl = any(name in parameters for name in OF_TRL)
+        self.is_trl = any(name in parameters for name in TRL_INPUTS)
         self.time_limit: float | None = getattr(module, "TIME_LIMIT", None)
         self.timeout_score: float | None = getattr(module, "TIMEOUT_SCORE", 0.0)
         for setting, value in (("TIME_LIMIT", self.time_limit), ("TIMEOUT_SCORE", self.timeout_score)):
@@ -85,10 +85,10 @@ class RewardFunction:
                 expected = "a number above 0" if setting == "TIME_LIMIT" else "a finite number"
                 raise InputError(f"{self.name}: {self.path} sets {setting} = {value!r:.80}, expected {expected}.")
         asked = self.asked_for(parameters)
-        self.passed_names = [name for name in asked if name in (OF_TRL if self.is_trl else BY_NAME)]
+        self.passed_names = [name for name in asked if name in (TRL_INPUTS if self.is_trl else BY_NAME)]
         has_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         if self.is_trl and has_all:
-            self.passed_names = list(OF_TRL)
+            self.passed_names = list(TRL_INPUTS)
         if columns is None:
             wanted = {name: parameter for name, parameter in asked.items() if name not in self.passed_names}
             columns = self.find_columns(wanted, records, has_all)
@@ -170,19 +170,19 @@ class RewardFunction:
     def checked_value(self, value: Any, i: int, batch: Responses) -> Value:
         if value is None:
             return None
-        of_response = f"for the response {batch.responses[i]!r:.60}"
+        which = f"for the response {batch.responses[i]!r:.60}"
         numbers = value if isinstance(value, list) else [value]
         for number in numbers:
             if not is_finite(number):
                 raise InputError(
-                    f"{self.name}: {self.source} returned {shown(number)} {of_response}: it must return a finite "
+                    f"{self.name}: {self.source} returned {shown(number)} {which}: it must return a finite "
                     "number, a list with one per token, or None."
                 )
         if not isinstance(value, list):
             return float(value)
         if len(numbers) != len(batch.response_ids[i]):
             raise InputError(
-                f"{self.name}: {self.source} returned {len(numbers)} rewards {of_response}, which has "
+                f"{self.name}: {self.source} returned {len(numbers)} rewards {which}, which has "
                 f"{len(batch.response_ids[i])} tokens with its EOS."
             )
         return [float(number) for number in numbers]
@@ -213,7 +213,7 @@ def shown(value: Any) -> str:
 def row_fields(record: dict) -> dict[str, Any]:
     """Return the fields of a row that a function can take by name."""
     meta = record.get("meta")
-    fields = {name: value for name, value in record.items() if name not in OF_ROWS}
+    fields = {name: value for name, value in record.items() if name not in FIXED_FIELDS}
     return fields | meta if isinstance(meta, dict) else fields
 
 

@@ -87,7 +87,7 @@ def model_card(run: Path, hub_id: str) -> ModelCard:
     settings, summary = read_settings(run), read_object(run / "summary.json")
     command = (run / "command.txt").read_text(encoding="utf-8").strip()
     stage = Path(shlex.split(command)[1]).stem.removeprefix("train_")
-    kind = kind_of_model(run)
+    kind = model_kind(run)
     source = base_model(settings)
     is_t5 = kind == "policy" and read_object(run / "config.json").get("is_encoder_decoder") is True
     data = ModelCardData(
@@ -112,7 +112,7 @@ def model_card(run: Path, hub_id: str) -> ModelCard:
     )
 
 
-def kind_of_model(directory: Path) -> str:
+def model_kind(directory: Path) -> str:
     """Return the kind of model in a checkpoint directory, a key of USES."""
     if (directory / "discriminator.json").exists():
         return "discriminator"

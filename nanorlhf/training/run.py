@@ -49,7 +49,7 @@ Main = Callable[[Any], dict[str, float]]
 COMMAND = "command.txt"
 KERNELS = "kernels.json"
 OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
-OF_DIRECTORIES = ("adapter", "best", "state", "trace")
+SUBDIRECTORIES = ("adapter", "best", "state", "trace")
 SAMPLING = "generated.partial.jsonl"
 """samples that a run draws before its first step; while the file exists, --resume continues sampling"""
 
@@ -79,7 +79,7 @@ def begin(args: RunArgs, *batch_sizes: str) -> torch.device:
 def check_output(out: Path, overwrite: bool, resume: bool) -> None:
     """Refuse to overwrite a run. Comes before anything slow and writes nothing."""
     check_out(out)
-    for name in OF_DIRECTORIES:  # a run writes into them; through a link it would write elsewhere
+    for name in SUBDIRECTORIES:  # a run writes into them; through a link it would write elsewhere
         if (out / name).is_symlink() or not (out / name).is_dir() and (out / name).exists():
             raise InputError(f"--out {out}: {out / name} must be a directory, not a file or a link: move it away.")
     if (out / COMMAND).is_symlink():  # we lock it and write it in place; other files are replaced

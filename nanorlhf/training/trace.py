@@ -45,7 +45,7 @@ from nanorlhf.training.settings import RewardArgs
 from nanorlhf.training.update_metrics import response_kl
 
 MOST_UPDATES = 10
-OF_BATCH = (
+BATCH_FIELDS = (
     *("index", "query", "response", "actions", "states", "in_loss", "eos_index", "score_index", "has_eos"),
     *("logprobs", "ref_logprobs", "sampled_logprobs", "token_rewards", "advantages"),
 )
@@ -54,7 +54,7 @@ MASKS = ("actions", "states", "in_loss", "has_eos")
 IDS = ("index", "query", "response", "eos_index", "score_index")
 WITH_RETURNS = ("rewards", "returns")
 WITH_VALUES = (*WITH_RETURNS, "values", "raw_advantages", "new_values")
-NUMBERS = ("kl_coef", *(f"{name}_{of}" for name in ("advantage", "return", "reward") for of in ("mean", "var")))
+NUMBERS = ("kl_coef", *(f"{name}_{suffix}" for name in ("advantage", "return", "reward") for suffix in ("mean", "var")))
 """fields of `about` that may be NaN or infinite in a diverged run"""
 Tensors = dict[str, Tensor]
 
@@ -136,7 +136,7 @@ class Trace:
         about = {name: values.pop(name) for name in ("update", "kl_coef")}
         for name in ("fixed_logprobs", "answers"):
             values.pop(name, None)
-        values |= {name: getattr(batch, name) for name in (*OF_BATCH, "values", "returns") if hasattr(batch, name)}
+        values |= {name: getattr(batch, name) for name in (*BATCH_FIELDS, "values", "returns") if hasattr(batch, name)}
         tensors = {name: x.detach().cpu() for name, x in values.items()}
         tensors |= self.epochs(batch)
         tensors = {name: x.float() if x.is_floating_point() else x for name, x in tensors.items()}
@@ -290,7 +290,7 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
         raise InputError(f"{path}: about must be an object: {AGAIN}.")
     where = f"{path}: about"
     algorithm = field(about, "algorithm", str, where)
-    needed = {*OF_BATCH, "scores", "new_logprobs", "fixed_logprobs"}
+    needed = {*BATCH_FIELDS, "scores", "new_logprobs", "fixed_logprobs"}
     needed |= {"ppo": {*WITH_VALUES}, "reinforce++": {*WITH_RETURNS}}.get(algorithm, set())
     if missing := sorted(needed - tensors.keys()):
         raise InputError(f"{path}: missing tensor {missing[0]}: {AGAIN}.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.mismatch.report import BY_UPDATE, OF_UPDATES, Args, main, make_table, read_runs, sampler_figure
+from experiments.mismatch.report import BY_UPDATE, UPDATE_COLUMNS, Args, main, make_table, read_runs, sampler_figure
 from experiments.mismatch.runs import CORRECTIONS, SAMPLERS, Mismatch
 from nanorlhf.errors import InputError
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def train(directory: Path, gap: float, num_updates: int = 3) -> None:
     """Updates whose gaps are `gap` times 1, 2, 3; all other numbers are the update's."""
     directory.mkdir(parents=True)
-    keys = {key for key, _, _ in OF_UPDATES} | BY_UPDATE.keys()
+    keys = {key for key, _, _ in UPDATE_COLUMNS} | BY_UPDATE.keys()
     rows = [
         {"step": i} | dict.fromkeys(keys, float(i)) | {"policy/sampler_gap": gap * (i + 1)} for i in range(num_updates)
     ]
