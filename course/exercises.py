@@ -535,9 +535,9 @@ EXERCISES: tuple[Exercise, ...] = (
         "mean over its own mask.",
         tests=(
             "tests/test_nano.py::test_the_same_uniforms_give_the_same_tokens",
-            "tests/test_nano.py::test_logprobs_values_and_scores_are_those_of_the_product",
-            "tests/test_nano.py::test_rewards_advantages_and_returns_are_those_of_the_product",
-            "tests/test_nano.py::test_losses_and_gradients_are_those_of_the_product",
+            "tests/test_nano.py::test_logprobs_values_and_scores_equal_the_library",
+            "tests/test_nano.py::test_rewards_advantages_and_returns_equal_the_library",
+            "tests/test_nano.py::test_losses_and_gradients_equal_the_library",
             "tests/test_nano.py::test_three_updates_give_the_weights_of_train_ppo",
         ),
         points=4,

@@ -75,13 +75,13 @@ class Browser:
             self.buffer += piece
         line, _, self.buffer = self.buffer.partition(b"\0")
         message = json.loads(line)
-        found = message.get("params", {})
+        params = message.get("params", {})
         if message.get("method") == "Runtime.exceptionThrown":
-            self.said.append(found["exceptionDetails"]["exception"].get("description", "an exception"))
-        elif message.get("method") == "Log.entryAdded" and found["entry"]["level"] == "error":
-            self.said.append(found["entry"]["text"])
-        elif message.get("method") == "Runtime.consoleAPICalled" and found["type"] == "error":
-            self.said.append(str(found["args"]))
+            self.said.append(params["exceptionDetails"]["exception"].get("description", "an exception"))
+        elif message.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self.said.append(params["entry"]["text"])
+        elif message.get("method") == "Runtime.consoleAPICalled" and params["type"] == "error":
+            self.said.append(str(params["args"]))
         return message
 
     def open(self, address: str) -> None:
@@ -105,10 +105,10 @@ class Browser:
             for width in (1200, 400):
                 self.show(width, theme)
                 self.ask(SETTLED)
-                found = self.ask(JUDGE)
+                problems = self.ask(JUDGE)
                 if self.ask(WIDER) > 0:
-                    found.append("it scrolls sideways")
-                wrong += [f"{page.name}, {width}, {theme}: {each}" for each in found]
+                    problems.append("it scrolls sideways")
+                wrong += [f"{page.name}, {width}, {theme}: {each}" for each in problems]
         return wrong + [f"{page.name}: {said}" for said in self.said]
 
     def ask(self, expression: str) -> Any:

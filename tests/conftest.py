@@ -147,8 +147,8 @@ def make_miniature(root: Path, train: bool = True) -> Miniature:
 def browser(tmp_path_factory) -> Iterator[Browser]:
     if shutil.which("chromium") is None:
         pytest.skip("no chromium on PATH")
-    with Browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with Browser(tmp_path_factory.mktemp("profile")) as chromium:
+        yield chromium
 
 
 @pytest.fixture(scope="session")

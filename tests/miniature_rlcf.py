@@ -121,7 +121,7 @@ def read_rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.open()]
 
 
-def programs_of(records: list[dict], texts: list[str]) -> list[str]:
+def whole_programs(records: list[dict], texts: list[str]) -> list[str]:
     return [record["prefix"] + text + record["suffix"] for record, text in zip(records, texts, strict=True)]
 
 
@@ -174,7 +174,7 @@ def update_once(rlcf: RLCF, program=train_rlcf, **changes) -> Rollout:
     ids = [row[: row.index(tokenizer.eos_id)] if tokenizer.eos_id in row else row for row in sampled.tolist()]
     texts = [tokenizer.decode(row) for row in ids]
     with PythonCompiler() as compiler:
-        results = compiler.check(programs_of(rows, texts))
+        results = compiler.check(whole_programs(rows, texts))
     passes, ends = [], []
     for record, row, text, diagnostics, sampled_ids in zip(rows, ids, texts, results, sampled.tolist(), strict=True):
         first, last = len(record["prefix"]), len(record["prefix"]) + len(text)

@@ -99,7 +99,7 @@ JSONL = {  # the files that the modules of data/ write for training
 }
 
 
-def name_of(path: Path) -> str:
+def page_name(path: Path) -> str:
     """Return the name of a page: `tldr.md` if it is in docs/, otherwise its path, such as `course/README.md`."""
     return path.name if path.parent.name == "docs" else str(path.relative_to(ROOT))
 
@@ -186,13 +186,13 @@ def read_page(name: str, text: str) -> Page:
 
 # ---------------------------------------------------------------------------------------------- 2. what a command means
 @functools.cache
-def settings_of(command: Command) -> Any:
+def parse_settings(command: Command) -> Any:
     """Return the settings as parsed by the script's own parser; None for a program without settings."""
     name = command.program
     if name == "nanorlhf.plan":  # takes the flags of a script, but reads only shapes
         if command.arguments:
             script, *arguments = command.arguments
-            settings_of(Command(("python", f"{script}.py", *arguments)))
+            parse_settings(Command(("python", f"{script}.py", *arguments)))
         return None
     if name.endswith(".py"):
         if not (ROOT / name).is_file():
@@ -286,7 +286,7 @@ def paths_read(program: str, args: Any) -> list[str]:
         if is_dataclass(value):  # a group of settings; elsewhere the same name is a path
             continue
         values = value if isinstance(value, tuple) else (value,)
-        paths += [best_of(place)[1] for place in values[1::2]] if name in READ_PAIRS else values
+        paths += [best_of(path)[1] for path in values[1::2]] if name in READ_PAIRS else values
     for name in sorted(names & READ_FUNCTIONS):
         paths += [parse(item)[1].partition(":")[0] for item in items(getattr(args, name))]
     if getattr(args, "resume", False):
@@ -324,7 +324,7 @@ printf '%s\\n' "$line" >> "$RECORDED" # a single write: several processes may ap
 
 
 @functools.cache
-def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tuple[Command, ...]:
+def recorded_commands(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tuple[Command, ...]:
     """Return the commands that `make target`, or `bash target` for a script, runs, using a Python that records them."""
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory)
@@ -351,7 +351,7 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
     return tuple(Command(("python", *line.split("\t")[:-1])) for line in recorded)
 
 
-def runs_of(args: Any) -> list[Command]:
+def experiment_runs(args: Any) -> list[Command]:
     """Return the runs of an experiment. We skip worlds, whose runs depend on what has finished, and scaling, whose runs
     are those of other experiments with other numbers."""
     if not isinstance(args, Args) or isinstance(args, Worlds | Scaling):
@@ -375,17 +375,17 @@ def check_page(page: Page, other_pages: dict[str, Page] | None = None) -> Checke
     local: set[str] = set()  # written by this page's commands, from inputs that are local too
     declared: dict[str, bool] = {}  # path -> whether a command reads it
 
-    def source_of(path: str) -> str | None:
+    def find_source(path: str) -> str | None:
         """Return `here`, `declared`, or None if nothing provides the path."""
         if Path(path).is_absolute() or (ROOT / path).is_file():
             return "here" if (ROOT / path).exists() else None
         parents = [str(parent) for parent in PurePosixPath(path).parents][:-1]
-        for place in (path, *parents):
-            if place in declared:
-                declared[place] = True
+        for ancestor in (path, *parents):
+            if ancestor in declared:
+                declared[ancestor] = True
                 return "declared"
-            if place in checked.written and (place == path or not is_jsonl(path) or place not in converted):
-                return "here" if place in local else "declared"
+            if ancestor in checked.written and (ancestor == path or not is_jsonl(path) or ancestor not in converted):
+                return "here" if ancestor in local else "declared"
         return None
 
     def is_jsonl(path: str) -> bool:
@@ -399,21 +399,21 @@ def check_page(page: Page, other_pages: dict[str, Page] | None = None) -> Checke
             if command.program in ("make", "bash"):
                 targets = [word for word in command.arguments if not word.startswith("-")]
                 for target in targets:
-                    for step in commands_of(target, command.environment):
+                    for step in recorded_commands(target, command.environment):
                         check(step, f"{where}: {command}", execute=not command.environment)
                 return
             if command.program in ("nanorlhf", "pip", "pytest", "ruff", "mypy", "mkdocs", "build", "venv"):
                 check_tool(command)
                 return
-            args = settings_of(command)
+            args = parse_settings(command)
         except Wrong as wrong:
             checked.problems.append(f"{where}: {command}: {wrong}")
             return
-        if runs := runs_of(args):
+        if runs := experiment_runs(args):
             for run in runs:
                 check(run, f"{where}: {command}", execute=execute and len(command.arguments) == 1)
             return
-        sources = {path: source_of(path) for path in paths_read(command.program, args)} if args is not None else {}
+        sources = {path: find_source(path) for path in paths_read(command.program, args)} if args is not None else {}
         for path, source in sources.items():
             if source is None:
                 checked.problems.append(f"{where}: {command}: it reads {path}, which no earlier command writes")

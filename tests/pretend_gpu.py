@@ -119,18 +119,18 @@ class Memory:
     """Copies of the storages that a capture must restore: those that it didn't allocate itself."""
 
     def __init__(self) -> None:
-        self.own: set[int] = set()
+        self.allocated: set[int] = set()
         self.before: dict[int, tuple[Tensor, Tensor]] = {}  # other storages, with a copy from before the capture
 
     def used(self, read: list[Tensor]) -> None:
         for tensor in read:
             address = tensor.untyped_storage().data_ptr()
-            if address not in self.own and address not in self.before:
+            if address not in self.allocated and address not in self.before:
                 whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
                 self.before[address] = whole, whole.clone()
 
     def made(self, written: list[Tensor]) -> None:
-        self.own |= {tensor.untyped_storage().data_ptr() for tensor in written} - self.before.keys()
+        self.allocated |= {tensor.untyped_storage().data_ptr() for tensor in written} - self.before.keys()
 
     def restore(self) -> None:
         for whole, copy in self.before.values():

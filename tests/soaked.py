@@ -56,10 +56,10 @@ def soak_with(defect: str, directory: Path) -> tuple[int, str, list[str]]:
 
 if __name__ == "__main__":
     findings = {}
-    start = tempfile.gettempdir()
+    temporary_directory = tempfile.gettempdir()
     for name in (*CRASHES, *DEFECTS):  # "a process" keeps running
         for _ in range(3):  # the kill may come between the end of the run and the defect
-            os.environ["TMPDIR"] = tempfile.tempdir = start  # the soak sets its own
+            os.environ["TMPDIR"] = tempfile.tempdir = temporary_directory  # the soak sets its own
             findings[name] = soak_with(name, Path(tempfile.mkdtemp()))
             if findings[name][0] == (name != "a crash"):
                 break

@@ -514,11 +514,11 @@ def test_ctrl_c_while_reading_weights_does_not_look_like_a_damaged_file(tmp_path
     """Two in five raised a ValueError in PyTorch, within the 4 ms that 300 tensors take."""
     path, tensors = tmp_path / name, {f"t{i}": torch.ones(8, 8) for i in range(300)}
     save_file(tensors, path) if path.suffix == ".safetensors" else torch.save(tensors, path)
-    number_of, interrupted = 40, 0
+    num_attempts, interrupted = 40, 0
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # which background processes of a shell ignore
     try:
-        for i in range(number_of):
+        for i in range(num_attempts):
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-4 * (1 + i))
                 read_tensors(path)
@@ -528,7 +528,7 @@ def test_ctrl_c_while_reading_weights_does_not_look_like_a_damaged_file(tmp_path
     finally:
         signal.signal(signal.SIGALRM, before)
         signal.signal(signal.SIGINT, ours)
-    assert interrupted == number_of
+    assert interrupted == num_attempts
 
 
 def test_a_compressed_pickle_is_refused_unread(tmp_path):

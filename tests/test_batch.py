@@ -76,10 +76,10 @@ def test_rows_that_share_a_micro_batch_do_not_change_each_other(models, score_at
 def test_a_micro_batch_is_as_wide_as_its_longest_row(models, monkeypatch):
     columns, forward = [], type(models[0].transformer).forward
 
-    def counted(self, ids, mask=None, cache=None, *others, **named):
+    def counted(self, ids, mask=None, cache=None, *rest, **named):
         if cache is None:
             columns.append(ids.numel())
-        return forward(self, ids, mask, cache, *others, **named)
+        return forward(self, ids, mask, cache, *rest, **named)
 
     monkeypatch.setattr(type(models[0].transformer), "forward", counted)
     batch = sampled(models, 2)

@@ -129,7 +129,7 @@ CASES = [
 ]
 
 
-def theirs_of(family: str, changes: dict, seed: int = 0) -> transformers.PreTrainedModel:
+def transformers_model(family: str, changes: dict, seed: int = 0) -> transformers.PreTrainedModel:
     """Make a random transformers model, perturbed so that a wrong mask, order or position changes the output."""
     torch.manual_seed(seed)
     config = FAMILIES[family](**changes)
@@ -163,7 +163,7 @@ def largest_differences(ours: GPT, theirs: transformers.PreTrainedModel) -> tupl
 
 @pytest.mark.parametrize(("family", "changes"), CASES)
 def test_hidden_states_and_logits_equal_transformers(family, changes, tmp_path) -> None:
-    theirs = theirs_of(family, changes)
+    theirs = transformers_model(family, changes)
     theirs.save_pretrained(tmp_path)
     ours = load_gpt(tmp_path)
     assert max(largest_differences(ours, theirs)) < 1e-5
@@ -174,7 +174,7 @@ def test_hidden_states_and_logits_equal_transformers(family, changes, tmp_path) 
 
 @pytest.mark.parametrize(("family", "changes"), CASES)
 def test_transformers_loads_what_we_write(family, changes, tmp_path) -> None:
-    theirs_of(family, changes).save_pretrained(tmp_path / "theirs")
+    transformers_model(family, changes).save_pretrained(tmp_path / "theirs")
     config = read_config(tmp_path / "theirs")
     torch.manual_seed(3)
     ours = GPT(config)
@@ -190,7 +190,7 @@ def test_transformers_loads_what_we_write(family, changes, tmp_path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_of_left_padded_rows_equals_transformers(family, tmp_path) -> None:
     """Uses each library's cache; texts are longer than the windows."""
-    theirs = theirs_of(family, {})
+    theirs = transformers_model(family, {})
     theirs.save_pretrained(tmp_path)
     ids, mask = ids_and_mask(length=13)
     ours, _ = generate(load_gpt(tmp_path), ids, mask, 14, temperature=0.0)
@@ -200,7 +200,7 @@ def test_greedy_text_of_left_padded_rows_equals_transformers(family, tmp_path) -
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_round_trip_changes_no_bit(family, tmp_path) -> None:
-    theirs_of(family, {}).save_pretrained(tmp_path / "a")
+    transformers_model(family, {}).save_pretrained(tmp_path / "a")
     first = load_gpt(tmp_path / "a")
     save(first, tmp_path / "b")
     second = load_gpt(tmp_path / "b")
@@ -211,7 +211,7 @@ def test_a_round_trip_changes_no_bit(family, tmp_path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shards_of_safetensors_and_pickles_give_the_same_weights(family, tmp_path) -> None:
-    theirs = theirs_of(family, {})
+    theirs = transformers_model(family, {})
     theirs.save_pretrained(tmp_path / "whole")
     theirs.save_pretrained(tmp_path / "shards", max_shard_size="10KB")
     assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 1
@@ -236,7 +236,7 @@ def test_shards_of_safetensors_and_pickles_give_the_same_weights(family, tmp_pat
 
 
 def test_half_precision_weights_become_float32(tmp_path) -> None:
-    theirs_of("gpt_neox", {}).to(torch.bfloat16).save_pretrained(tmp_path)
+    transformers_model("gpt_neox", {}).to(torch.bfloat16).save_pretrained(tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     ours = load_gpt(tmp_path)
     assert {tensor.dtype for tensor in ours.state_dict().values()} == {torch.float32}
@@ -245,7 +245,7 @@ def test_half_precision_weights_become_float32(tmp_path) -> None:
 
 def test_a_file_with_only_the_trunk_and_old_buffers_loads(tmp_path) -> None:
     """OpenAI's GPT-2 on the Hub has no `transformer.` prefix, and causal masks among the weights."""
-    theirs = theirs_of("gpt2", {})
+    theirs = transformers_model("gpt2", {})
     theirs.save_pretrained(tmp_path)
     tensors = {name.removeprefix("transformer."): t for name, t in load_file(tmp_path / "model.safetensors").items()}
     tensors["h.0.attn.bias"] = torch.ones(1, 1, N_CTX, N_CTX).tril()
@@ -257,7 +257,7 @@ def test_a_file_with_only_the_trunk_and_old_buffers_loads(tmp_path) -> None:
 # ------------------------------------------------------------------------------------------- the reward and value model
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reward_model_keeps_head_head_bias_and_normalisation(family, tmp_path) -> None:
-    theirs_of(family, {}).save_pretrained(tmp_path / "policy")
+    transformers_model(family, {}).save_pretrained(tmp_path / "policy")
     policy = load_gpt(tmp_path / "policy")
     model = scalar_from_gpt(policy)
     with torch.no_grad():
@@ -273,7 +273,7 @@ def test_a_reward_model_keeps_head_head_bias_and_normalisation(family, tmp_path)
 
 
 def test_a_reward_model_has_its_own_copy_of_the_trunk(tmp_path) -> None:
-    theirs_of("gpt2", {}).save_pretrained(tmp_path)
+    transformers_model("gpt2", {}).save_pretrained(tmp_path)
     policy = load_gpt(tmp_path)
     model = scalar_from_gpt(policy)
     with torch.no_grad():
@@ -282,7 +282,7 @@ def test_a_reward_model_has_its_own_copy_of_the_trunk(tmp_path) -> None:
 
 
 def test_policies_and_reward_models_are_not_confused(tmp_path) -> None:
-    theirs_of("gpt_neox", {}).save_pretrained(tmp_path / "policy")
+    transformers_model("gpt_neox", {}).save_pretrained(tmp_path / "policy")
     save(scalar_from_gpt(load_gpt(tmp_path / "policy")), tmp_path / "rm")
     with pytest.raises(InputError, match="is a reward or value model"):
         load_gpt(tmp_path / "rm")
@@ -293,7 +293,7 @@ def test_policies_and_reward_models_are_not_confused(tmp_path) -> None:
 # --------------------------------------------------------------------------------------------------- broken checkpoints
 @pytest.fixture
 def written(tmp_path) -> Path:
-    theirs_of("gpt_neox", {}).save_pretrained(tmp_path / "checkpoint")
+    transformers_model("gpt_neox", {}).save_pretrained(tmp_path / "checkpoint")
     return tmp_path / "checkpoint"
 
 
@@ -385,7 +385,7 @@ def test_an_unsupported_config_gives_one_sentence(family, changes, sentence, tmp
 
 
 def test_a_tied_checkpoint_with_another_head_is_refused(tmp_path) -> None:
-    theirs_of("gpt2", {}).save_pretrained(tmp_path)
+    transformers_model("gpt2", {}).save_pretrained(tmp_path)
     change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": torch.randn(VOCAB, 30)}))
     with pytest.raises(InputError, match="tie_word_embeddings"):
         load_gpt(tmp_path)
@@ -411,7 +411,7 @@ def test_a_pickle_that_runs_code_is_refused(written, monkeypatch) -> None:
 
 
 def test_a_missing_shard_is_named(tmp_path) -> None:
-    theirs_of("gpt2", {}).save_pretrained(tmp_path, max_shard_size="10KB")
+    transformers_model("gpt2", {}).save_pretrained(tmp_path, max_shard_size="10KB")
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
     shard.unlink()
     with pytest.raises(InputError, match=shard.name):

@@ -301,7 +301,7 @@ def test_a_row_takes_at_most_two_kilobytes(real_data, tmp_path):
 def tokenised(monkeypatch) -> list[str]:
     """Record the files that are tokenised, in order."""
     calls, plain = [], dataset.tokenise
-    monkeypatch.setattr(dataset, "tokenise", lambda path, *others: calls.append(path.name) or plain(path, *others))
+    monkeypatch.setattr(dataset, "tokenise", lambda path, *rest: calls.append(path.name) or plain(path, *rest))
     return calls
 
 

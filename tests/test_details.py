@@ -181,14 +181,14 @@ def test_every_stage_trains_by_adamw_with_the_papers_eps(miniature, tmp_path, mo
 
 
 @pytest.mark.parametrize("stage", ["sft", "rm", "ppo"])
-def test_bf16_is_the_dtype_of_products_and_of_no_weight(miniature, tmp_path, monkeypatch, stage) -> None:
+def test_bf16_is_the_dtype_of_matmuls_and_of_no_weight(miniature, tmp_path, monkeypatch, stage) -> None:
     """Autocast runs matmuls in bfloat16; weights and gradients of the first step stay float32. [N+ 8]"""
     script = {"sft": train_sft, "rm": train_rm, "ppo": train_ppo}[stage]
-    products, plain, stepped = set(), model.linear, []
+    matmul_dtypes, plain, stepped = set(), model.linear, []
 
-    def noted(x, *others):
-        y = plain(x, *others)
-        products.add(y.dtype)
+    def noted(x, *rest):
+        y = plain(x, *rest)
+        matmul_dtypes.add(y.dtype)
         return y
 
     def step(optimizer):
@@ -200,11 +200,11 @@ def test_bf16_is_the_dtype_of_products_and_of_no_weight(miniature, tmp_path, mon
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     args = replace(getattr(miniature, stage), out=tmp_path / "out")
     for dtype in ("float32", "bfloat16"):
-        products.clear()
+        matmul_dtypes.clear()
         stepped.clear()
         with pytest.raises(Made):
             script.main(replace(args, dtype=dtype, out=tmp_path / dtype))
-        assert products == {getattr(torch, dtype)}
+        assert matmul_dtypes == {getattr(torch, dtype)}
         assert stepped and {p.dtype for p in stepped} == {p.grad.dtype for p in stepped} == {torch.float32}
     assert script.RECIPES["tldr"][1].dtype == "bfloat16"
 

@@ -39,7 +39,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def flags_of(args) -> list[str]:
+def make_flags(args) -> list[str]:
     return [
         text
         for name in SETTINGS
@@ -114,7 +114,7 @@ def test_two_processes_equal_one(runs, stage, shard):
         {path: leaf.shape for path, leaf in tree_flatten_with_path(s)[0] if isinstance(leaf, torch.Tensor)}
         for s in (state, sharded_state)
     ]
-    kept = [{path: shape for path, shape in found.items() if "generators" not in str(path)} for found in shapes]
+    kept = [{path: shape for path, shape in leaves.items() if "generators" not in str(path)} for leaves in shapes]
     assert kept[0] == kept[1]  # one process and two write the same state files
     for rows in zip(read_metrics(one), read_metrics(two), strict=True):
         first, second = ({key: value for key, value in row.items() if key not in TIMED} for row in rows)
@@ -160,7 +160,7 @@ def test_gradients_are_summed_over_the_ranks_parameter_by_parameter(monkeypatch)
         for parameter in model[:2]:
             parameter.grad = torch.randn_like(parameter)
     other = torch.cat([parameter.grad.flatten() for parameter in ranks[1][:2]])
-    expected = [mine.grad + theirs.grad for mine, theirs in zip(ranks[0][:2], ranks[1][:2], strict=True)]
+    expected = [first.grad + second.grad for first, second in zip(ranks[0][:2], ranks[1][:2], strict=True)]
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     monkeypatch.setattr(distributed.dist, "all_reduce", lambda flat: flat.add_(other))
     distributed.sum_gradients(ranks[0])
@@ -212,7 +212,7 @@ def test_a_named_gpu_becomes_the_current_device(monkeypatch):
 
 
 # -------------------------------------------------------------------------------------------------- a process that dies
-def processes_of(path) -> list[int]:
+def find_processes(path) -> list[int]:
     """Find processes with this path on their command line: torchrun and its workers."""
     pids = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -249,7 +249,7 @@ def program(path, started, *command):
         assert process.poll() is None, process.stderr.read()[-2000:]
         yield process
     finally:
-        for pid in {process.pid, *processes_of(path)}:
+        for pid in {process.pid, *find_processes(path)}:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -266,7 +266,7 @@ def job(tmp_path):
 
 
 def worker(path, rank) -> int:
-    return next(p for p in processes_of(path) if f"\0RANK={rank}\0" in Path(f"/proc/{p}/environ").read_text())
+    return next(p for p in find_processes(path) if f"\0RANK={rank}\0" in Path(f"/proc/{p}/environ").read_text())
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
@@ -280,7 +280,7 @@ def test_a_killed_process_ends_the_job_and_is_named(job):
     _, err = process.communicate(timeout=120)
     first = err.partition("Root Cause (first observed failure)")[2]
     assert process.returncode != 0 and "(local_rank: 1)" in first and "SIGKILL" in first
-    wait_until(lambda: not processes_of(file))
+    wait_until(lambda: not find_processes(file))
 
 
 @needs_proc
@@ -291,7 +291,7 @@ def test_the_error_of_the_process_that_failed_first_is_reported(job):
     _, err = process.communicate(timeout=120)
     first = err.partition("Root Cause (first observed failure)")[2]
     assert process.returncode != 0 and "(local_rank: 1)" in first and "ValueError: the file is there" in first
-    wait_until(lambda: not processes_of(file))
+    wait_until(lambda: not find_processes(file))
 
 
 @needs_proc
@@ -299,22 +299,22 @@ def test_the_error_of_the_process_that_failed_first_is_reported(job):
 def test_sigterm_to_torchrun_finishes_and_saves_the_step(miniature, tmp_path):
     out = tmp_path / "out"
     args = replace(miniature.ppo, out=out, total_episodes=10**9)
-    with program(out, out / "metrics.jsonl", *TORCHRUN, "train_ppo.py", "tiny", *flags_of(args)) as process:
+    with program(out, out / "metrics.jsonl", *TORCHRUN, "train_ppo.py", "tiny", *make_flags(args)) as process:
         process.terminate()
         process.communicate(timeout=120)
     (state,) = states(out)
     assert process.returncode != 0 and int(state.name.removeprefix("step-")) == len(read_metrics(out))
     assert damage(state) is None
-    wait_until(lambda: not processes_of(out))
+    wait_until(lambda: not find_processes(out))
 
 
 @needs_proc
 @pytest.mark.slow
 def test_torchrun_killed_with_sigkill_leaves_no_orphan(job):
     process, file = job
-    assert len(processes_of(file)) == 3
+    assert len(find_processes(file)) == 3
     process.kill()
-    wait_until(lambda: not processes_of(file))
+    wait_until(lambda: not find_processes(file))
 
 
 @pytest.mark.slow

@@ -40,9 +40,9 @@ def test_logprobs_are_summed_over_the_response_with_its_eos_and_without_the_quer
     model = tiny_gpt.double()
     pairs, queries = pair_logprobs(model, ROWS, PAD), [row.query for row in ROWS]
     singly = [summed_logprobs(model, queries, [getattr(row, name) for row in ROWS], PAD) for name in RESPONSES]
-    for name, *found in zip(RESPONSES, pairs, singly, strict=True):
+    for name, *results in zip(RESPONSES, pairs, singly, strict=True):
         expected = [float64_sum(model, row.query, getattr(row, name)).item() for row in ROWS]
-        assert all(sums.tolist() == pytest.approx(expected, abs=1e-9) for sums in found)
+        assert all(sums.tolist() == pytest.approx(expected, abs=1e-9) for sums in results)
     chosen, _ = pairs
     without_eos = summed_logprobs(model, [ROWS[0].query], [ROWS[0].chosen[:-1]], PAD)
     assert without_eos.item() > chosen[0].item() + 1e-3
@@ -75,9 +75,9 @@ def test_a_missing_response_has_a_sum_of_0_and_changes_no_other(tiny_gpt, family
     model = (tiny_gpt if family == "gpt" else GPT(shape)).double()
     whole = torch.stack(pair_logprobs(model, ROWS, PAD))  # (2, B)
     one_sided = [Comparison(ROWS[0].query, ROWS[0].chosen, [], {}), Comparison(ROWS[1].query, [], ROWS[1].rejected, {})]
-    found = torch.stack(pair_logprobs(model, one_sided, PAD))
-    assert found[1, 0] == found[0, 1] == 0 and whole.abs().min() > 0.1
-    assert torch.allclose(found.diagonal(), whole.diagonal(), atol=1e-9)
+    sums = torch.stack(pair_logprobs(model, one_sided, PAD))
+    assert sums[1, 0] == sums[0, 1] == 0 and whole.abs().min() > 0.1
+    assert torch.allclose(sums.diagonal(), whole.diagonal(), atol=1e-9)
 
 
 # -------------------------------------------------------------------------------------------------------- KTO and ORPO

@@ -161,8 +161,8 @@ def check_rows(model, device, rows, uniforms):
     """Compare `generate` on the device with full forward passes on the CPU, at temperature 0.8."""
     expected = [step_by_step(model, row, u.tolist(), 0.8) for row, u in zip(rows, uniforms, strict=True)]
     response, logprobs = sample(copy.deepcopy(model).to(device), rows, T=40, uniforms=uniforms, device=device)
-    for (ids, wanted), found, got in zip(expected, response.tolist(), logprobs.tolist(), strict=True):
-        assert found == ids + [PAD] * (40 - len(ids))
+    for (ids, wanted), sampled, got in zip(expected, response.tolist(), logprobs.tolist(), strict=True):
+        assert sampled == ids + [PAD] * (40 - len(ids))
         assert got == pytest.approx(wanted + [0.0] * (40 - len(ids)), abs=1e-4)
     return sorted(len(ids) for ids, _ in expected)
 
@@ -276,8 +276,8 @@ def test_draws_equal_a_walk_along_the_running_sum():
     for uniform in torch.arange(8, dtype=torch.float64) / 8:
         ids = draw(probabilities, uniform.expand(5, 1))
         assert ids.shape == (5, 1)
-        for row, [found] in zip(probabilities.tolist(), ids.tolist(), strict=True):
-            assert found == next(i for i in range(4) if sum(row[: i + 1]) > uniform.item() * sum(row))
+        for row, [drawn] in zip(probabilities.tolist(), ids.tolist(), strict=True):
+            assert drawn == next(i for i in range(4) if sum(row[: i + 1]) > uniform.item() * sum(row))
 
 
 def test_draws_are_made_in_float64():
@@ -298,12 +298,12 @@ def test_top_k_and_top_p_equal_a_search_through_a_sorted_list():
         order = sorted(range(6), key=lambda i: -whole[i])
         for k in range(8):
             kept = order[: k or 6]
-            found = keep_top_k(logits, k)[b]
-            assert [found[i].item() for i in order] == [row[i].item() if i in kept else -math.inf for i in order]
+            filtered = keep_top_k(logits, k)[b]
+            assert [filtered[i].item() for i in order] == [row[i].item() if i in kept else -math.inf for i in order]
         for p in (0.0, 0.2, 0.5, 0.8, 0.99, 1.5):
             kept = [i for n, i in enumerate(order) if n == 0 or sum(whole[j] for j in order[:n]) < p]
-            found = keep_top_p(logits, p)[b]
-            assert [found[i].item() for i in order] == [row[i].item() if i in kept else -math.inf for i in order]
+            filtered = keep_top_p(logits, p)[b]
+            assert [filtered[i].item() for i in order] == [row[i].item() if i in kept else -math.inf for i in order]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
@@ -350,12 +350,12 @@ def test_ngram_ban_bans_the_same_ids_as_a_search_through_lists(n):
     context = torch.randint(-1, 7, (200, 9), generator=torch.Generator().manual_seed(n))
     context[:20] = torch.randint(0, 2, (20, 9), generator=torch.Generator().manual_seed(n))
     logits = torch.randn(200, 5, generator=torch.Generator().manual_seed(n))
-    for row, ids, found in zip(logits, context.tolist(), ban_repeated_ngrams(logits, context, n), strict=True):
+    for row, ids, filtered in zip(logits, context.tolist(), ban_repeated_ngrams(logits, context, n), strict=True):
         seen = {tuple(ids[i : i + n]) for i in range(9 - n + 1)}
         tail = tuple(ids[9 - n + 1 :])
         banned = {i for i in range(5) if (*tail, i) in seen and all(0 <= j < 5 for j in tail)}
         expected = [-math.inf if i in banned and len(banned) < 5 else row[i].item() for i in range(5)]
-        assert found.tolist() == expected
+        assert filtered.tolist() == expected
 
 
 def test_ngram_ban_needs_a_whole_ngram():

@@ -123,9 +123,9 @@ def test_advantages_without_a_value_model_ignore_the_samplers_kl(ppo, monkeypatc
         seen.append(judged.kl)
         return usual.advantages(judged)
 
-    def policy_loss(new_logprobs, old, *others):
+    def policy_loss(new_logprobs, old, *rest):
         divided.append(old)
-        return usual.policy_loss(new_logprobs, old, *others)
+        return usual.policy_loss(new_logprobs, old, *rest)
 
     usual = ALGORITHMS[algorithm]
     monkeypatch.setitem(ALGORITHMS, algorithm, replace(usual, advantages=advantages, policy_loss=policy_loss))

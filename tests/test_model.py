@@ -48,7 +48,7 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def model_of(config: GPTConfig, kind: type = GPT) -> GPT | ScalarModel:
+def make_model(config: GPTConfig, kind: type = GPT) -> GPT | ScalarModel:
     torch.manual_seed(0)
     model = kind(config)
     with torch.no_grad():  # at initialisation, attention is nearly uniform
@@ -59,7 +59,7 @@ def model_of(config: GPTConfig, kind: type = GPT) -> GPT | ScalarModel:
 
 @pytest.fixture(params=CONFIGS)
 def gpt(request) -> GPT:
-    return model_of(CONFIGS[request.param])
+    return make_model(CONFIGS[request.param])
 
 
 # -------------------------------------------------------------------------------------------------- padding and batches
@@ -166,7 +166,7 @@ def test_no_token_attends_to_a_later_one(gpt) -> None:
 # ---------------------------------------------------------------------------------------- an encoder: without causality
 @pytest.fixture(params=["gpt2", "gpt_neox", "codegen", "llama"])
 def encoder(request) -> GPT:
-    return model_of(replace(CONFIGS[request.param], causal=False))
+    return make_model(replace(CONFIGS[request.param], causal=False))
 
 
 @torch.no_grad()
@@ -193,11 +193,11 @@ def test_padding_on_either_side_and_neighbours_do_not_change_a_row_of_an_encoder
 
 @torch.no_grad()
 def test_an_encoder_without_positions_is_permutation_equivariant() -> None:
-    encoder = model_of(replace(CONFIGS["gpt_neox"], rotary_dim=0, causal=False))
+    encoder = make_model(replace(CONFIGS["gpt_neox"], rotary_dim=0, causal=False))
     ids = torch.randint(41, (1, 12), generator=torch.Generator().manual_seed(1))
     order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
     assert (encoder(ids[:, order]) - encoder(ids)[:, order]).abs().max() < 1e-5
-    causal = model_of(replace(CONFIGS["gpt_neox"], rotary_dim=0))
+    causal = make_model(replace(CONFIGS["gpt_neox"], rotary_dim=0))
     assert (causal(ids[:, order]) - causal(ids)[:, order]).abs().max() > 1e-2
 
 
@@ -289,7 +289,7 @@ def test_the_attention_mask_equals_a_triple_loop(rows, window, causal) -> None:
 # ------------------------------------------------------------------------------------------------------- [PAD], dropout
 @torch.no_grad()
 def test_pad_and_unused_rows_of_the_head_have_probability_zero() -> None:
-    model = model_of(CONFIGS["codegen"]).forbid(pad_id=37, num_ids=39)
+    model = make_model(CONFIGS["codegen"]).forbid(pad_id=37, num_ids=39)
     logits = model.logits(model(torch.zeros((1, 3), dtype=torch.long)))
     assert (logits[..., [37, 39, 40]] == -torch.inf).all()
     assert logits[..., [i for i in range(39) if i != 37]].isfinite().all()
@@ -297,7 +297,7 @@ def test_pad_and_unused_rows_of_the_head_have_probability_zero() -> None:
 
 @torch.no_grad()
 def test_forbidding_ids_outside_the_head_changes_nothing() -> None:
-    model = model_of(CONFIGS["gpt2"])
+    model = make_model(CONFIGS["gpt2"])
     before = model.logits(model(torch.zeros((1, 3), dtype=torch.long)))
     model.forbid(pad_id=41, num_ids=41)
     assert model.head_bias is None
@@ -335,7 +335,7 @@ def test_the_scalar_head_of_width_two_has_weights_of_variance_a_third() -> None:
 
 @torch.no_grad()
 def test_the_normalisation_is_subtracted_from_every_score() -> None:
-    model = model_of(CONFIGS["gpt_neo"], ScalarModel)
+    model = make_model(CONFIGS["gpt_neo"], ScalarModel)
     ids = torch.randint(41, (2, 9), generator=torch.Generator().manual_seed(1))
     before = model(ids)
     model.reward_bias.fill_(2.5)
@@ -356,7 +356,7 @@ def test_scores_do_not_depend_on_padding_or_batch(gpt) -> None:
 
 @torch.no_grad()
 def test_scores_are_float32_under_bf16_autocast() -> None:
-    model = model_of(CONFIGS["gpt_neox"], ScalarModel)
+    model = make_model(CONFIGS["gpt_neox"], ScalarModel)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(torch.zeros((1, 3), dtype=torch.long)).dtype == torch.float32
 
@@ -387,7 +387,7 @@ def test_an_offset_norm_multiplies_by_one_plus_its_weight_and_starts_at_one() ->
 
 @torch.no_grad()
 def test_capped_logits_match_the_formula_and_forbidden_ids_stay_impossible() -> None:
-    model = model_of(CONFIGS["gemma2"])
+    model = make_model(CONFIGS["gemma2"])
     hidden = model(torch.randint(41, (2, 9), generator=torch.Generator().manual_seed(1)))
     plain = hidden.double() @ model.lm_head.weight.double().T
     assert plain.abs().max() > 3 and (model.logits(hidden) - 3 * (plain / 3).tanh()).abs().max() < 1e-5
@@ -399,8 +399,8 @@ def test_capped_logits_match_the_formula_and_forbidden_ids_stay_impossible() -> 
 def test_a_group_of_queries_shares_its_keys_and_values() -> None:
     """The result equals a model with a copy for every query head, and the cache stores them once."""
     config = CONFIGS["llama"]
-    gpt, copied = model_of(config), model_of(replace(config, n_kv_head=None))
-    copied.load_state_dict(gpt.state_dict() | {name: repeated(weight) for name, weight in qkv_of(gpt)})
+    gpt, copied = make_model(config), make_model(replace(config, n_kv_head=None))
+    copied.load_state_dict(gpt.state_dict() | {name: repeated(weight) for name, weight in qkv_weights(gpt)})
     ids = torch.randint(41, (2, 13), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(13) >= torch.tensor([[0], [4]])
     assert (gpt(ids, mask) - copied(ids, mask))[mask].abs().max() < 1e-5
@@ -419,7 +419,7 @@ def test_on_a_cpu_each_channel_of_the_keys_is_contiguous(whole: bool, monkeypatc
     assert cache.keys.mT.is_contiguous() and cache.values.is_contiguous()
 
 
-def qkv_of(gpt: GPT) -> list[tuple[str, torch.Tensor]]:
+def qkv_weights(gpt: GPT) -> list[tuple[str, torch.Tensor]]:
     return [(name, tensor) for name, tensor in gpt.state_dict().items() if "attention.qkv" in name]
 
 

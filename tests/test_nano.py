@@ -42,18 +42,18 @@ IN_BLOCK = {"qkv": "attention.qkv", "out": "attention.out", "up": "mlp.up", "dow
 B = 24
 
 
-def product_name(name: str, is_scalar: bool) -> str:
+def library_name(name: str, is_scalar: bool) -> str:
     """Return the library's name of a nano.py parameter."""
     if name.startswith("head"):
         return name.replace("head", "score" if is_scalar else "lm_head")
     return "transformer." + re.sub(r"\.(qkv|out|up|down)\.", lambda match: f".{IN_BLOCK[match[1]]}.", name)
 
 
-def product(model: nano.GPT) -> GPT | ScalarModel:
+def library_model(model: nano.GPT) -> GPT | ScalarModel:
     """Build the library's model with these weights."""
     is_scalar = model.head.out_features == 1
     twin = ScalarModel(CONFIG) if is_scalar else GPT(CONFIG).forbid(nano.PAD, nano.V)
-    weights = {product_name(name, is_scalar): weight for name, weight in model.state_dict().items()}
+    weights = {library_name(name, is_scalar): weight for name, weight in model.state_dict().items()}
     missing, unexpected = twin.load_state_dict(weights, strict=False)
     assert not unexpected and missing in ([], ["reward_bias"])
     return twin
@@ -66,7 +66,7 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 def assert_same_parameters(model: nano.GPT, twin: GPT | ScalarModel, of_gradients: bool = False) -> None:
     twin_parameters = dict(twin.named_parameters())
     for name, weight in model.named_parameters():
-        other = twin_parameters[product_name(name, isinstance(twin, ScalarModel))]
+        other = twin_parameters[library_name(name, isinstance(twin, ScalarModel))]
         assert_same(*((weight.grad, other.grad) if of_gradients else (weight, other)))
 
 
@@ -171,8 +171,8 @@ def test_the_writers_of_a_pair_have_any_care_from_0_3_to_1(monkeypatch):
     note, cares = "um figs so jam milk :".split(), []
     texts = iter([["figs"], ["figs"], []] * 2000)
 
-    def write(given, care, rng):
-        assert given is note and isinstance(rng, random.Random)
+    def write(prompt, care, rng):
+        assert prompt is note and isinstance(rng, random.Random)
         cares.append(care)
         return next(texts)
 
@@ -208,7 +208,7 @@ def test_the_same_uniforms_give_the_same_tokens(world, settings, batch):
     notes, policy, *_ = world
     query = nano.encode_queries(notes)
     response, _ = generate(
-        product(policy), query, query != nano.PAD, nano.T, settings.temperature,
+        library_model(policy), query, query != nano.PAD, nano.T, settings.temperature,
         eos_id=nano.EOS, pad_id=nano.PAD, uniforms=random_uniforms(B),
     )  # fmt: skip
     assert torch.equal(batch["response"], response)
@@ -216,27 +216,29 @@ def test_the_same_uniforms_give_the_same_tokens(world, settings, batch):
     assert 3 < ends.sum() < B - 3  # the fixture has both kinds
 
 
-def product_batch(batch, score_at="after_eos") -> Batch:
+def library_batch(batch, score_at="after_eos") -> Batch:
     ids = batch["query"], batch["response"]
     return Batch.of([{}] * B, *ids, torch.zeros(B, nano.T), nano.EOS, nano.PAD, score_at)
 
 
 def test_ends_and_masks_equal_the_library(batch):
     has_eos, end, actions, states = nano.find_end(batch["response"])
-    theirs = product_batch(batch)
+    theirs = library_batch(batch)
     assert torch.equal(has_eos, theirs.has_eos) and torch.equal(end, theirs.eos_index)
     assert torch.equal(actions, theirs.actions) and torch.equal(states, theirs.states)
 
 
-def test_logprobs_values_and_scores_are_those_of_the_product(world, settings, batch):
+def test_logprobs_values_and_scores_equal_the_library(world, settings, batch):
     _, policy, ref_policy, reward_model, value_model = world
-    theirs = product_batch(batch)
-    logprobs, ref_logprobs, _ = read_logprobs(product(policy), product(ref_policy), theirs, settings.temperature, B)
+    theirs = library_batch(batch)
+    logprobs, ref_logprobs, _ = read_logprobs(
+        library_model(policy), library_model(ref_policy), theirs, settings.temperature, B
+    )
     actions = batch["actions"]
     assert_same(batch["logprobs"][actions], logprobs[actions])
     assert_same(batch["ref_logprobs"][actions], ref_logprobs[actions])
-    assert_same(batch["values"], read_values(product(value_model), theirs, B))
-    scores = end_scores(product(reward_model), theirs.query_response, nano.Q, nano.PAD)
+    assert_same(batch["values"], read_values(library_model(value_model), theirs, B))
+    scores = end_scores(library_model(reward_model), theirs.query_response, nano.Q, nano.PAD)
     assert_same(nano.score(reward_model, batch["query"], batch["response"]), scores)
 
 
@@ -256,7 +258,7 @@ def test_the_sft_loss_and_its_gradient_equal_the_library(world):
     notes, policy, *_ = world
     ids, response = examples(notes, random.Random(1))
     rows = [Demonstration(q, r, {}) for q, r in zip(query_ids(notes), ids, strict=True)]
-    policy, twin = copy.deepcopy(policy), product(policy)
+    policy, twin = copy.deepcopy(policy), library_model(policy)
     loss = nano.sft_loss(policy, nano.encode_queries(notes), response)
     twin_loss = demonstration_loss(twin, rows, nano.PAD, "response") / num_labels(rows, "response")
     assert_same(loss, twin_loss)
@@ -274,7 +276,7 @@ def comparisons(notes):
 def test_the_reward_model_loss_and_its_gradient_equal_the_library(world):
     notes, _, _, reward_model, _ = world
     rows, data = comparisons(notes)
-    reward_model, twin = copy.deepcopy(reward_model), product(reward_model)
+    reward_model, twin = copy.deepcopy(reward_model), library_model(reward_model)
     loss = nano.rm_loss(reward_model, *data)
     twin_loss = contrastive_loss(twin, rows, nano.PAD)[0] / B
     assert_same(loss, twin_loss)
@@ -299,7 +301,7 @@ def test_normalised_scores_equal_the_library(world):
     notes, _, _, reward_model, _ = world
     ids, response = examples(notes, random.Random(4))
     rows = [Demonstration(q, r, {}) for q, r in zip(query_ids(notes), ids, strict=True)]
-    reward_model, twin = copy.deepcopy(reward_model), product(reward_model)
+    reward_model, twin = copy.deepcopy(reward_model), library_model(reward_model)
     nano.normalise(reward_model, nano.encode_queries(notes), response)
     normalise(twin, rows, nano.PAD, B, "float32", shift=True)
     query = nano.encode_queries(notes)
@@ -313,7 +315,7 @@ def test_training_steps_equal_the_library(world):
     _, _, _, reward_model, _ = world
     rng = random.Random(8)
     rows, data = comparisons([nano.make_note(rng) for _ in range(100)])
-    reward_model, twin = copy.deepcopy(reward_model), product(reward_model)
+    reward_model, twin = copy.deepcopy(reward_model), library_model(reward_model)
     nano.train(reward_model, nano.rm_loss, data, 1e-3, torch.Generator().manual_seed(3))
 
     generator = torch.Generator().manual_seed(3)
@@ -329,12 +331,14 @@ def test_training_steps_equal_the_library(world):
 
 
 # ------------------------------------------------------------------------------------------------------- 5. PPO
-def test_rewards_advantages_and_returns_are_those_of_the_product(world, settings, batch):
+def test_rewards_advantages_and_returns_equal_the_library(world, settings, batch):
     _, policy, ref_policy, reward_model, value_model = world
-    theirs, s = product_batch(batch), settings
-    logprobs, ref_logprobs, _ = read_logprobs(product(policy), product(ref_policy), theirs, s.temperature, B)
-    values = read_values(product(value_model), theirs, B)
-    scores = end_scores(product(reward_model), theirs.query_response, nano.Q, nano.PAD)
+    theirs, s = library_batch(batch), settings
+    logprobs, ref_logprobs, _ = read_logprobs(
+        library_model(policy), library_model(ref_policy), theirs, s.temperature, B
+    )
+    values = read_values(library_model(value_model), theirs, B)
+    scores = end_scores(library_model(reward_model), theirs.query_response, nano.Q, nano.PAD)
     scores = torch.where(theirs.has_eos, scores, s.missing_eos_score)
     kl = torch.where(theirs.actions, logprobs - ref_logprobs, 0.0)
     rewards = -s.kl_coef * kl
@@ -345,13 +349,13 @@ def test_rewards_advantages_and_returns_are_those_of_the_product(world, settings
     assert_same(batch["advantages"], ppo.whiten(advantages, theirs.actions))
 
 
-def test_losses_and_gradients_are_those_of_the_product(world, settings, batch):
+def test_losses_and_gradients_equal_the_library(world, settings, batch):
     """The weights have moved, so that ratios and values are clipped on both sides."""
     s = replace(settings, clip_range=0.1, value_coef=0.3)
     _, policy, _, _, value_model = world
     policy, value_model = perturbed(policy, 0.02, seed=9), perturbed(value_model, 0.02, seed=10)
-    twin, twin_value = product(policy), product(value_model)
-    theirs, actions, states = product_batch(batch), batch["actions"], batch["states"]
+    twin, twin_value = library_model(policy), library_model(value_model)
+    theirs, actions, states = library_batch(batch), batch["actions"], batch["states"]
     ids = theirs.query_response, theirs.real
     new_logprobs, _ = response_logprobs(twin, *ids, actions, s.temperature)
     new_values = response_values(twin_value, *ids, states)
@@ -392,8 +396,8 @@ def word_tokenizer(directory: Path):
 def test_three_updates_give_the_weights_of_train_ppo(world, tmp_path, num_minibatches):
     _, policy, _, reward_model, _ = world
     tokenizer = word_tokenizer(tmp_path / "tokenizer")
-    save(product(policy), tmp_path / "sft", tokenizer)
-    save(product(reward_model), tmp_path / "rm", tokenizer)
+    save(library_model(policy), tmp_path / "sft", tokenizer)
+    save(library_model(reward_model), tmp_path / "rm", tokenizer)
     rng = random.Random(2)
     notes = [nano.make_note(rng) for _ in range(3 * B)]
     rows = [{"query": " ".join(note), "response": "figs"} for note in notes]

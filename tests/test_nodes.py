@@ -22,7 +22,7 @@ from nanorlhf import dataset, distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import ROOT, UNCLIPPED, interrupt_at, read_metrics, weights
-from tests.test_distributed import TIMED, flags_of, needs_proc, processes_of, wait_until, worker
+from tests.test_distributed import TIMED, find_processes, make_flags, needs_proc, wait_until, worker
 from tests.test_train_ppo import miniature  # noqa: F401  its policy sometimes samples EOS
 from tests.two_processes import on_processes, run_all
 
@@ -45,7 +45,7 @@ def two_nodes(directory, path, *command):
                 agents.append(subprocess.Popen(call, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT))
         yield agents, logs
     finally:
-        for pid in {*(agent.pid for agent in agents), *processes_of(path)}:
+        for pid in {*(agent.pid for agent in agents), *find_processes(path)}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for agent in agents:
@@ -86,7 +86,7 @@ def nodes(miniature, tmp_path_factory):  # noqa: F811
     commands = []
     for name, (script, args) in stages.items():
         script.main(replace(args, out=root / f"{name}_one"))
-        flags = flags_of(replace(args, out=root / f"{name}_two")) + more.get(name, [])
+        flags = make_flags(replace(args, out=root / f"{name}_two")) + more.get(name, [])
         commands.append([f"{script.__name__}.py", "tiny", *flags])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_at(2, patch, train_ppo, "gae")
@@ -146,7 +146,7 @@ def test_an_error_on_one_node_is_the_reason_that_both_give(tmp_path):
     texts = [log.read_text() for log in logs]
     assert all("the file is there" in text for text in texts), texts
     assert sum("PeerFailed: on another node: rank 1 failed:" in text for text in texts) == 1
-    wait_until(lambda: not processes_of(file))
+    wait_until(lambda: not find_processes(file))
 
 
 @needs_proc
@@ -160,7 +160,7 @@ def test_a_node_that_dies_ends_the_other(tmp_path):
         (lives,) = (number for number, agent in enumerate(agents) if agent.pid != parent)
         assert agents[lives].wait(600) != 0
     assert "PeerFailed: on another node: a process died, or the node itself" in logs[lives].read_text()
-    wait_until(lambda: not processes_of(file))
+    wait_until(lambda: not find_processes(file))
 
 
 def test_a_cache_that_another_node_does_not_see_is_sent_by_the_first(miniature, tmp_path, monkeypatch):  # noqa: F811
@@ -185,8 +185,8 @@ def test_a_cache_that_another_node_does_not_see_is_sent_by_the_first(miniature, 
                 dataset.save({name: array[:1] for name, array in arrays.items()}, {"key": "an older one"})
             )
         sent.clear()
-        found = dataset.map_cache(there)
-        assert sent[1:] and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+        mapped = dataset.map_cache(there)
+        assert sent[1:] and all(np.array_equal(mapped[name], arrays[name]) for name in arrays)
     sent.clear()
     dataset.map_cache(cache)
     assert sent == [key] and len(expected) > 0

@@ -10,7 +10,7 @@ from nanorlhf.dataset import Comparison
 from nanorlhf.dpo import pair_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import pair_scores
-from tests.test_model import CONFIGS, model_of
+from tests.test_model import CONFIGS, make_model
 
 PAD = 40
 PAIRS = [
@@ -31,7 +31,7 @@ def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_gradient_of_logprobs_equals_that_of_single_texts_in_float64(name) -> None:
-    model = model_of(CONFIGS[name]).double()
+    model = make_model(CONFIGS[name]).double()
     chosen, rejected = pair_logprobs(model, PAIRS, PAD)
     total = 0.0
     for pair in PAIRS:
@@ -46,7 +46,7 @@ def test_the_gradient_of_logprobs_equals_that_of_single_texts_in_float64(name) -
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_gradient_of_scores_equals_that_of_single_texts(name) -> None:
-    model = model_of(CONFIGS[name], ScalarModel)
+    model = make_model(CONFIGS[name], ScalarModel)
     chosen, rejected = pair_scores(model, PAIRS, PAD)
     alone = torch.stack([torch.stack([model(torch.tensor([text]))[0, -1] for text in texts(pair)]) for pair in PAIRS])
     assert torch.allclose(torch.stack((chosen, rejected), 1), alone, atol=1e-5)
@@ -56,7 +56,7 @@ def test_the_gradient_of_scores_equals_that_of_single_texts(name) -> None:
 
 @torch.no_grad()
 def test_neither_response_changes_the_other() -> None:
-    model = model_of(CONFIGS["gpt_neox"], ScalarModel)
+    model = make_model(CONFIGS["gpt_neox"], ScalarModel)
     changed = [replace(pair, rejected=[17, 18, 19, 2, 3, 1]) for pair in PAIRS]
     assert torch.allclose(pair_scores(model, PAIRS, PAD)[0], pair_scores(model, changed, PAD)[0], atol=1e-5)
     changed = [replace(pair, chosen=[17, 18, 19, 2, 3, 1]) for pair in PAIRS]
@@ -65,7 +65,7 @@ def test_neither_response_changes_the_other() -> None:
 
 @torch.no_grad()
 def test_an_empty_response_ends_where_its_query_does() -> None:
-    model = model_of(CONFIGS["gpt2"], ScalarModel)
+    model = make_model(CONFIGS["gpt2"], ScalarModel)
     for chosen, rejected in (([], [3, 1]), ([3, 1], []), ([], [])):
         scores = torch.cat(pair_scores(model, [Comparison([5, 6], chosen, rejected, {})], PAD))
         alone = [model(torch.tensor([[5, 6, *response]]))[0, -1].item() for response in (chosen, rejected)]
@@ -75,7 +75,7 @@ def test_an_empty_response_ends_where_its_query_does() -> None:
 @pytest.mark.parametrize("kind", [GPT, ScalarModel])
 @torch.no_grad()
 def test_the_query_is_read_once(kind, monkeypatch) -> None:
-    model, seen = model_of(CONFIGS["gpt_neox"], kind), []
+    model, seen = make_model(CONFIGS["gpt_neox"], kind), []
     embed = model.transformer.embedding.forward
 
     def spy(ids: torch.Tensor) -> torch.Tensor:

@@ -561,8 +561,8 @@ def test_ppo_with_lora_starts_at_the_reference_and_changes_only_updates(miniatur
     assert rows[0]["policy/first_ratio_error"] < 1e-5 and abs(rows[0]["objective/kl_exact"]) < 1e-6
     assert rows[-1]["objective/kl_exact"] > 1e-3  # the reference didn't change with the policy
     base, policy, value_model = load_gpt(args.sft), load_gpt(args.out), load_scalar(args.out / "value_model")
-    start = base if value_start else load_scalar(args.reward_model)
-    for before, after in ((base, policy), (start, value_model)):
+    initial_value_model = base if value_start else load_scalar(args.reward_model)
+    for before, after in ((base, policy), (initial_value_model, value_model)):
         for name, weight in before.transformer.named_parameters():
             assert torch.equal(weight, after.transformer.get_parameter(name)) == (not name.endswith("qkv.weight")), name
     theirs = transformers.AutoModelForCausalLM.from_pretrained(args.sft)

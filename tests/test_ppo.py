@@ -143,11 +143,11 @@ def test_nan_after_the_end_reaches_neither_loss_nor_gradient():
     mask = torch.tensor([[True, True, False]])
     clean = [torch.randn(1, 3) for _ in range(3)]
     poisoned = [torch.where(mask, x, NAN) for x in clean]
-    for loss_of, clip in ((policy_loss, 0.2), (value_loss, 0.2), (value_loss, None)):
+    for loss_function, clip in ((policy_loss, 0.2), (value_loss, 0.2), (value_loss, None)):
         outcomes = []
         for new, a, b in (clean, poisoned):
             new = new.clone().requires_grad_(True)
-            losses, is_clipped = loss_of(new, a, b, mask, clip)
+            losses, is_clipped = loss_function(new, a, b, mask, clip)
             losses.sum().backward()
             outcomes.append((losses.tolist(), is_clipped.tolist(), new.grad.tolist()))
         assert outcomes[0] == outcomes[1]

@@ -26,7 +26,7 @@ from nanorlhf.training.resume import damage, states
 from tests.conftest import ROOT, read_metrics, run_program
 from tests.exchange import exchange
 from tests.rank_errors import write_outcomes
-from tests.test_distributed import TIMED, TORCHRUN, flags_of, wait_until
+from tests.test_distributed import TIMED, TORCHRUN, make_flags, wait_until
 from tests.two_processes import start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks after PyTorch is imported")
@@ -46,12 +46,12 @@ def followers(pid: int) -> list[int]:
 
 def parents() -> dict[int, tuple[int, str]]:
     """Return the parent and the state of each process."""
-    found = {}
+    processes = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
             state, parent, *_ = stat.read_text().rpartition(")")[2].split()
-            found[int(stat.parent.name)] = int(parent), state
-    return found
+            processes[int(stat.parent.name)] = int(parent), state
+    return processes
 
 
 @contextlib.contextmanager
@@ -84,8 +84,8 @@ def test_a_run_ends_in_the_bits_of_torchrun(miniature, tmp_path):
     """Each process has one thread, whatever the environment requests, and output is printed once."""
     args = replace(miniature.ppo, total_episodes=16)
     forked, launched = (replace(args, out=tmp_path / name) for name in ("forked", "launched"))
-    ours = run("train_ppo.py", "tiny", *flags_of(forked), "--processes", "2", threads=2)
-    theirs = run(*TORCHRUN, "train_ppo.py", "tiny", *flags_of(launched), threads=1)
+    ours = run("train_ppo.py", "tiny", *make_flags(forked), "--processes", "2", threads=2)
+    theirs = run(*TORCHRUN, "train_ppo.py", "tiny", *make_flags(launched), threads=1)
     assert ours.returncode == theirs.returncode == 0, (ours.stderr[-2000:], theirs.stderr[-2000:])
     assert ours.stdout.count("PPO: 2 updates") == 1 and ours.stdout == theirs.stdout
     for rows in zip(read_metrics(forked.out), read_metrics(launched.out), strict=True):
@@ -101,7 +101,7 @@ def test_a_run_ends_in_the_bits_of_torchrun(miniature, tmp_path):
 @pytest.mark.slow
 def test_bad_input_is_one_sentence_of_one_process(miniature, tmp_path, flags, sentence):
     out = tmp_path / "out"
-    command = ["train_sft.py", "tiny", *flags_of(replace(miniature.sft, out=out)), "--processes", "2", *flags]
+    command = ["train_sft.py", "tiny", *make_flags(replace(miniature.sft, out=out)), "--processes", "2", *flags]
     process = start(tmp_path / "log", run_program, *command)
     process.join(120)
     said = (tmp_path / "log").read_text()
@@ -163,7 +163,7 @@ def test_a_process_that_has_joined_may_take_longer(outcomes):
 def test_too_many_processes_are_refused_before_any_is_forked(miniature, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(launch, "fork_ranks", lambda *_: pytest.fail("a process was forked"))
     with pytest.raises(SystemExit) as stopped:
-        run_program("train_sft.py", "tiny", *flags_of(replace(miniature.sft, out=tmp_path)), "--processes", "1000")
+        run_program("train_sft.py", "tiny", *make_flags(replace(miniature.sft, out=tmp_path)), "--processes", "1000")
     assert stopped.value.code == 2
     assert capsys.readouterr().err == "error: --processes 1000: must be from 1 to 500.\n"
 
@@ -208,7 +208,7 @@ def test_sigterm_finishes_and_saves_the_step(miniature, tmp_path):
     """SIGTERM goes to the process that the user started; a resume on one process continues from the state."""
     out, log = tmp_path / "out", tmp_path / "log"
     args = replace(miniature.ppo, out=out, total_episodes=10**9)
-    command = ["train_ppo.py", "tiny", *flags_of(args)]
+    command = ["train_ppo.py", "tiny", *make_flags(args)]
     with started(out / "metrics.jsonl", log, run_program, *command, "--processes", "2") as process:
         process.terminate()
         process.join(120)

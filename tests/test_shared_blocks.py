@@ -32,16 +32,16 @@ def blocks(text: str) -> dict[str, tuple[set[str], str]]:
 
 def check(sources: dict[str, str]) -> dict[str, set[str]]:
     """Map each block's name to its files; AssertionError if two differ or a mark names the wrong files."""
-    blocks_of = {file: blocks(text) for file, text in sources.items()}
+    blocks_by_file = {file: blocks(text) for file, text in sources.items()}
     holders: dict[str, set[str]] = {}
-    for file, of_file in blocks_of.items():
-        for name in of_file:
+    for file, file_blocks in blocks_by_file.items():
+        for name in file_blocks:
             holders.setdefault(name, set()).add(file)
     for name, files in holders.items():
         assert len(files) > 1, f"{name} is only in {files}"
-        assert len({blocks_of[file][name][1] for file in files}) == 1, f"{name} differs between {sorted(files)}"
+        assert len({blocks_by_file[file][name][1] for file in files}) == 1, f"{name} differs between {sorted(files)}"
         for file in files:
-            named = blocks_of[file][name][0]
+            named = blocks_by_file[file][name][0]
             assert named == files - {file}, f"{file}: the mark of {name} names {named}, it is in {files - {file}}"
     return holders
 
@@ -53,8 +53,8 @@ def test_shared_blocks_are_equal_and_name_the_files_that_contain_them():
     assert holders["K epochs of clipped steps over the frozen rollout"] == {"train_ppo.py", "train_rlcf.py"}
 
 
-def source(others: str, body: str, name: str = "step", indent: str = "") -> str:
-    return "x = 0\n\n" + textwrap.indent(f"# {name} (the same in {others})\n{body}\n\n", indent)
+def source(other_files: str, body: str, name: str = "step", indent: str = "") -> str:
+    return "x = 0\n\n" + textwrap.indent(f"# {name} (the same in {other_files})\n{body}\n\n", indent)
 
 
 def test_equal_blocks_may_differ_in_indentation_and_section_number():

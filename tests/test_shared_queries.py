@@ -13,7 +13,7 @@ from nanorlhf.peft import tune
 from nanorlhf.reward import end_scores
 from nanorlhf.shared_queries import Groups, find_groups
 from tests.conftest import TINY
-from tests.test_model import CONFIGS, model_of
+from tests.test_model import CONFIGS, make_model
 from tests.test_t5 import CONFIGS as T5_CONFIGS
 
 PAD, EOS, Q, T = 40, 1, 9, 5
@@ -56,7 +56,7 @@ def hidden_and_gradient(model: GPT, ids: torch.Tensor, mask: torch.Tensor) -> tu
 def test_hidden_states_and_gradients_equal_those_of_separate_rows_in_float64(name, how, monkeypatch) -> None:
     """Learned, rotary and relative positions, windows, capped logits, shared keys; left-padded queries."""
     config = CONFIGS[name] if name in CONFIGS else T5_CONFIGS[name]
-    model = model_of(config).double()
+    model = make_model(config).double()
     if how == "lora":
         tune(model, "lora", rank=2)
         with torch.no_grad():
@@ -75,7 +75,7 @@ def test_hidden_states_and_gradients_equal_those_of_separate_rows_in_float64(nam
 
 
 def test_a_response_sees_neither_the_others_nor_their_number() -> None:
-    model = model_of(TINY).double()
+    model = make_model(TINY).double()
     ids, mask = group_rows()
     before, _ = hidden_and_gradient(model, ids, mask)
     changed = ids.clone()
@@ -90,7 +90,7 @@ def test_a_response_sees_neither_the_others_nor_their_number() -> None:
 @pytest.mark.parametrize("how", ["full", "lora"])
 def test_recomputed_activations_have_the_same_gradient(how) -> None:
     """The backward pass runs the blocks of both passes again."""
-    model = model_of(TINY).double()
+    model = make_model(TINY).double()
     if how == "lora":
         tune(model, "lora", rank=2)
     ids, mask = group_rows()
@@ -102,7 +102,7 @@ def test_recomputed_activations_have_the_same_gradient(how) -> None:
 
 def test_a_bidirectional_model_reads_each_row(monkeypatch) -> None:
     """Its query tokens see the response."""
-    model = model_of(replace(TINY, causal=False)).double()
+    model = make_model(replace(TINY, causal=False)).double()
     ids, mask = group_rows()
     hidden, _ = hidden_and_gradient(model, ids, mask)
     separately(monkeypatch)
@@ -119,7 +119,7 @@ def test_queries_that_differ_only_in_padding_are_not_the_same() -> None:
 
 @pytest.mark.parametrize("mean_pooled", [False, True])
 def test_scores_equal_those_of_separate_rows(mean_pooled, monkeypatch) -> None:
-    model = model_of(replace(TINY, mean_pooled=mean_pooled), ScalarModel)
+    model = make_model(replace(TINY, mean_pooled=mean_pooled), ScalarModel)
     ids, _ = group_rows()
     joined = end_scores(model, ids, Q, PAD)
     separately(monkeypatch)
@@ -129,7 +129,7 @@ def test_scores_equal_those_of_separate_rows(mean_pooled, monkeypatch) -> None:
 @pytest.mark.parametrize("name", [*CONFIGS, *T5_CONFIGS])
 def test_samples_equal_those_of_separate_prefills(name, monkeypatch) -> None:
     config = CONFIGS[name] if name in CONFIGS else T5_CONFIGS[name]
-    model = model_of(config)
+    model = make_model(config)
     query = group_rows()[0][:, :Q]
     uniforms = torch.rand((len(query), T), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     shared = generate(model, query, query != PAD, T, eos_id=EOS, pad_id=PAD, uniforms=uniforms)
@@ -142,7 +142,7 @@ def test_samples_equal_those_of_separate_prefills(name, monkeypatch) -> None:
 
 def test_a_group_is_prefilled_and_read_once(monkeypatch) -> None:
     """Counted at the embedding: 3 queries instead of 12, and each response token once."""
-    model, tokens = model_of(TINY), []
+    model, tokens = make_model(TINY), []
     forward = torch.nn.Embedding.forward
     monkeypatch.setattr(torch.nn.Embedding, "forward", lambda self, x: (tokens.append(x.numel()), forward(self, x))[1])
     ids, mask = group_rows()

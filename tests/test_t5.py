@@ -60,7 +60,7 @@ def t5(name: str = "first", kind: type = GPT) -> GPT | ScalarModel:
     return model.eval()
 
 
-def theirs_of(name: str) -> transformers.T5ForConditionalGeneration:
+def transformers_model(name: str) -> transformers.T5ForConditionalGeneration:
     torch.manual_seed(0)
     shape = {"vocab_size": VOCAB, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_heads": 3}
     config = transformers.T5Config(
@@ -107,14 +107,14 @@ def largest_difference(ours: GPT, theirs: transformers.T5ForConditionalGeneratio
 # --------------------------------------------------------------------------------------------- parity with transformers
 @pytest.mark.parametrize("name", THEIRS)
 def test_logits_equal_transformers(name, tmp_path) -> None:
-    theirs = theirs_of(name)
+    theirs = transformers_model(name)
     theirs.save_pretrained(tmp_path)
     assert largest_difference(load_gpt(tmp_path), theirs) < 1e-5
 
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_transformers_loads_what_we_write(name, tmp_path) -> None:
-    theirs_of(name).save_pretrained(tmp_path / "theirs")
+    transformers_model(name).save_pretrained(tmp_path / "theirs")
     config = read_config(tmp_path / "theirs")
     torch.manual_seed(3)
     ours = GPT(config)
@@ -133,7 +133,7 @@ def test_transformers_loads_what_we_write(name, tmp_path) -> None:
 @pytest.mark.parametrize("name", THEIRS)
 def test_greedy_text_equals_transformers(name, tmp_path) -> None:
     """Texts are longer than max_distance; each library uses its cache."""
-    theirs = theirs_of(name)
+    theirs = transformers_model(name)
     theirs.save_pretrained(tmp_path)
     query, query_mask, _, _ = rows()
     ours, _ = generate(load_gpt(tmp_path), query, query_mask, 17, temperature=0.0)
@@ -168,7 +168,7 @@ def test_a_scalar_model_survives_a_round_trip_and_copies_the_policys_trunk(tmp_p
 
 def test_files_of_older_versions_load_the_same(tmp_path) -> None:
     """Old pickles have a copy of the embedding for each stack and the head, and an unused bias."""
-    theirs = theirs_of("first")
+    theirs = transformers_model("first")
     theirs.save_pretrained(tmp_path / "now")
     (tmp_path / "then").mkdir()
     shutil.copy(tmp_path / "now/config.json", tmp_path / "then")
@@ -268,7 +268,7 @@ def test_new_heads_look_back_1_2_3_tokens_and_the_last_sees_all_alike() -> None:
 
 # ---------------------------------------------------------------------------------------------------- padding and masks
 @torch.no_grad()
-def hidden_of(model: GPT, query: Tensor, query_mask: Tensor, response: Tensor, actions: Tensor) -> Tensor:
+def hidden_states(model: GPT, query: Tensor, query_mask: Tensor, response: Tensor, actions: Tensor) -> Tensor:
     ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, actions), dim=1)
     return model(ids, mask, last=response.size(1) + 1)
 
@@ -277,16 +277,16 @@ def hidden_of(model: GPT, query: Tensor, query_mask: Tensor, response: Tensor, a
 def test_padding_and_the_rest_of_the_batch_change_nothing(name) -> None:
     """Each row gives the same results as a single text without padding, cut at its end."""
     query, query_mask, response, actions = rows()
-    together = hidden_of(t5(name), query, query_mask, response, actions)
+    together = hidden_states(t5(name), query, query_mask, response, actions)
     for b in range(3):
         q, r = query[b : b + 1, query_mask[b]], response[b : b + 1, actions[b]]
-        alone = hidden_of(t5(name), q, q != PAD, r, r != PAD)
+        alone = hidden_states(t5(name), q, q != PAD, r, r != PAD)
         assert (together[b : b + 1, : alone.size(1)] - alone).abs().max() < 1e-5
 
 
 def test_right_padded_texts_have_the_hidden_states_of_left_padded_queries() -> None:
     query, query_mask, response, actions = rows()
-    expected = hidden_of(t5(), query, query_mask, response, actions)  # (3, T + 1, C)
+    expected = hidden_states(t5(), query, query_mask, response, actions)  # (3, T + 1, C)
     lengths = query_mask.sum(1)
     ids = torch.full((3, 25), PAD)
     for b in range(3):
@@ -313,22 +313,22 @@ def test_the_decoder_sees_no_later_token_and_the_encoder_sees_all() -> None:
     query, query_mask, response, actions = rows()
     response = response.masked_fill(~actions, 5)
     everywhere = torch.ones_like(actions)
-    before = hidden_of(t5(), query, query_mask, response, everywhere)
+    before = hidden_states(t5(), query, query_mask, response, everywhere)
     changed = response.clone()
     changed[:, 6] = (changed[:, 6] + 1) % VOCAB
-    after = hidden_of(t5(), query, query_mask, changed, everywhere)
+    after = hidden_states(t5(), query, query_mask, changed, everywhere)
     assert torch.equal(before[:, :7], after[:, :7]) and ((before - after)[:, 7].abs().amax(1) > 1e-4).all()
     for position in (12, 13):  # the only real tokens of the third query
         other = query.clone()
         other[:, position] = (other[:, position] + 1) % VOCAB
-        assert ((hidden_of(t5(), other, query_mask, response, everywhere) - before).abs().amax(2) > 1e-5).all()
+        assert ((hidden_states(t5(), other, query_mask, response, everywhere) - before).abs().amax(2) > 1e-5).all()
 
 
 def test_an_empty_query_is_finite_and_changes_no_other_row() -> None:
     query, query_mask, response, actions = rows()
-    before = hidden_of(t5(), query, query_mask, response, actions)
+    before = hidden_states(t5(), query, query_mask, response, actions)
     query[2], query_mask[2] = PAD, False
-    after = hidden_of(t5(), query, query_mask, response, actions)
+    after = hidden_states(t5(), query, query_mask, response, actions)
     assert after.isfinite().all() and torch.equal(after[:2], before[:2])
 
 
@@ -340,7 +340,7 @@ def test_decoding_with_a_cache_equals_the_full_forward_pass(name, whole, monkeyp
     model = t5(name)
     query, query_mask, response, actions = rows()
     response = response.masked_fill(~actions, 5)
-    full = hidden_of(model, query, query_mask, response, torch.ones_like(actions))
+    full = hidden_states(model, query, query_mask, response, torch.ones_like(actions))
     monkeypatch.setattr("nanorlhf.cache.replays", lambda device: whole)
     cache = model.transformer.cache(query_mask, 11, torch.float32)
     steps = [model(query, query_mask, cache=cache, last=1)]

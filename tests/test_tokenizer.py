@@ -192,9 +192,9 @@ def test_separate_and_joint_tokenisation_agree(published, real_data):
     for row in rows:
         summary = row["summary"]  # has no leading space
         for query in (f"POST: {row['post']}\n\nTL;DR:", f"Article:\n{row['post']}\n\nTL;DR:\n"):
-            blank = "" if query.endswith("\n") else " "
+            separator = "" if query.endswith("\n") else " "
             apart = published.encode(query) + response_ids(query, summary, published)[:-1]
-            assert apart == published.encode(query + blank + summary)
+            assert apart == published.encode(query + separator + summary)
 
 
 def test_without_the_leading_space_they_would_not_agree(published):
@@ -294,8 +294,8 @@ def test_a_response_has_the_ids_it_has_after_its_query(tmp_path, kind, query, re
     (tmp_path / "tokenizer.json").write_text(json.dumps(sentencepiece(kind)))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     tokenizer = load_tokenizer(tmp_path)
-    blank = "" if (query + response[0])[-2:].split() != [(query + response[0])[-2:]] else " "
-    joint = tokenizer.encode(query + blank + response)
+    separator = "" if (query + response[0])[-2:].split() != [(query + response[0])[-2:]] else " "
+    joint = tokenizer.encode(query + separator + response)
     assert tokenizer.encode(query) + response_ids(query, response, tokenizer)[:-1] == joint
 
 

@@ -116,36 +116,36 @@ def log_sigmoid(x):
     return -torch.log(1 + torch.exp(-x))
 
 
-def paper_loss(args, rows, ratios_of, logprob_of) -> tuple[torch.Tensor, float]:
+def paper_loss(args, rows, log_ratio, logprob) -> tuple[torch.Tensor, float]:
     """Compute a batch's mean loss one response at a time, and KTO's z0.
 
-    ratios_of, logprob_of: (query, response) -> log(policy / reference), log policy of one unpadded text.
+    log_ratio, logprob: (query, response) -> log(policy / reference), log policy of one unpadded text.
     """
     if args.loss.startswith("kto"):
         unrelated = []
         for i, row in enumerate(rows):
             other = rows[(i + 1) % len(rows)]
-            unrelated += [ratios_of(row.query, y).item() for y in (other.chosen, other.rejected) if y]
+            unrelated += [log_ratio(row.query, y).item() for y in (other.chosen, other.rejected) if y]
         z0 = max(0.0, sum(unrelated) / len(unrelated))
         losses = []
         for row in rows:
             if row.chosen:
-                value = torch.sigmoid(args.beta * (ratios_of(row.query, row.chosen) - z0))
+                value = torch.sigmoid(args.beta * (log_ratio(row.query, row.chosen) - z0))
                 losses.append(args.labels.desirable_weight * (1 - value))
             if row.rejected:
-                value = torch.sigmoid(args.beta * (z0 - ratios_of(row.query, row.rejected)))
+                value = torch.sigmoid(args.beta * (z0 - log_ratio(row.query, row.rejected)))
                 losses.append(args.labels.undesirable_weight * (1 - value))
         return sum(losses) / len(losses), z0
     losses = []
     for row in rows:
-        chosen, rejected = (logprob_of(row.query, y) / len(y) for y in (row.chosen, row.rejected))
+        chosen, rejected = (logprob(row.query, y) / len(y) for y in (row.chosen, row.rejected))
         if args.loss == "orpo":
             odds_w, odds_l = (torch.exp(mean) / (1 - torch.exp(mean)) for mean in (chosen, rejected))
             losses.append(-chosen - args.beta * log_sigmoid(torch.log(odds_w / odds_l)))
         elif args.loss == "simpo":
             losses.append(-log_sigmoid(args.beta * chosen - args.beta * rejected - args.labels.target_margin))
         else:
-            ratios = [ratios_of(row.query, y) for y in (row.chosen, row.rejected)]
+            ratios = [log_ratio(row.query, y) for y in (row.chosen, row.rejected)]
             losses.append(-log_sigmoid(args.beta * (ratios[0] - ratios[1])))
     return sum(losses) / len(losses), 0.0
 
@@ -230,7 +230,7 @@ def test_the_script_trains_with_each_loss(miniature, tmp_path, kind):
     rows = [row for row in read_metrics(tmp_path / "dpo") if "lr" in row]
     if kind in FIRST_LOSSES:
         assert rows[0]["loss"] == pytest.approx(FIRST_LOSSES[kind], abs=1e-5)
-    first, last = (sum(row["loss"] for row in some) / len(some) for some in (rows[:4], rows[-8:]))
+    first, last = (sum(row["loss"] for row in part) / len(part) for part in (rows[:4], rows[-8:]))
     assert last < 0.98 * first and sum(row["margin"] for row in rows[-8:]) > 0, last
     counted = "num_validation_rows" if kind == "kto_unpaired" else "num_validation_pairs"
     assert counted in summary and ("reference_point" in rows[0]) == kind.startswith("kto")
@@ -259,10 +259,10 @@ def test_the_data_order_equals_the_reward_models(miniature, monkeypatch, tmp_pat
     seen = {}
     scripts = (train_rm, miniature.rm, "pair_scores"), (train_dpo, miniature.dpo, "pair_logprobs")
     for script, args, name in scripts:
-        plain, rows_of = getattr(script, name), seen.setdefault(script, [])
+        plain, queries = getattr(script, name), seen.setdefault(script, [])
 
-        def spy(model, rows, pad_id, plain=plain, rows_of=rows_of):
-            rows_of += [row.record["query"] for row in rows] if torch.is_grad_enabled() else []
+        def spy(model, rows, pad_id, plain=plain, queries=queries):
+            queries += [row.record["query"] for row in rows] if torch.is_grad_enabled() else []
             return plain(model, rows, pad_id)
 
         monkeypatch.setattr(script, name, spy)

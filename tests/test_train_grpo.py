@@ -37,7 +37,7 @@ SCORES = torch.tensor([1.0, 4.0, -2.0, 0.0], dtype=torch.float64)
 NONE = torch.zeros(4, 3, dtype=torch.float64)  # no rewards per token
 
 
-def some_kl() -> torch.Tensor:
+def random_kl() -> torch.Tensor:
     kl = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     return torch.where(ACTIONS, kl, 0.0)
 
@@ -46,7 +46,7 @@ def settings(k: int, kl_coef: float, gamma: float = 1.0) -> SimpleNamespace:
     return SimpleNamespace(samples_per_query=k, kl_coef=kl_coef, gamma=gamma)
 
 
-def loss_of(
+def compute_loss(
     name: str,
     new: torch.Tensor,
     ref: torch.Tensor,
@@ -71,7 +71,7 @@ def loss_of(
 
 # --------------------------------------------------------------------------------------------- 1. the papers' formulas
 def test_rloo_subtracts_the_mean_reward_of_the_querys_other_responses():
-    kl = some_kl()
+    kl = random_kl()
     advantages = grpo.rloo(grpo.Inputs(SCORES, kl, NONE, ACTIONS, 2, 0.5, 1.0))
     totals = [SCORES[i].item() - 0.5 * sum(kl[i, t].item() for t in range(3) if ACTIONS[i, t]) for i in range(4)]
     for i, other in ((0, 1), (1, 0), (2, 3), (3, 2)):
@@ -93,7 +93,7 @@ def test_the_loss_of_grpo_is_equation_3_of_its_paper(name):
     torch.manual_seed(1)
     new, old, reference = (torch.randn(4, 3, dtype=torch.float64) for _ in range(3))
     new.requires_grad_(True)
-    loss = loss_of(name, new, reference, SCORES, some_kl(), ACTIONS, settings(2, 0.3), old)
+    loss = compute_loss(name, new, reference, SCORES, random_kl(), ACTIONS, settings(2, 0.3), old)
     (gradient,) = torch.autograd.grad(loss, new)
 
     expected = torch.zeros((), dtype=torch.float64)
@@ -119,12 +119,12 @@ def test_the_loss_of_grpo_is_equation_3_of_its_paper(name):
 def test_a_group_with_equal_scores_teaches_exactly_nothing(name, score):
     """The float32 mean of seven 0.7 is 0.70000005; divided by a deviation near 0, that would become a signal."""
     scores = torch.full((14,), score)
-    advantages_of, none = ALGORITHMS[name].advantages, torch.zeros(14, 2)
-    assert (advantages_of(grpo.Inputs(scores, none, none, torch.ones(14, 2).bool(), 7, 0.1, 1.0)) == 0).all()
+    compute_advantages, none = ALGORITHMS[name].advantages, torch.zeros(14, 2)
+    assert (compute_advantages(grpo.Inputs(scores, none, none, torch.ones(14, 2).bool(), 7, 0.1, 1.0)) == 0).all()
 
 
 def test_reinforce_plus_plus_normalises_the_rewards_to_go_over_the_batch():
-    kl, r = some_kl(), torch.tensor([[0.5, -1.0, 2.0], [3.0, 0.0, 0.0], [0.0, -0.5, 0.0], [1.0, 1.0, 1.0]]).double()
+    kl, r = random_kl(), torch.tensor([[0.5, -1.0, 2.0], [3.0, 0.0, 0.0], [0.0, -0.5, 0.0], [1.0, 1.0, 1.0]]).double()
     for gamma in (1.0, 0.9):
         advantages = grpo.reinforce_plus_plus(grpo.Inputs(SCORES, kl, r, ACTIONS, 1, 0.5, gamma))
         to_go = {}
@@ -195,7 +195,7 @@ def cispo_objective(new, old, ref, beta, low, high):
 
 def rloo_objective(new, old, ref, beta, low, high):
     """After the first step, we add PPO's per-token clip to the paper's REINFORCE."""
-    kl, total = some_kl(), torch.zeros((), dtype=torch.float64)
+    kl, total = random_kl(), torch.zeros((), dtype=torch.float64)
     rewards = [SCORES[i].item() - beta * kl[i].sum().item() for i in range(4)]
     for i, t in ACTIONS.nonzero().tolist():
         advantage = rewards[i] - rewards[i ^ 1]  # with two responses, the baseline is the other one
@@ -211,7 +211,7 @@ OBJECTIVES = {"gspo": gspo_objective, "dapo": dapo_objective, "cispo": cispo_obj
 def test_loss_and_gradient_after_some_steps_equal_the_papers_equation(name, clip_range):
     new, old, ref = some_logprobs()
     beta = 0.3 if name in ("gspo", "rloo") else 0.0
-    loss = loss_of(name, new, ref, SCORES, some_kl(), ACTIONS, settings(2, beta), old, clip_range)
+    loss = compute_loss(name, new, ref, SCORES, random_kl(), ACTIONS, settings(2, beta), old, clip_range)
     (gradient,) = torch.autograd.grad(loss, new)
     below, above = {None: ALGORITHMS[name].clip_range, 0.15: (0.15, 0.15)}.get(clip_range, clip_range)
     expected = -OBJECTIVES[name](new, old, ref, beta, 1 - below, 1 + above)
@@ -257,7 +257,7 @@ def test_the_gradient_of_online_dpo_equals_dpo_on_the_best_and_worst_response(k)
     actions = torch.cat((ACTIONS, ACTIONS.flip(0)))
     scores = torch.tensor([0.5, 2.0, -1.0, 1.0, 3.0, 3.0, 3.0, 3.0], dtype=torch.float64)
     kl = torch.where(actions, (new - ref).detach(), 0.0)
-    loss = loss_of("online_dpo", new, ref, scores, kl, actions, settings(k, 0.7))
+    loss = compute_loss("online_dpo", new, ref, scores, kl, actions, settings(k, 0.7))
     (gradient,) = torch.autograd.grad(loss, new)
 
     sums = [(sum(new[i, t] for t in range(3) if actions[i, t]), sum(ref[i, t] for t in range(3) if actions[i, t]))
@@ -337,11 +337,11 @@ class World:
         self.table.requires_grad_(True)  # row 0: the first token; row a: the token after a
         self.scores = 2 * torch.randn(len(RESPONSES), dtype=torch.float64, generator=generator)
         self.actions = torch.tensor([[True, len(response) == 2] for response in RESPONSES])
-        self.logprobs, self.ref_logprobs = self.of(self.table), self.of(self.ref_table)  # (7, 2)
+        self.logprobs, self.ref_logprobs = self.look_up(self.table), self.look_up(self.ref_table)  # (7, 2)
         self.probabilities = self.logprobs.sum(1).exp()  # (7,)
         self.kl = (self.logprobs - self.ref_logprobs).detach()
 
-    def of(self, table: torch.Tensor) -> torch.Tensor:
+    def look_up(self, table: torch.Tensor) -> torch.Tensor:
         logs, zero = table.log_softmax(-1), torch.zeros((), dtype=torch.float64)
         rows = [[logs[0, r[0]], logs[r[0], r[1]] if len(r) == 2 else zero] for r in RESPONSES]
         return torch.stack([torch.stack(row) for row in rows])
@@ -349,7 +349,7 @@ class World:
     def gradient(self, objective: torch.Tensor) -> torch.Tensor:
         return torch.autograd.grad(objective, self.table, retain_graph=True)[0]
 
-    def truth(self, beta: float = BETA) -> torch.Tensor:
+    def true_gradient(self, beta: float = BETA) -> torch.Tensor:
         """Return the gradient of E[score - beta KL], summing over all responses."""
         log_ratios = (self.logprobs - self.ref_logprobs).sum(1)
         return self.gradient((self.probabilities * (self.scores - beta * log_ratios)).sum())
@@ -360,7 +360,7 @@ class World:
         for tuple_ in itertools.product(range(len(RESPONSES)), repeat=k):
             rows = list(tuple_)
             models = self.logprobs[rows], self.ref_logprobs[rows]
-            loss = loss_of(name, *models, self.scores[rows], self.kl[rows], self.actions[rows], settings(k, beta))
+            loss = compute_loss(name, *models, self.scores[rows], self.kl[rows], self.actions[rows], settings(k, beta))
             total = total - self.probabilities[rows].prod().detach() * loss
         return self.gradient(total)
 
@@ -372,8 +372,8 @@ def world() -> World:
 
 @pytest.mark.parametrize("k", [2, 3])
 def test_the_gradient_of_rloo_is_unbiased_for_score_minus_kl(world, k):
-    assert torch.allclose(world.expected_gradient("rloo", k), world.truth(), atol=1e-12)
-    assert world.truth().abs().max() > 0.1
+    assert torch.allclose(world.expected_gradient("rloo", k), world.true_gradient(), atol=1e-12)
+    assert world.true_gradient().abs().max() > 0.1
 
 
 def test_the_gradient_with_any_baseline_of_the_state_is_unbiased_for_score_minus_kl(world):
@@ -384,7 +384,7 @@ def test_the_gradient_with_any_baseline_of_the_state_is_unbiased_for_score_minus
     advantages, _ = gae(rewards, values, 1.0, 1.0, world.actions)
     advantages = advantages * world.probabilities[:, None].detach()
     losses, _ = policy_loss(world.logprobs, world.logprobs.detach(), advantages, world.actions, 0.2)
-    assert torch.allclose(-world.gradient(losses.sum()), world.truth(), atol=1e-12)
+    assert torch.allclose(-world.gradient(losses.sum()), world.true_gradient(), atol=1e-12)
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -395,9 +395,9 @@ def test_dividing_by_the_standard_deviation_and_by_lengths_biases_grpo_and_dr_gr
     """Without a KL, Dr. GRPO's gradient is (k - 1) / k of the true one: its baseline includes the response itself."""
     for k in (2, 3):
         unscaled = world.expected_gradient("dr_grpo", k, beta=0.0)
-        assert torch.allclose(unscaled, (k - 1) / k * world.truth(0.0), atol=1e-12)
+        assert torch.allclose(unscaled, (k - 1) / k * world.true_gradient(0.0), atol=1e-12)
         scaled = world.expected_gradient("grpo", k, beta=0.0)
-        assert cosine(scaled, world.truth(0.0)) < 0.99
+        assert cosine(scaled, world.true_gradient(0.0)) < 0.99
 
 
 def test_the_kl_in_the_loss_of_grpo_has_the_gradient_of_the_kl_from_the_reference(world):

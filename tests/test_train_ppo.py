@@ -216,8 +216,8 @@ def test_a_dropped_response_reaches_no_loss_and_a_minibatch_of_them_is_skipped(m
     before = len(losses.calls)
     train_ppo.main(args)
     assert len(losses.calls) == before and "policy/loss" not in read_metrics(args.out)[0]
-    start, end = load_gpt(args.sft), load_gpt(args.out)
-    assert all(torch.equal(a, b) for a, b in zip(start.parameters(), end.parameters(), strict=True))
+    initial_policy, final_policy = load_gpt(args.sft), load_gpt(args.out)
+    assert all(torch.equal(a, b) for a, b in zip(initial_policy.parameters(), final_policy.parameters(), strict=True))
 
 
 def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, monkeypatch):
@@ -368,8 +368,8 @@ def test_values_and_rewards_after_the_end_do_not_move_the_advantages(miniature, 
     assert (clean[:, -1] == 0).any() and (clean[:, -1] != 0).any()  # rows that end early, and rows that don't
     plain = ScalarModel.forward
 
-    def poisoned(model, ids, mask=None, last=None, **others):
-        scores = plain(model, ids, mask, last=last, **others)
+    def poisoned(model, ids, mask=None, last=None, **rest):
+        scores = plain(model, ids, mask, last=last, **rest)
         return scores if mask is None else torch.where(mask[:, -last:], scores, 1e6)  # None: no padding
 
     monkeypatch.setattr(ScalarModel, "forward", poisoned)
@@ -389,8 +389,8 @@ def test_the_rollout_stays_frozen_over_the_epochs(miniature, monkeypatch):
 
     for spy in (policy, value):
         for position in (1, 2):
-            first, *others = [rows(call[0][position]) for call in spy.calls]
-            assert all(other == first for other in others)
+            first, *rest = [rows(call[0][position]) for call in spy.calls]
+            assert all(other == first for other in rest)
 
 
 def test_the_value_model_learns_the_returns(miniature, monkeypatch):
@@ -462,10 +462,10 @@ def test_trimming_micro_batches_changes_no_gradient(miniature, gradients, monkey
     trimmed = torch.stack(gradients)
 
     def untrimmed(batch, index):
-        some, rows = copy.copy(batch), torch.arange(len(batch))[index]
+        subset, rows = copy.copy(batch), torch.arange(len(batch))[index]
         for name, value in vars(batch).items():
-            setattr(some, name, [value[i] for i in rows.tolist()] if name == "records" else value[rows])
-        return some
+            setattr(subset, name, [value[i] for i in rows.tolist()] if name == "records" else value[rows])
+        return subset
 
     monkeypatch.setattr(batches.Batch, "__getitem__", untrimmed)
     gradients.clear()

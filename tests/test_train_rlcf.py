@@ -17,7 +17,7 @@ from nanorlhf.rlcf.discriminator import load_discriminator
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training.settings import AdamSettings
 from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, weights
-from tests.miniature_rlcf import Rollout, T, programs_of
+from tests.miniature_rlcf import Rollout, T, whole_programs
 from tests.two_processes import on_processes, run_all
 
 
@@ -111,7 +111,7 @@ def test_the_logged_errors_equal_a_recount_of_the_programs(usual_update):
     rollout = usual_update
     counts = {"syntax": 0, "cannot_find_symbol": 0, "unused": 0}
     with PythonCompiler() as compiler:
-        results = compiler.check(programs_of(rollout.rows, rollout.texts))
+        results = compiler.check(whole_programs(rollout.rows, rollout.texts))
     for record, text, diagnostics in zip(rollout.rows, rollout.texts, results, strict=True):
         first, last = len(record["prefix"]), len(record["prefix"]) + len(text)
         for d in diagnostics:

@@ -202,9 +202,9 @@ def test_validation_during_training_reads_a_subset_and_the_last_one_reads_all(mi
     """16 pairs, 8 steps: validates after steps 3, 6 and 8 on every third pair, and at the end on all."""
     sizes, plain = [], train_rm.evaluate
 
-    def counted(model, rows, *others):
+    def counted(model, rows, *rest):
         sizes.append(len(rows))
-        return plain(model, rows, *others)
+        return plain(model, rows, *rest)
 
     monkeypatch.setattr(train_rm, "evaluate", counted)
     args = replace(miniature.rm, out=tmp_path / "rm", eval_every=3, num_validation=6)
@@ -213,8 +213,8 @@ def test_validation_during_training_reads_a_subset_and_the_last_one_reads_all(mi
     model, tokenizer = load_scalar(args.out), load_tokenizer(args.out)
     rows = load_comparisons(args.data / "comparisons.validation.jsonl", tokenizer, None, None)
     losses = {}
-    for name, some in (("watched", rows[::3]), ("all", rows)):
-        chosen, rejected = pair_scores(model, some, tokenizer.pad_id)
+    for name, subset in (("watched", rows[::3]), ("all", rows)):
+        chosen, rejected = pair_scores(model, subset, tokenizer.pad_id)
         losses[name] = -torch.nn.functional.logsigmoid(chosen - rejected).mean().item()
     assert read_metrics(args.out)[7]["validation_loss"] == pytest.approx(losses["watched"], abs=1e-5)
     assert summary["validation_loss"] == pytest.approx(losses["all"], abs=1e-5)

@@ -85,21 +85,21 @@ def test_two_steps_raise_the_probability_of_eos(miniature, tmp_path):
 
     def eos_logprob(model):
         """Return EOS's mean log-probability where a response ends and where it continues."""
-        ends, others = [], []
+        ends, elsewhere = [], []
         for row in rows:
             table = model.logits(model(torch.tensor([row.query + row.response])))[0].log_softmax(-1)
             ends.append(table[-2, tokenizer.eos_id].item())
-            others.append(table[len(row.query) - 1 : -2, tokenizer.eos_id].mean().item())
-        return sum(ends) / len(rows), sum(others) / len(rows)
+            elsewhere.append(table[len(row.query) - 1 : -2, tokenizer.eos_id].mean().item())
+        return sum(ends) / len(rows), sum(elsewhere) / len(rows)
 
-    start, _ = eos_logprob(load_gpt(miniature.root / "sft"))
+    before, _ = eos_logprob(load_gpt(miniature.root / "sft"))
     args = replace(miniature.sft, model=str(miniature.root / "sft"), out=tmp_path / "sft", num_epochs=0.25)
     assert train_sft.main(args)["steps"] == 2
     after, _ = eos_logprob(load_gpt(args.out))
-    assert after > start + 0.02
+    assert after > before + 0.02
     train_sft.main(replace(args, num_epochs=12, overwrite=True))
-    ends, others = eos_logprob(load_gpt(args.out))
-    assert ends > after + 1 and ends > others + 0.2  # it learns when to stop, not just to stop
+    ends, elsewhere = eos_logprob(load_gpt(args.out))
+    assert ends > after + 1 and ends > elsewhere + 0.2  # it learns when to stop, not just to stop
 
 
 def test_the_loss_decreases(miniature):

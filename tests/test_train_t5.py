@@ -97,8 +97,8 @@ def test_training_equals_transformers(hf_model) -> None:
         inputs = enclosed(query, query_mask, hf_model.config)
         expected = hf_model(**inputs, labels=labels, decoder_input_ids=shifted(labels.clamp(min=0))).loss
         loss = train_sft.demonstration_loss(ours, batch, PAD, "response") / sum(map(len, texts))
-        for some, optimizer in zip((loss, expected), optimizers, strict=True):
-            some.backward()
+        for objective, optimizer in zip((loss, expected), optimizers, strict=True):
+            objective.backward()
             optimizer.step()
             optimizer.zero_grad()
         losses.append((loss.item(), expected.item()))

@@ -19,7 +19,7 @@ from kernels import linear_logprobs
 from nanorlhf.checkpoint import load_gpt, read_config, save
 from nanorlhf.model import GPT
 from nanorlhf.pretrained.layout import fuse_gates, tensor_names, to_family
-from tests.test_checkpoint import FAMILIES, ids_and_mask, theirs_of
+from tests.test_checkpoint import FAMILIES, ids_and_mask, transformers_model
 
 TEMPERATURE = 0.7
 
@@ -95,7 +95,7 @@ def difference(ours: GPT, theirs: transformers.PreTrainedModel) -> Difference:
 def write_models(family: str, changes: dict, directory: Path) -> list[Path]:
     """Write a random model saved by transformers and one saved by us, in float32."""
     paths = [directory / "theirs", directory / "ours"]
-    theirs_of(family, changes).save_pretrained(paths[0])
+    transformers_model(family, changes).save_pretrained(paths[0])
     ours = GPT(read_config(paths[0]))
     with torch.no_grad():
         for parameter in ours.parameters():

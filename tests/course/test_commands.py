@@ -13,7 +13,7 @@ from course.bugs import BUGS
 from course.exercises import EXERCISES, chosen
 from course.grader.worker import Outcome
 from nanorlhf.cli import run_module
-from tests.page_commands import ROOT, read_page, settings_of
+from tests.page_commands import ROOT, parse_settings, read_page
 
 PAGE = read_page("course/README.md", (ROOT / "course" / "README.md").read_text())
 
@@ -26,7 +26,7 @@ def run(monkeypatch, *words: str) -> None:
 def test_the_page_names_only_existing_exercises_and_bugs() -> None:
     names = {part.name for table in (EXERCISES, BUGS) for part in table}
     for command in (command for command in PAGE.commands if command.program == "course"):
-        settings = settings_of(command)
+        settings = parse_settings(command)
         assert set(getattr(settings, "exercises", ())) | set(getattr(settings, "names", ())) <= names, command
     assert f"The {len(EXERCISES)} exercises" in (ROOT / "course" / "README.md").read_text()
 

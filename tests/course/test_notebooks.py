@@ -8,7 +8,7 @@ import pytest
 
 import train_ppo
 from course.notebook import STAGES, play
-from tests.page_commands import Command, settings_of
+from tests.page_commands import Command, parse_settings
 from tools.notebooks import PAGES, notebook, section
 
 NAMES = ("sft", "rm", "ppo", "evaluation")
@@ -52,7 +52,7 @@ def test_lecture_sections_are_inserted_without_pictures() -> None:
 
 def test_the_stages_are_commands_that_parse() -> None:
     for command in STAGES.values():
-        settings_of(Command(("python", *command.split())))
+        parse_settings(Command(("python", *command.split())))
 
 
 def test_sliders_start_at_the_given_values() -> None:

@@ -252,8 +252,8 @@ def test_a_check_of_a_missing_function_does_not_apply(monkeypatch):
 
 def test_findings_with_the_same_name_are_merged():
     other, again = replace(FINDING, seen="B."), replace(FINDING, name="w")
-    found = code.merge_by_name([FINDING, FINDING, again, other, replace(FINDING, seen="C.")])
-    assert found == [replace(FINDING, seen="A y. 2 more like this."), again]
+    merged = code.merge_by_name([FINDING, FINDING, again, other, replace(FINDING, seen="C.")])
+    assert merged == [replace(FINDING, seen="A y. 2 more like this."), again]
 
 
 def test_a_check_of_a_removed_setting_does_not_apply(world):
@@ -281,9 +281,9 @@ def test_the_exit_status_is_1_with_findings(findings, monkeypatch, capsys):
 
 def test_the_finding_nearest_to_the_input_comes_first(capsys):
     far, near, between = (replace(FINDING, name=name) for name in ("score-flat", "padding", "returns"))
-    found = nearest_first([far, near, between])
-    assert found == [near, between, far]
-    assert report(found) == 1
+    ordered = nearest_first([far, near, between])
+    assert ordered == [near, between, far]
+    assert report(ordered) == 1
     words = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if line]
     assert words == ["padding", "these may follow", "returns", "score-flat"]
 

@@ -204,8 +204,8 @@ def test_a_generator_that_is_reseeded_in_each_update_is_found(trained):
 def test_updates_with_the_same_queries_at_the_same_positions_are_found():
     orders = {0: {row: f"query {row}" for row in range(32)}, 7: {row: f"query {row + 1}" for row in range(8)}}
     assert repeated_order(orders) is None
-    found = repeated_order(orders | {9: {row: f"query {row}" for row in (3, 4, 5, 9)}})
-    assert found is not None and found.seen.startswith("Updates 0 and 9 have the same queries")
+    finding = repeated_order(orders | {9: {row: f"query {row}" for row in (3, 4, 5, 9)}})
+    assert finding is not None and finding.seen.startswith("Updates 0 and 9 have the same queries")
 
 
 def test_samples_longer_than_the_logged_length_are_found(traced_run, tmp_path):

@@ -27,7 +27,7 @@ from experiments.compare.report import (
 )
 from experiments.compare.runs import Compare
 from nanorlhf.errors import InputError
-from tests.page_commands import runs_of, settings_of
+from tests.page_commands import experiment_runs, parse_settings
 
 BATCH = 8
 
@@ -279,8 +279,8 @@ def test_orpo_and_simpo_hold_only_the_policy(loss, number):
 
 # ------------------------------------------------------------------------------------ the runs of the study
 def test_all_algorithms_share_grid_and_budget_and_the_grid_has_a_separate_seed() -> None:
-    commands = runs_of(Compare())
-    settings = [(str(command), settings_of(command)) for command in commands if command.program.endswith(".py")]
+    commands = experiment_runs(Compare())
+    settings = [(str(command), parse_settings(command)) for command in commands if command.program.endswith(".py")]
     rollouts = [args for text, args in settings if "train_ppo.py" in text or "train_grpo.py" in text]
     epochs: dict[str, set[int]] = {}
     for args in rollouts:
@@ -306,5 +306,7 @@ def test_all_algorithms_share_grid_and_budget_and_the_grid_has_a_separate_seed()
         assert len(same) == len(values) == 4 and {lr for lr, _ in same} == {lr for lr, _ in values}
     [final] = {frozenset(args.seed for _, args in settings if str(args.out).endswith(f"/{name}")) for name in points}
     assert final == {1, 2, 3, 4}
-    [sampled] = {settings_of(c) for c in commands if c.program == "data.best_of" and "runs/compare/1/data" in c.words}
+    [sampled] = {
+        parse_settings(c) for c in commands if c.program == "data.best_of" and "runs/compare/1/data" in c.words
+    }
     assert (sampled.num_queries + sampled.num_validation_queries) * sampled.num_samples == 1024

@@ -14,7 +14,7 @@ from experiments.lab.report import Args, dial_figure, main, make_table, read_set
 from experiments.lab.runs import BASE, Lab, labels
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.pair_accuracy import accuracy_table, calibration, deciders
-from tests.page_commands import Command, runs_of, settings_of
+from tests.page_commands import Command, experiment_runs, parse_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -231,7 +231,7 @@ def test_a_directory_without_evaluations_is_refused(tmp_path: Path) -> None:
 def test_the_experiments_base_is_the_default_of_each_dial() -> None:
     """DIAL/VALUE links to the base; were the default another, a picture would show the base at a wrong value."""
     [data, *_] = labels(Lab(), "base")
-    world = settings_of(Command(("python", *data.words)))
+    world = parse_settings(Command(("python", *data.words)))
     for point in BASE:
         dial, value = point.split("/")
         default = getattr(world, dial.replace("-", "_"))
@@ -239,10 +239,10 @@ def test_the_experiments_base_is_the_default_of_each_dial() -> None:
 
 
 def test_the_laboratory_trains_an_ensemble_of_three_reward_models_with_different_seeds() -> None:
-    commands = runs_of(Lab())
+    commands = experiment_runs(Lab())
     [ppo] = [command for command in commands if "--reward-weights" in command.words]
-    members = settings_of(ppo).reward_model
-    assert len(set(members)) == 3 and settings_of(ppo).reward_weights == "uncertainty"
-    trained = [settings_of(command) for command in commands if command.program == "train_rm.py"]
+    members = parse_settings(ppo).reward_model
+    assert len(set(members)) == 3 and parse_settings(ppo).reward_weights == "uncertainty"
+    trained = [parse_settings(command) for command in commands if command.program == "train_rm.py"]
     of_members = [args for args in trained if str(args.out) in members]
     assert len({args.seed for args in of_members}) == 3 and len({(args.data, args.sft) for args in of_members}) == 1

@@ -35,7 +35,7 @@ from experiments.scaling.report import (
 from experiments.scaling.runs import Scaling
 from experiments.tables import csv_text
 from nanorlhf.errors import InputError
-from tests.page_commands import Command, settings_of
+from tests.page_commands import Command, parse_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (1, 2, 3)
@@ -233,7 +233,7 @@ def test_the_pages_tables_are_those_of_its_csv() -> None:
 # ------------------------------------------------------------------------------------------------------------ the runs
 def test_every_command_is_one_that_its_program_takes_and_what_cases_share_is_made_once(tmp_path) -> None:
     words = list(commands(Scaling(out=tmp_path, seeds=(7,))))
-    settings = [settings_of(Command(("python", *one))) for one in words]
+    settings = [parse_settings(Command(("python", *one))) for one in words]
     assert all(settings) and len({one.out for one in settings}) == len(settings)
     programs = [one[0] if one[0] != "-m" else one[1] for one in words]
     assert {name: programs.count(name) for name in set(programs)} == {

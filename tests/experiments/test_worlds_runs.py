@@ -29,7 +29,7 @@ from experiments.worlds.runs import (
     standing,
 )
 from nanorlhf.errors import InputError
-from tests.page_commands import Command, settings_of
+from tests.page_commands import Command, parse_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -343,7 +343,7 @@ def test_the_seconds_of_the_csv_replace_the_guess(args, monkeypatch) -> None:
 def test_every_command_is_one_that_its_program_takes(args) -> None:
     """Of one world of each phase, all algorithms and all of PPO's variants."""
     small = replace(args, algorithms=tuple(table.SPACE), tune_seeds=(101,), seeds=(1,), budgets=(256,))
-    settings = [settings_of(Command(("python", *words))) for words in commands(small)]
+    settings = [parse_settings(Command(("python", *words))) for words in commands(small)]
     assert len(settings) > 50 and all(settings)
     from_scratch = [run for run in settings if str(getattr(run, "value_model", "")).endswith("scratch")]
     assert len(from_scratch) == 1

@@ -128,8 +128,8 @@ def test_the_config_determines_the_number_of_parameters(counts, family, tmp_path
 
 def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4_or_2(counts):
     policy, value = 1_011_781_632, 1_011_781_632 - 50_304 * 2048 + 2048 + 1
-    products = 16 * (12 * 2048**2 + 9 * 2048)  # blocks, with biases; bfloat16 in frozen models
-    for dtype, saving in (("float32", 0), ("bfloat16", 2 * 2 * products)):
+    matmul_weights = 16 * (12 * 2048**2 + 9 * 2048)  # blocks, with biases; bfloat16 in frozen models
+    for dtype, saving in (("float32", 0), ("bfloat16", 2 * 2 * matmul_weights)):
         work = ppo_work(replace(TLDR, dtype=dtype))
         held = peaks(work)["updating"]
         assert held.weights == 8 * (policy + value) - saving

@@ -16,7 +16,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.reward import before_skipped, pair_scores, response_scores
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training.loading import new_value_model
-from tests.test_checkpoint import FAMILIES, VOCAB, change_config, change_tensors, theirs_of
+from tests.test_checkpoint import FAMILIES, VOCAB, change_config, change_tensors, transformers_model
 
 CPU = torch.device("cpu")
 PAD, EOS = VOCAB, 7  # our [PAD] is outside the embedding
@@ -104,7 +104,7 @@ def test_several_labels_are_refused_by_their_number(labels, kind, tmp_path) -> N
 
 def test_classifiers_and_policies_are_not_confused(tmp_path) -> None:
     classifier("gpt2").save_pretrained(tmp_path / "rm")
-    theirs_of("llama", {}).save_pretrained(tmp_path / "policy")
+    transformers_model("llama", {}).save_pretrained(tmp_path / "policy")
     with pytest.raises(InputError, match="is a reward or value model, not a language model"):
         load_gpt(tmp_path / "rm")
     with pytest.raises(InputError, match="is a language model, not a reward model"):
@@ -116,7 +116,7 @@ def test_classifiers_and_policies_are_not_confused(tmp_path) -> None:
 
 def test_a_value_model_starts_from_a_classifier_and_is_saved_as_ours(tmp_path) -> None:
     classifier("qwen2").save_pretrained(tmp_path / "rm")
-    theirs_of("qwen2", {}).save_pretrained(tmp_path / "policy")
+    transformers_model("qwen2", {}).save_pretrained(tmp_path / "policy")
     policy, reward_model = load_gpt(tmp_path / "policy"), load_scalar(tmp_path / "rm")
     value_model = new_value_model(str(tmp_path / "rm"), policy, CPU)
     assert torch.equal(value_model.score.weight, reward_model.score.weight)
@@ -127,7 +127,7 @@ def test_a_value_model_starts_from_a_classifier_and_is_saved_as_ours(tmp_path) -
 
 # ------------------------------------------------------------------------------------------ value heads and wrappers
 def test_trls_value_head_is_a_value_model_and_its_policy_a_policy(tmp_path, capsys) -> None:
-    theirs_of("llama", {}).save_pretrained(tmp_path)
+    transformers_model("llama", {}).save_pretrained(tmp_path)
     capsys.readouterr()
     plain = load_gpt(tmp_path)
     assert not has_value_head(tmp_path) and capsys.readouterr().err == ""
@@ -143,7 +143,7 @@ def test_trls_value_head_is_a_value_model_and_its_policy_a_policy(tmp_path, caps
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "base_model.model.", "inner"])
 def test_the_names_of_wrappers_are_removed(prefix, tmp_path) -> None:
-    theirs = theirs_of("llama", {})
+    theirs = transformers_model("llama", {})
     theirs.save_pretrained(tmp_path / "plain")
     shutil.copytree(tmp_path / "plain", tmp_path / "wrapped")
     tensors = load_file(tmp_path / "plain" / "model.safetensors")
@@ -182,7 +182,7 @@ ALL = {"gpt2": ["c_attn", "c_proj", "c_fc"], "gpt_neox": ["query_key_value", "de
 
 def adapter(family: str, root: Path, theirs: transformers.PreTrainedModel | None = None, **settings) -> torch.nn.Module:
     """Save a model in root/base and a random LoRA of it in root/adapter; return peft's model."""
-    theirs = theirs_of(family, {}) if theirs is None else theirs
+    theirs = transformers_model(family, {}) if theirs is None else theirs
     theirs.save_pretrained(root / "base")
     config = LoraConfig(r=3, lora_alpha=7, target_modules=ALL[family], **settings)
     theirs.name_or_path = str(root / "base")
@@ -218,7 +218,7 @@ def test_an_adapter_is_merged_as_peft_does(family, settings, tmp_path, capsys) -
 @torch.no_grad()
 def test_an_adapter_of_a_classifier_on_a_policy_is_a_reward_model(tmp_path) -> None:
     """TRL trains the head in full and saves it with the updates; its base on disk is a language model."""
-    policy, scorer = theirs_of("llama", {}), classifier("llama")
+    policy, scorer = transformers_model("llama", {}), classifier("llama")
     scorer.model.load_state_dict(policy.model.state_dict())
     theirs = adapter("llama", tmp_path, scorer, task_type="SEQ_CLS", modules_to_save=["score"])
     policy.save_pretrained(tmp_path / "base")
@@ -306,7 +306,7 @@ def test_a_directory_in_another_layout_is_named(file, sentence, has_config, tmp_
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).touch()
     if has_config:
-        theirs_of("llama", {}).config.save_pretrained(tmp_path)
+        transformers_model("llama", {}).config.save_pretrained(tmp_path)
     loaders = (load_gpt, load_scalar, load_tokenizer)
     for load in loaders:
         with pytest.raises(InputError, match=sentence) as error:
@@ -331,7 +331,7 @@ def test_of_several_checkpoints_the_last_is_suggested(tmp_path) -> None:
     ],
 )
 def test_quantised_weights_are_refused_with_their_kind(quantised, tmp_path) -> None:
-    theirs_of("llama", {}).save_pretrained(tmp_path)
+    transformers_model("llama", {}).save_pretrained(tmp_path)
     change_config(tmp_path, **quantised)
     [name] = quantised
     with pytest.raises(InputError, match=f"the weights are quantised \\({name} .*: pass the checkpoint"):

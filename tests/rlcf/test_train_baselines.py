@@ -13,7 +13,7 @@ from nanorlhf.rlcf import train_baselines
 from nanorlhf.rlcf.compilers import Diagnostic, PythonCompiler
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import read_metrics
-from tests.miniature_rlcf import T, programs_of
+from tests.miniature_rlcf import T, whole_programs
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_unused_variables_do_not_fail_a_baselines_program(one_update, monkeypatc
         patch.setattr(PythonCompiler, "check", littered)
         rollout = one_update(train_baselines, objective=objective, localise=objective == "bipolar_ramp")
     with PythonCompiler() as compiler:
-        checked = compiler.check(programs_of(rollout.rows, rollout.texts))
+        checked = compiler.check(whole_programs(rollout.rows, rollout.texts))
     compiles = [all(d.kind != "error" for d in diagnostics) for diagnostics in checked]
     assert rollout.scores == [1.0 if ok else -1.0 for ok in compiles] and set(compiles) == {True, False}
     # the metrics are the same as PPO's, which count unused variables

@@ -16,7 +16,7 @@ from nanorlhf.rlcf.compilers import PythonCompiler
 from nanorlhf.rlcf.discriminator import load_discriminator
 from nanorlhf.training.run import SAMPLING
 from tests.conftest import interrupt_at, read_metrics, weights
-from tests.miniature_rlcf import programs_of
+from tests.miniature_rlcf import whole_programs
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def test_only_samples_that_the_compiler_passes_become_pairs(rlcf):
     generated = [json.loads(line) for line in (out / "generated.jsonl").open()]
     assert len(generated) == len(records)
     with PythonCompiler() as compiler:
-        checked = compiler.check(programs_of(records, [row["response"] for row in generated]))
+        checked = compiler.check(whole_programs(records, [row["response"] for row in generated]))
     for record, row, diagnostics in zip(records, generated, checked, strict=True):
         first, last = len(record["prefix"]), len(record["prefix"]) + len(row["response"])
         failures = [d for d in diagnostics if d.kind == "error" or first <= d.last < last]

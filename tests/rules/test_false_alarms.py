@@ -129,8 +129,8 @@ def test_correct_runs_with_few_responses_have_no_findings(algorithm):
         policies, reference = drifting(40, 1.0, rng)
         rows = run_metrics(rollouts(policies, reference, n, T, rng), settings, rng)
         for end in (10, 20, 30, 40):
-            found = examine_metrics(Record(settings=settings, rows=rows[:end], summary={}))
-            alarms += [f"{finding.name} of {n} responses of {T} tokens" for finding in found]
+            findings = examine_metrics(Record(settings=settings, rows=rows[:end], summary={}))
+            alarms += [f"{finding.name} of {n} responses of {T} tokens" for finding in findings]
     assert alarms == []
 
 
@@ -139,5 +139,5 @@ SPARSE = [{"step": u, "objective/score_std": 0.0, "objective/score": 0.0} for u 
 
 @pytest.mark.parametrize("n, expected", [(2, []), (64, ["scores-alike"])])
 def test_equal_scores_are_found_if_there_are_enough(n, expected):
-    found = examine_metrics(Record(settings=PPO_SETTINGS | {"batch_size": n}, rows=SPARSE, summary={}))
-    assert [finding.name for finding in found] == expected
+    findings = examine_metrics(Record(settings=PPO_SETTINGS | {"batch_size": n}, rows=SPARSE, summary={}))
+    assert [finding.name for finding in findings] == expected

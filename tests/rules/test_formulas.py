@@ -29,9 +29,9 @@ def test_a_formula_is_evaluated_in_float64_at_each_position():
 
 @pytest.mark.parametrize("algorithm", ["ppo", *ALGORITHMS])
 def test_every_algorithm_has_its_formulas(algorithm):
-    found = make_formulas(algorithm, SETTINGS)
-    assert found.keys() >= {"actions", "states", "kl", "advantages", "ratio", "clip", "policy_loss", "push"}
-    assert all(len(texts) == 1 or name in formulas.CASE for name, texts in found.items())
+    by_name = make_formulas(algorithm, SETTINGS)
+    assert by_name.keys() >= {"actions", "states", "kl", "advantages", "ratio", "clip", "policy_loss", "push"}
+    assert all(len(texts) == 1 or name in formulas.CASE for name, texts in by_name.items())
 
 
 def test_gae_is_the_discounted_sum_of_later_deltas():
@@ -60,25 +60,25 @@ def plain(latex):
     return re.sub(r"\\dfrac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/\2", latex).replace(r"\max", "max")
 
 
-def in_symbols(text, **others):
+def in_symbols(text, **other_symbols):
     """Rewrite a formula in the docs' symbols; squares as `^2`, products without a sign."""
     text = text.replace("sqrt({group_var} + 1e-8)", "{group_std}")
-    text = re.sub(r"\{([^}]+)\}", lambda name: (SYMBOLS | others)[name[1]], text)
+    text = re.sub(r"\{([^}]+)\}", lambda name: (SYMBOLS | other_symbols)[name[1]], text)
     return re.sub(r"\s|\*", "", text.replace("**", "^"))
 
 
 def test_the_docs_have_the_same_formulas():
     settings = SETTINGS | {"whiten_rewards": False, "sampler.correction": "none"}
-    found = {name: texts[0] for name, texts in make_formulas("ppo", settings).items()}
-    gae = found["raw_advantages"].replace("{carried}", found["carried"])
+    by_name = {name: texts[0] for name, texts in make_formulas("ppo", settings).items()}
+    gae = by_name["raw_advantages"].replace("{carried}", by_name["carried"])
     old = {"values": "V_{old}", "new_values": "V_t"}
-    value_loss = found["value_loss"].replace("{clipped_values}", found["clipped_values"]).removeprefix("0.5 * ")
+    value_loss = by_name["value_loss"].replace("{clipped_values}", by_name["clipped_values"]).removeprefix("0.5 * ")
     expected = (
         "r_t=" + in_symbols(formulas.reward(settings, False)[1], kl=LOG_RATIO, score="r(x,y)[t=e]"),
-        r"\delta_t=" + in_symbols(found["delta"]),
+        r"\delta_t=" + in_symbols(by_name["delta"]),
         "A_t=" + in_symbols(gae),
-        "R_t=" + in_symbols(found["returns"]),
-        in_symbols(found["policy_loss"]),
+        "R_t=" + in_symbols(by_name["returns"]),
+        in_symbols(by_name["policy_loss"]),
         in_symbols(value_loss, **old),
         "k_3=" + in_symbols(formulas.K3).replace("exp(-d)", "e^{-d}"),
         "A_i=" + in_symbols(formulas.NORMALISED),

@@ -226,14 +226,14 @@ SUPERVISED = {
 @pytest.mark.parametrize("loss", ["orpo", "simpo"])
 @pytest.mark.parametrize("name", ["first-margin", "chosen-falls"])
 def test_rewards_without_a_reference_need_not_start_at_0_nor_stay_there(name, loss):
-    rows_of, change = SUPERVISED[name]
-    assert finding_names(RM_SETTINGS | {"beta": 0.05, "loss": loss}, [row | change(row) for row in rows_of()]) == []
+    make_rows, change = SUPERVISED[name]
+    assert finding_names(RM_SETTINGS | {"beta": 0.05, "loss": loss}, [row | change(row) for row in make_rows()]) == []
 
 
 @pytest.mark.parametrize("name", SUPERVISED)
 def test_one_wrong_metric_of_a_supervised_run_is_found(name):
-    rows_of, change = SUPERVISED[name]
-    rows = [row | change(row) for row in rows_of()]
+    make_rows, change = SUPERVISED[name]
+    rows = [row | change(row) for row in make_rows()]
     assert finding_names(RM_SETTINGS | {"beta": 0.05}, rows) == [name]
 
 

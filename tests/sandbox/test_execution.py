@@ -62,7 +62,7 @@ def scratch():
 
 def sandboxed_processes(scratch):
     """Find supervisors, programs and what they started: by user, environment or command line."""
-    found, first = [], execution.user_id(execution.Worker(0, scratch, "limits", set(), None, None))  # None: not root
+    pids, first = [], execution.user_id(execution.Worker(0, scratch, "limits", set(), None, None))  # None: not root
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             is_ours = first is not None and first <= os.stat(f"/proc/{pid}").st_uid < first + 128
@@ -70,8 +70,8 @@ def sandboxed_processes(scratch):
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
         if is_ours or bytes(scratch) in text:
-            found.append(int(pid))
-    return found
+            pids.append(int(pid))
+    return pids
 
 
 def wait_for(condition, seconds=20.0):
@@ -226,8 +226,8 @@ def verdicts_on(cases, language, **settings):
     for timeout in (SHORT, LONG):
         chosen = {n: program for n, (program, reason) in cases.items() if ("timeout" in reason) == (timeout == SHORT)}
         workers = 1 if len(chosen) < 4 else 2  # each starts a javac
-        found = run_programs(list(chosen.values()), language, timeout, workers, **settings)
-        verdicts |= dict(zip(chosen, found, strict=True))
+        results = run_programs(list(chosen.values()), language, timeout, workers, **settings)
+        verdicts |= dict(zip(chosen, results, strict=True))
     return verdicts
 
 
@@ -748,11 +748,11 @@ def test_an_interrupt_kills_all_programs(way, scratch, number, code):
     before.add(process.pid)
 
     def num_running():  # programs, by their script
-        found = 0
+        count = 0
         for pid in set(sandboxed_processes(scratch)) - before:
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                found += b"program.py" in Path(f"/proc/{pid}/cmdline").read_bytes()[-20:]
-        return found
+                count += b"program.py" in Path(f"/proc/{pid}/cmdline").read_bytes()[-20:]
+        return count
 
     assert wait_for(lambda: num_running() == 2)
     process.send_signal(number)

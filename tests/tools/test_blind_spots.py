@@ -18,8 +18,8 @@ def judged_by(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     """Return a function that scores with a function of two texts instead of a model and returns the printed shares."""
 
     def run(score) -> dict[str, list[float]]:
-        monkeypatch.setattr(blind_spots, "load_scalar", lambda place: None)
-        monkeypatch.setattr(blind_spots, "load_tokenizer", lambda place: SimpleNamespace())
+        monkeypatch.setattr(blind_spots, "load_scalar", lambda path: None)
+        monkeypatch.setattr(blind_spots, "load_tokenizer", lambda path: SimpleNamespace())
         monkeypatch.setattr(blind_spots, "scores", lambda model, tokenizer, *texts: list(map(score, *texts)))
         main(Args(num_posts=50))
         return table(capsys.readouterr().out)
@@ -48,9 +48,9 @@ def test_an_error_affects_only_its_slot(slot: int) -> None:
     for _ in range(20):
         post = tiny.write_post(rng)
         texts = with_errors(post, slot, rng)
-        others = [fact for i, fact in enumerate(post.facts) if i != slot]
+        other_facts = [fact for i, fact in enumerate(post.facts) if i != slot]
         for text in texts.values():
-            assert all(f" {fact} " in f"{text} " for fact in others)
+            assert all(f" {fact} " in f"{text} " for fact in other_facts)
             assert f" {post.facts[slot]} " not in f"{text} "
         # one of four facts is missing, and a wrong one costs another 1.5
         golds = {kind: tiny.gold_score(post.query, text) for kind, text in texts.items()}

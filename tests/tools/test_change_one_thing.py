@@ -15,20 +15,20 @@ PAGE = (ROOT / "docs" / "change-one-thing.md").read_text()
 EXAMPLES = re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```diff\n(.*?)^```", PAGE, re.M | re.S)
 
 
-def hunks_of(example: str) -> list[tuple[str, str, list[str]]]:
+def read_hunks(example: str) -> list[tuple[str, str, list[str]]]:
     """Return (file, name, lines) of each hunk; the name is "" for the only hunk of a new file."""
-    found: list[tuple[str, str, list[str]]] = []
+    hunks: list[tuple[str, str, list[str]]] = []
     file = ""
     for line in example.splitlines():
         if line.startswith("+++ "):
-            found.append((line[4:], "", []))
+            hunks.append((line[4:], "", []))
         elif line.startswith("--- "):
             file = line[4:]
         elif match := re.fullmatch("@@ (.+) @@", line):
-            found.append((file, match[1], []))
+            hunks.append((file, match[1], []))
         else:
-            found[-1][2].append(line)
-    return found
+            hunks[-1][2].append(line)
+    return hunks
 
 
 def apply(tree: Path, file: str, name: str, lines: list[str]) -> None:
@@ -74,7 +74,7 @@ def test_the_examples_tests_pass_with_the_example_and_fail_without(tmp_path) -> 
     for tree in (before, after):
         copy_files(ROOT, tree)
         for _, example in EXAMPLES:
-            for file, name, lines in hunks_of(example):
+            for file, name, lines in read_hunks(example):
                 is_test = file.startswith("tests/")
                 if is_test or tree is after:
                     apply(tree, file, name, lines)

@@ -255,8 +255,8 @@ def test_a_prediction_is_the_longer_of_memory_and_matmul_time():
 
     (launch,) = compile_kernels.record_launches(calls()["forward, bfloat16"])
     card = compile_kernels.CARDS[90]
-    products = 2 * 80 * 128 * 24 / 989e12
-    assert math.isclose(compile_kernels.predicted_seconds(launch, card, 1), products)
+    seconds = 2 * 80 * 128 * 24 / 989e12
+    assert math.isclose(compile_kernels.predicted_seconds(launch, card, 1), seconds)
     assert math.isclose(compile_kernels.predicted_seconds(launch, card, 3350), 1e-9)
     (launch,) = compile_kernels.record_launches(calls()["gae"])
     assert math.isclose(compile_kernels.predicted_seconds(launch, card, 1), 1 / 3.35e12)

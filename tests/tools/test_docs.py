@@ -30,16 +30,16 @@ from tests.page_commands import (
     Command,
     Wrong,
     check_page,
-    name_of,
+    page_name,
+    parse_settings,
     path_fields,
     paths_read,
     paths_written,
     read_command,
     read_page,
-    settings_of,
 )
 
-ALL = {name: read_page(name, path.read_text()) for name, path in zip(map(name_of, PAGES), PAGES, strict=True)}
+ALL = {name: read_page(name, path.read_text()) for name, path in zip(map(page_name, PAGES), PAGES, strict=True)}
 
 
 # ------------------------------------------------------------------------------------------------------- 1. the pages
@@ -48,7 +48,7 @@ def test_every_command_of_a_page_parses_and_its_inputs_exist(name) -> None:
     assert not check_page(ALL[name], ALL).problems
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_every_link_of_a_page_leads_to_a_file_and_a_heading(path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         if "://" in link:
@@ -81,7 +81,7 @@ def test_every_setting_that_is_text_or_a_path_is_known_to_the_checker() -> None:
     for page in ALL.values():
         for command in page.commands:
             if command.program.endswith(".py") or "." in command.program or command.program in ("course", "bench"):
-                args = settings_of(command)
+                args = parse_settings(command)
                 names = set(path_fields(type(args))) if args is not None else set()
                 assert command.program in ("tools.soak", "tools.fuzz") or names <= known, (
                     f"{command.program}: {names - known}"
@@ -167,19 +167,19 @@ TABLES = ("lab", "mismatch")  # worlds whose runs differ in the values of flags
 SEEDS = ("compare", "sums")  # worlds whose runs repeat those of the first seed
 
 
-def recipe_of(command: Command) -> str:
+def recipe_name(command: Command) -> str:
     first = command.arguments[:1]
     return first[0] if first and not first[0].startswith("-") else "tiny"
 
 
 def small_flags(command: Command) -> list[str]:
     """Return the flags to append, if the settings have these fields."""
-    program, recipe = command.program, recipe_of(command)
+    program, recipe = command.program, recipe_name(command)
     flags = shlex.split(SMALL.get(f"{program} {recipe}", SMALL.get(program, "")))
     if recipe in LENGTHS and not program.startswith("data."):
         longest = zip(("--max-query-length", "--max-response-length"), map(str, LENGTHS[recipe]), strict=True)
         flags += [
-            word for pair in longest for word in pair if hasattr(settings_of(command), pair[0][2:].replace("-", "_"))
+            word for pair in longest for word in pair if hasattr(parse_settings(command), pair[0][2:].replace("-", "_"))
         ]
     return flags
 
@@ -196,11 +196,11 @@ def runnable() -> dict[str, list[Command]]:
     for page in ALL.values():
         for command in check_page(page, ALL).runnable:
             if ELSEWHERE.get(command.program) is None:
-                args = settings_of(command)
+                args = parse_settings(command)
                 reads, writes = paths_read(command.program, args), paths_written(command.program, args)
                 paths = " ".join(reads + writes)
-                world = next((world for world, place in WORLDS.items() if place in paths), "none")
-                kind = (world, *flags_of(command)) if world in TABLES else command
+                world = next((world for world, directory in WORLDS.items() if directory in paths), "none")
+                kind = (world, *program_and_flags(command)) if world in TABLES else command
                 if world in SEEDS:
                     kind = without_seed(command)
                 if "int8" in command.words and not has_int8_matmul():
@@ -214,7 +214,7 @@ def runnable() -> dict[str, list[Command]]:
     return groups
 
 
-def flags_of(command: Command) -> tuple[str, ...]:
+def program_and_flags(command: Command) -> tuple[str, ...]:
     """Return a command's program and flags without their values."""
     return (command.program, *sorted({word for word in command.words if word.startswith("--")}))
 
@@ -286,7 +286,7 @@ torchrun --nproc-per-node 8 train_ppo.py stackoverflow --data runs/so/data --sft
 """
 
 
-def problems_of(text: str) -> list[str]:
+def find_problems(text: str) -> list[str]:
     return check_page(read_page("typed.md", text)).problems
 
 
@@ -315,32 +315,32 @@ def test_a_good_page_has_no_problems_and_nothing_that_runs_without_a_download() 
 )
 def test_a_mistake_in_a_page_is_reported(old, new, sentence) -> None:
     assert old in GOOD
-    problems = problems_of(GOOD.replace(old, new, 1))
+    problems = find_problems(GOOD.replace(old, new, 1))
     assert not problems if sentence is None else any(re.search(sentence, problem) for problem in problems)
 
 
 def test_a_module_that_overwrites_another_ones_rows_is_reported() -> None:
     page = "```sh\n# downloads: Java250, mbjp.jsonl\npython -m data.codenet --source Java250\n" \
         "python -m data.mxeval --source mbjp.jsonl --test-share 0.2 --out runs/rlcf/data\n```\n"  # fmt: skip
-    [problem] = problems_of(page)
+    [problem] = find_problems(page)
     assert "it replaces runs/rlcf/data/code.train.jsonl, which data.codenet wrote" in problem
-    assert not problems_of(page.replace(" --out runs/rlcf/data", ""))
+    assert not find_problems(page.replace(" --out runs/rlcf/data", ""))
 
 
 def test_the_stages_of_rlcf_find_each_other_without_flags() -> None:
     """Each default path is written by a command of the page, and the data fits the limits of its readers."""
     text = (ROOT / "docs" / "rlcf.md").read_text()
     stages = ("train_sft.py rlcf-bench", "train_rlcf.py rlcf", "eval.py rlcf")
-    assert not problems_of(text + "".join(f"`python {stage} --dtype bfloat16`\n" for stage in stages))
+    assert not find_problems(text + "".join(f"`python {stage} --dtype bfloat16`\n" for stage in stages))
     limits = {}  # directory -> lengths of the commands that write or read it
     for command in read_page("rlcf.md", text).commands:
         if command.program not in ("make", "bench", "nanorlhf.plan"):
-            args = settings_of(command)
-            place = args.out if command.program.startswith("data.") else args.data
+            args = parse_settings(command)
+            directory = args.out if command.program.startswith("data.") else args.data
             lengths = args.max_query_length, getattr(args, "max_response_length", None)
-            limits.setdefault(str(place), []).append((command.program, *lengths))
-    for place in ("runs/rlcf/data", "runs/rlcf/bench", "runs/rlcf/mathqa"):
-        (_, query, response), *readers = limits[place]
+            limits.setdefault(str(directory), []).append((command.program, *lengths))
+    for directory in ("runs/rlcf/data", "runs/rlcf/bench", "runs/rlcf/mathqa"):
+        (_, query, response), *readers = limits[directory]
         assert readers and all(longest >= query for _, longest, _ in readers)
         assert all(longest is None or longest >= response for _, _, longest in readers)
 
@@ -348,7 +348,7 @@ def test_the_stages_of_rlcf_find_each_other_without_flags() -> None:
 def test_commands_are_checked_in_the_order_of_the_page() -> None:
     eval_first = "`python eval.py stackoverflow --policies sft runs/so/sft --regression-model None " \
         "--contrastive-model None --data runs/so/data`\n"  # fmt: skip
-    assert not problems_of(GOOD + eval_first) and problems_of(eval_first + GOOD)
+    assert not find_problems(GOOD + eval_first) and find_problems(eval_first + GOOD)
 
 
 @pytest.mark.parametrize("text", ["```sh\npyhton train_sft.py\n```", "```sh\ncurl localhost\n```"])
@@ -362,7 +362,7 @@ def test_a_make_target_is_followed_through_its_pipeline() -> None:
     assert not checked.problems and {command.program for command in checked.runnable} >= {"data.programs", "eval.py"}
     assert sum("_bench" in str(command) and command.program == "train_sft.py" for command in checked.runnable) == 3
     assert check_page(read_page("typed.md", "`bash pipelines/rlcf.sh`")).runnable == checked.runnable
-    assert problems_of("`make demos`") and problems_of("`RUNS=elsewhere make demo` `python eval.py tiny-rm`")
+    assert find_problems("`make demos`") and find_problems("`RUNS=elsewhere make demo` `python eval.py tiny-rm`")
 
 
 def test_declared_files_can_be_read_and_their_commands_are_not_executed(tmp_path) -> None:
@@ -370,13 +370,13 @@ def test_declared_files_can_be_read_and_their_commands_are_not_executed(tmp_path
         "python train_sft.py tldr --model gpt2 --data mine\n```\n"  # fmt: skip
     checked = check_page(read_page("typed.md", text))
     assert not checked.problems and not checked.runnable
-    assert problems_of(text.replace("mine/sft.validation.jsonl", "mine/sft.test.jsonl"))
+    assert find_problems(text.replace("mine/sft.validation.jsonl", "mine/sft.test.jsonl"))
 
 
 def test_pip_and_pytest_are_checked_by_name() -> None:
-    assert not problems_of("`pip install -e '.[hub]'` and `pytest -k long_dump`")
+    assert not find_problems("`pip install -e '.[hub]'` and `pytest -k long_dump`")
     assert (
-        len(problems_of("`pip install -e '.[hubs]'` and `pip install nanorlhf` and `pytest -k nothing_of_the_kind`"))
+        len(find_problems("`pip install -e '.[hubs]'` and `pip install nanorlhf` and `pytest -k nothing_of_the_kind`"))
         == 3
     )
 

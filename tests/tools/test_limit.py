@@ -17,7 +17,7 @@ SHAPE = settings.Shape(2, 16, 2, 40, 8, 5, 4)
 GATED = dict(n_kv_head=1, gated_mlp=True, d_mlp=24, architecture="llama", rotary_dim=8, norm="rms", mlp_bias=False)
 
 
-def products(way) -> int:
+def matmul_flops(way) -> int:
     """Count the FLOPs of the matmuls in a call with PyTorch, which includes attention to later tokens."""
     # PyTorch doesn't count FLOPs inside the CPU's fused attention
     with stopwatch.plain_matmuls(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -31,7 +31,7 @@ def test_forward_flops_equal_the_models_matmuls(config, last):
     model, ids = GPT(config).eval(), torch.randint(40, (1, 9))
     real = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad():
-        counted = products(lambda: model.logits(model(ids, real, last=last)))
+        counted = matmul_flops(lambda: model.logits(model(ids, real, last=last)))
     unused = 2 * (9 - last) * 16 * 16  # queries of the last block, which the model's joint projection computes too
     assert counted == limit.forward_flops(config, Read(9, 9 * 9), Read(last, last * 9), last) + unused
 
@@ -39,7 +39,7 @@ def test_forward_flops_equal_the_models_matmuls(config, last):
 def test_the_backward_pass_takes_twice_the_forward_flops():
     model, ids = GPT(SHAPE.config), torch.randint(40, (1, 9))
     real = torch.ones_like(ids, dtype=torch.bool)
-    counted = products(lambda: model.logits(model(ids, real)).sum().backward())
+    counted = matmul_flops(lambda: model.logits(model(ids, real)).sum().backward())
     assert counted == 3 * limit.forward_flops(SHAPE.config, Read(9, 81), Read(9, 81), 9)
 
 
@@ -105,7 +105,7 @@ def test_a_straightforward_program_multiplies_more_than_the_limit(way, work, tmp
     settings.make_run(SHAPE, tmp_path, torch.device("cpu"))
     needed = work(SHAPE.config, [(length, SHAPE.response_length) for length in SHAPE.query_lengths])
     flops = needed.flops + sum(flops for flops, _ in needed.steps)
-    counted = products(lambda: way(settings.Args(device="cpu"), tmp_path)) / 2  # per step
+    counted = matmul_flops(lambda: way(settings.Args(device="cpu"), tmp_path)) / 2  # per step
     assert flops < counted < 3 * flops
 
 

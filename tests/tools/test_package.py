@@ -50,21 +50,21 @@ def wheel(tree) -> dict[str, str]:
         return {name: file.read(name).decode() for name in file.namelist()}
 
 
-def place(path: Path) -> str:
+def wheel_path(path: Path) -> str:
     """Return the path in the wheel of a file of the repository."""
     return path.as_posix() if path.parts[0] == "nanorlhf" else f"nanorlhf/{path.as_posix()}"
 
 
 def test_a_wheel_has_one_top_level_package_with_every_file_of_the_library(wheel) -> None:
     assert {name.partition("/")[0] for name in wheel} == {"nanorlhf", f"nanorlhf-{__version__}.dist-info"}
-    shipped = {place(path) for path in set(list_files(ROOT, CODE)) - NOT_CODE}
+    shipped = {wheel_path(path) for path in set(list_files(ROOT, CODE)) - NOT_CODE}
     assert {name for name in wheel if name.startswith("nanorlhf/")} == shipped
 
 
 def test_only_imports_of_kernels_and_data_differ_in_the_wheel(wheel) -> None:
     for path in list_files(ROOT, CODE):
         if path.suffix == ".py":
-            text = re.sub(r"from nanorlhf\.(kernels|data)\b", r"from \1", wheel[place(path)])
+            text = re.sub(r"from nanorlhf\.(kernels|data)\b", r"from \1", wheel[wheel_path(path)])
             assert text == (ROOT / path).read_text(), path
 
 
@@ -186,11 +186,11 @@ def test_an_installed_copy_and_the_tree_have_the_same_programs(commands, user_di
 
 
 def test_programs_are_the_modules_that_read_the_command_line() -> None:
-    found = programs()
-    assert list(found)[:6] == [f"train_{name}" for name in ("dpo", "grpo", "ppo", "rlcf", "rm", "sft")]
-    assert {"eval", "data.tiny", "doctor", "rlcf.train_discriminator", "report.microscope"} <= found.keys()
-    assert not {"rewards.workers", "sandbox.supervisor", "doctor.code"} & found.keys()
-    assert all(found.values())
+    listed = programs()
+    assert list(listed)[:6] == [f"train_{name}" for name in ("dpo", "grpo", "ppo", "rlcf", "rm", "sft")]
+    assert {"eval", "data.tiny", "doctor", "rlcf.train_discriminator", "report.microscope"} <= listed.keys()
+    assert not {"rewards.workers", "sandbox.supervisor", "doctor.code"} & listed.keys()
+    assert all(listed.values())
 
 
 @pytest.mark.parametrize("name", ["train_pop", "ppo", "../eval", "data.", "", "nanorlhf.ppo"])

@@ -12,14 +12,14 @@ from tools.parity import compare, table, write_models
 
 @pytest.mark.parametrize(("family", "changes"), CASES)
 def test_logits_and_gradients_equal_transformers_in_float64(family, changes, tmp_path) -> None:
-    found = compare(write_models(family, changes, tmp_path), torch.float64)
-    assert found.logits < 1e-12 * found.largest_logit and found.gradient < 1e-12 * found.largest_gradient
+    result = compare(write_models(family, changes, tmp_path), torch.float64)
+    assert result.logits < 1e-12 * result.largest_logit and result.gradient < 1e-12 * result.largest_gradient
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_gradients_equal_transformers_in_float32(family, tmp_path) -> None:
-    found = compare(write_models(family, {}, tmp_path), torch.float32)
-    assert found.logits < 2e-5 and found.gradient < 1e-5
+    result = compare(write_models(family, {}, tmp_path), torch.float32)
+    assert result.logits < 2e-5 and result.gradient < 1e-5
 
 
 def test_the_page_and_the_table_list_every_family(monkeypatch) -> None:

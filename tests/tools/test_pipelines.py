@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from nanorlhf.cli import named_pairs
-from tests.page_commands import commands_of
+from tests.page_commands import recorded_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "pipelines").glob("*.sh"))
 DEMO = (ROOT / "pipelines/demo.sh").read_text()
 
 
-def code_of(script: Path) -> str:
+def read_code(script: Path) -> str:
     return "\n".join(line for line in script.read_text().splitlines() if not line.lstrip().startswith("#"))
 
 
@@ -37,7 +37,7 @@ def test_nothing_needs_a_newer_bash_than_3_2_or_linux(script: Path) -> None:
         r"\bdeclare -A", r"\bmapfile\b", r"\breadarray\b", r"\$\{\w+[,^@]", r"&>>", r"\|&", r"\bglobstar\b", r"\[-1\]",
         r"/proc\b", r"\bnproc\b", r"\bsed -i", r"\breadlink -f", r"\bdate \+%s%N", r"\brealpath\b", r"\btac\b",  # GNU
     )  # fmt: skip
-    assert not [word for word in newer if re.search(word, code_of(script))]
+    assert not [word for word in newer if re.search(word, read_code(script))]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -46,7 +46,7 @@ def test_a_pipeline_starts_with_its_title_and_stops_at_the_first_error(script: P
         shebang, title, *_ = script.read_text().splitlines()
         assert shebang == "#!/usr/bin/env bash" and re.match(r"# \w", title)
         begins = 'set -euo pipefail\ncd "$(dirname "$0")/.."\n. pipelines/common.sh\n'
-        assert code_of(script).startswith(begins)
+        assert read_code(script).startswith(begins)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
@@ -110,7 +110,7 @@ def test_the_demo_prints_what_each_stage_does_and_its_progress() -> None:
     assert [stage for _, stage in lines] == ["2", "3", "4", "5", "6"]
     shares = [int(share) for share, _ in lines]
     assert shares == sorted(shares) and 0 < shares[0] and shares[-1] < 100
-    programs = [command.program for command in commands_of("demo")]
+    programs = [command.program for command in recorded_commands("demo")]
     page = "nanorlhf.report.microscope"
     assert programs == ["data.tiny", "train_sft.py", "train_rm.py", "train_ppo.py", page, "train_dpo.py", "eval.py"]
 
@@ -122,7 +122,7 @@ def test_the_demo_ends_with_the_paths_of_its_pages(copy: Path) -> None:
 
 
 def test_the_demo_evaluates_what_it_has_trained() -> None:
-    *_, evaluation = commands_of("demo")
+    *_, evaluation = recorded_commands("demo")
     words = evaluation.arguments
     start = words.index("--policies")
     pairs = named_pairs("--policies", tuple(words[start + 1 : words.index("--reward-model")]))

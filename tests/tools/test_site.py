@@ -45,20 +45,20 @@ class Html(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attributes}
-        self.ids |= {found[name] for name in ("id", "name") if name in found}
-        if tag == "a" and "href" in found:
-            self.links.append(found["href"])
-        elif tag == "link" and found.get("rel") not in ("canonical", "prev", "next"):
-            self.loaded.append(found["href"])
-        elif "src" in found:
-            self.loaded.append(found["src"])
+        values = {name: value or "" for name, value in attributes}
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        elif tag == "link" and values.get("rel") not in ("canonical", "prev", "next"):
+            self.loaded.append(values["href"])
+        elif "src" in values:
+            self.loaded.append(values["src"])
         if tag == "img":
-            self.alts[found["src"]] = found.get("alt", "")
-        if tag == "span" and found.get("id", "").startswith("L-"):
-            self.line = found["id"]
+            self.alts[values["src"]] = values.get("alt", "")
+        if tag == "span" and values.get("id", "").startswith("L-"):
+            self.line = values["id"]
             self.lines[self.line] = ""
-        self.skipped += tag == "span" and found.get("class") == "linenos"
+        self.skipped += tag == "span" and values.get("class") == "linenos"
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "span":
@@ -144,10 +144,10 @@ def test_a_link_to_a_line_leads_to_that_line(site, pages) -> None:
     links = [link for link in pages[site / "docs" / "details.html"].links if "#L-" in link]
     assert len(links) > 50
     for link in links:
-        path, _, place = link.partition("#")
+        path, _, anchor = link.partition("#")
         source = ROOT / path.removeprefix("../").removesuffix(".html")
-        expected = source.read_text().splitlines()[int(place.removeprefix("L-")) - 1]
-        assert pages[(site / "docs" / path).resolve()].lines[place].strip("\n") == expected
+        expected = source.read_text().splitlines()[int(anchor.removeprefix("L-")) - 1]
+        assert pages[(site / "docs" / path).resolve()].lines[anchor].strip("\n") == expected
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_an_exercises_page_has_the_task_and_no_solution(exercise: Exercise) -> N
         body = node.body[1:] if ast.get_docstring(node) else node.body
         solution = {ast.unparse(statement) for statement in body}
         [shown] = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if f"def {node.name}(" in block]
-        [written] = [found for found in ast.walk(ast.parse(shown)) if isinstance(found, ast.FunctionDef)]
+        [written] = [child for child in ast.walk(ast.parse(shown)) if isinstance(child, ast.FunctionDef)]
         assert ast.unparse(written.body[-1]) == "..." and len(written.body) <= 2
         assert not solution & {ast.unparse(statement) for statement in written.body}
     page = read_page("docs/exercise.md", text)
@@ -252,7 +252,7 @@ def test_every_kind_of_page_is_accessible_at_two_widths(site, pages, unreadable)
     """`make accessibility` checks every page, which takes minutes. 404.html is skipped: its styles have absolute
     addresses and need a server."""
     names = sorted(pages) if os.environ.get("ALL_PAGES") else [site / f"{name}.html" for name in KINDS]
-    wrong = [found for page in names for found in unreadable(page)]
+    wrong = [problem for page in names for problem in unreadable(page)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -260,8 +260,8 @@ def test_every_kind_of_page_is_accessible_at_two_widths(site, pages, unreadable)
 def test_the_search_finds_a_function_without_a_server(site, browser) -> None:
     browser.show(1200, "light")
     browser.open((site / "index.html").as_uri())
-    found = browser.ask(SEARCH)
-    assert found is not None and (site / urlsplit(found).path.removeprefix(str(site)).lstrip("/")).exists()
+    address = browser.ask(SEARCH)
+    assert address is not None and (site / urlsplit(address).path.removeprefix(str(site)).lstrip("/")).exists()
 
 
 # ---------------------------------------------------------------------------------------------------------- 5. the text

@@ -25,35 +25,35 @@ def run(directory: Path, *command: str) -> subprocess.CompletedProcess:
 def test_every_fault_really_happens(tmp_path):
     result = run(tmp_path, "tests.struck")
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    expected = effects(found.pop("mounted"))
-    assert found.keys() == expected.keys()
+    messages = json.loads(result.stdout)
+    expected = effects(messages.pop("mounted"))
+    assert messages.keys() == expected.keys()
     for fault, said in expected.items():  # on a busy machine answers may be late even without a fault
-        assert said in found[fault], (fault, found[fault])
+        assert said in messages[fault], (fault, messages[fault])
 
 
 def test_defects_are_found_and_their_files_kept(tmp_path):
     result = run(tmp_path, "tests.soaked")
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    code, said, _ = found.pop("a crash")  # listed and resumed
+    findings = json.loads(result.stdout)
+    code, said, _ = findings.pop("a crash")  # listed and resumed
     assert code == 0 and "| a library's crash | 0 | 1 | 0 | 1 |" in said, said
-    code, said, _ = found.pop("crashes")
+    code, said, _ = findings.pop("crashes")
     assert code == 1 and "after a library's crash: native code has crashed 3 times" in said, said
-    others = "its files differ from the undisturbed run: "
+    differs = "its files differ from the undisturbed run: "
     expected = {
-        "other weights": f"{others}run/sft/model.safetensors.",
-        "a temporary file": f"{others}tmp/tmp",
-        "half a save": f"{others}run/sft/state/.partial.",
+        "other weights": f"{differs}run/sft/model.safetensors.",
+        "a temporary file": f"{differs}tmp/tmp",
+        "half a save": f"{differs}run/sft/state/.partial.",
         "a damaged state": "step-00000012 is damaged (state.pt does not match its checksum)",
         "shared memory": "it left shared memory: left",
         "a process": "it left a process",
         # the kill may come between its traceback and its end
         "an error": ("the run ended with 1", "the run ended with a traceback or without an error message"),
     }
-    assert found.keys() == expected.keys()
+    assert findings.keys() == expected.keys()
     for defect, sentences in expected.items():
-        code, said, kept = found[defect]
+        code, said, kept = findings[defect]
         assert code == 1 and "model.safetensors" in kept, (defect, said)
         prefix = "FAILED in round 1, sft with {'processes': 1}, after SIGKILL: "
         possible = sentences if isinstance(sentences, tuple) else (sentences,)

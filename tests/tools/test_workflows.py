@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from course.exercises import chosen
-from tests.page_commands import read_command, settings_of
+from tests.page_commands import parse_settings, read_command
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -120,7 +120,7 @@ def test_the_grading_image_runs_the_courses_command_on_mounted_files() -> None:
     assert {("--network", "none"), ("--tmpfs", "/tmp")} < set(pairs) and "--read-only" in options
     mounted = dict(value.split(":", 1)[::-1] for option, value in pairs if option == "--volume")
     python, *entry = json.loads(re.findall(r"^ENTRYPOINT (.+)$", stage, re.M)[0])
-    settings = settings_of(read_command(shlex.join(["python", *entry, *arguments])))
+    settings = parse_settings(read_command(shlex.join(["python", *entry, *arguments])))
     assert python == ".venv/bin/python" and settings.format == "csv" and chosen(settings.exercises)
     assert set(mounted) == {f"{settings.directory}:ro", str(settings.out.parent)}
 

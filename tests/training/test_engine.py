@@ -71,14 +71,14 @@ class Server(ThreadingHTTPServer):
             assert bias == -100 and (int(number) == self.tokenizer.pad_id or int(number) >= self.tokenizer.vocab_size)
         with self.lock:
             model = self.model.forbid(self.tokenizer.pad_id, self.tokenizer.vocab_size)
-            written, found = generate(
+            written, logprobs = generate(
                 model, ids, torch.ones_like(ids, dtype=torch.bool), max_tokens, temperature, eos_id=eos_id, pad_id=-1,
                 generator=torch.Generator().manual_seed(seed),
             )  # fmt: skip
         token_ids = [number for number in written[0].tolist() if number != -1]
         choice = {"index": 0, "text": "", "token_ids": token_ids, "prompt_token_ids": prompt}
         choice["finish_reason"] = "stop" if token_ids[-1] == eos_id else "length"
-        choice["logprobs"] = {"token_logprobs": found[0, : len(token_ids)].tolist()}
+        choice["logprobs"] = {"token_logprobs": logprobs[0, : len(token_ids)].tolist()}
         return {"object": "text_completion", "choices": [choice]}
 
 

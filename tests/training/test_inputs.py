@@ -177,9 +177,9 @@ def test_a_state_without_digests_resumes_with_one_line(args, capsys):
     assert capsys.readouterr().err.count("kept no digests") == 1
 
 
-@pytest.mark.parametrize("found", [3, {"data": 3}, {"data": {"sft.train.jsonl": 3}}])
-def test_digests_of_another_shape_are_one_sentence(args, found):
-    save_state(args.out, args, 1, {"inputs": found})
+@pytest.mark.parametrize("inputs", [3, {"data": 3}, {"data": {"sft.train.jsonl": 3}}])
+def test_digests_of_another_shape_are_one_sentence(args, inputs):
+    save_state(args.out, args, 1, {"inputs": inputs})
     with pytest.raises(InputError, match="doesn't fit this run"):
         load_state(args.out, args, digests(args))
 
@@ -206,16 +206,16 @@ def test_each_stage_keeps_digests_of_its_data_and_of_all_its_models(request, tmp
     run = request.getfixturevalue("rlcf" if stage in ("rlcf", "baseline", "discriminator") else "miniature")
     args = grpo_args(run.ppo, **KINDS["rloo"]) if stage == "grpo" else getattr(run, {"rlcf": "ppo"}.get(stage, stage))
     args = replace(args, out=tmp_path / "out", **({"num_pair_epochs": 0.0} if stage == "discriminator" else {}))
-    found = []
+    tracked = []
 
     def track(self, **_):
-        found.append(self.inputs)
+        tracked.append(self.inputs)
         raise Stopped
 
     monkeypatch.setattr(script.Run, "track", track)
     with pytest.raises(Stopped):
         script.main(args)
-    paths = {str(Path(path).relative_to(run.root)) for parts in found[0].values() for path, _ in parts.values()}
+    paths = {str(Path(path).relative_to(run.root)) for parts in tracked[0].values() for path, _ in parts.values()}
     for name in expected.split():
         assert any(path.startswith(name) for path in paths), (name, paths)
         if "." not in name and name != "data/tokenizer":

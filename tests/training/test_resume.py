@@ -69,7 +69,7 @@ def names(out):
     return [path.name for path in states(out)]
 
 
-def files_of(directory):
+def read_files(directory):
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
@@ -240,22 +240,22 @@ def test_a_foreign_state_is_one_sentence_and_nothing_is_lost(tmp_path, case):
     change, sentence = FOREIGN[case]
     args = ResumableArgs(tmp_path / "run")
 
-    def start(args):
+    def start_run(args):
         model = torch.nn.Linear(2, 2)
         steps = FiniteSteps(torch.optim.AdamW(model.parameters()), args.out, "lower --lr")
         run = Run(args, "test", lambda: None)
         run.track(model=model, steps=steps, generator=torch.Generator())
         return run
 
-    run = start(args)
+    run = start_run(args)
     run.log(0, {"loss": 1.0})
     run.save(2)
-    start(replace(args, resume=True))  # resumes if unchanged
+    start_run(replace(args, resume=True))  # resumes if unchanged
     change_state(args, change)
-    before = files_of(args.out)
+    before = read_files(args.out)
     with pytest.raises(InputError, match=f"^--resume: {args.out}/state.*({sentence}).*--overwrite[.]$") as error:
-        start(replace(args, resume=True))
-    assert "\n" not in str(error.value) and files_of(args.out) == before
+        start_run(replace(args, resume=True))
+    assert "\n" not in str(error.value) and read_files(args.out) == before
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -332,7 +332,7 @@ def test_the_settings_of_a_group_are_compared_one_by_one(args):
 @pytest.mark.parametrize("function", ["os.rename", "torch.save", "to_disk", "sha256"])
 def test_a_full_disk_leaves_earlier_states_intact(args, monkeypatch, function):
     write(args, 1)
-    before = files_of(args.out)
+    before = read_files(args.out)
     renames = []
 
     def full(*arguments):
@@ -343,13 +343,13 @@ def test_a_full_disk_leaves_earlier_states_intact(args, monkeypatch, function):
     monkeypatch.setattr(f"nanorlhf.training.resume.{function}", full)
     with pytest.raises(OSError, match="No space left"):
         write(args, 2)
-    assert files_of(args.out) == before
+    assert read_files(args.out) == before
 
 
 def test_the_error_of_the_operating_system_is_not_hidden_by_pytorchs(args):
     """With a limit on the file size: on a full disk torch.save reports "unexpected pos 768 vs 662"."""
     write(args, 1)
-    before = files_of(args.out)
+    before = read_files(args.out)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
@@ -358,7 +358,7 @@ def test_the_error_of_the_operating_system_is_not_hidden_by_pytorchs(args):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.errno == errno.EFBIG
-    assert files_of(args.out) == before
+    assert read_files(args.out) == before
 
 
 CALLS = "resume.torch.save resume.sha256 resume.to_disk os.rename resume.delete".split()
@@ -467,14 +467,14 @@ def test_a_run_that_was_told_to_stop_resumes_bit_for_bit(miniature, tmp_path, mo
     assert untimed[0] == untimed[1]
 
 
-def flags_of(args, names):
+def make_flags(args, names):
     return [text for name in names.split() for text in (f"--{name.replace('_', '-')}", str(getattr(args, name)))]
 
 
 def test_sigterm_ends_a_process_with_one_line_and_a_state(miniature, tmp_path):
     args = replace(miniature.sft, out=tmp_path / "out", num_epochs=10_000.0, eval_every=10**6)
     shape = "data out batch_size max_query_length max_response_length n_layer d_model n_head num_epochs eval_every"
-    process = start(tmp_path / "log", run_program, "train_sft.py", "tiny", *flags_of(args, shape))
+    process = start(tmp_path / "log", run_program, "train_sft.py", "tiny", *make_flags(args, shape))
     try:
         while not (args.out / "metrics.jsonl").exists():
             assert process.is_alive()

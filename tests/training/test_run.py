@@ -41,7 +41,7 @@ def run(tmp_path):
     return start(Args(tmp_path / "run"))
 
 
-def files_of(directory):
+def read_files(directory):
     return {path.name: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
@@ -73,8 +73,8 @@ def test_what_lies_elsewhere_stays_as_it_is_whatever_leads_to_it(tmp_path):
         run.log(step, {"loss": 1.0})
         run.log_samples(step, [{"query": "q"}])
     run.finish({"loss": 1.0})
-    assert files_of(elsewhere) == {"file": b"mine"}
-    assert {*written, "command.txt", "model.safetensors", "state.pt"} <= files_of(out).keys()
+    assert read_files(elsewhere) == {"file": b"mine"}
+    assert {*written, "command.txt", "model.safetensors", "state.pt"} <= read_files(out).keys()
     assert (out / "command.txt").read_text().startswith("python ")
     assert not any((out / name).is_symlink() for name in written)
 
@@ -119,12 +119,12 @@ def test_an_output_without_permission_is_refused(tmp_path):
 
 def test_a_finished_run_is_not_overwritten_silently(run):
     run.finish({"loss": 1.0})
-    before = files_of(run.out)
+    before = read_files(run.out)
     for resume in (False, True):
         with pytest.raises(InputError, match="--out .* contains a finished run.*--overwrite"):
             check_output(run.out, overwrite=False, resume=resume)
     check_output(run.out, overwrite=True, resume=False)
-    assert files_of(run.out) == before
+    assert read_files(run.out) == before
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def test_two_runs_with_one_output_are_refused_and_the_first_loses_nothing(run):
     run.log(0, {"loss": 1.0})
     run.board.flush()  # TensorBoard writes in its own thread
     run.unlock()  # as if another process had started it
-    before = files_of(run.out)
+    before = read_files(run.out)
     with other_process_has(run.out):
         for settings in ({"overwrite": True, "resume": False}, {"overwrite": False, "resume": True}):
             with pytest.raises(InputError, match=f"^--out {run.out}: another run is writing there: choose another dir"):
@@ -151,7 +151,7 @@ def test_two_runs_with_one_output_are_refused_and_the_first_loses_nothing(run):
         for write in (late.opened, lambda: late.log(0, {"loss": 2.0}), lambda: late.finish({})):
             with pytest.raises(InputError, match=f"^--out {run.out}: another run is writing there"):
                 write()
-        assert files_of(run.out) == before
+        assert read_files(run.out) == before
     check_output(run.out, overwrite=True, resume=False)  # the other process has ended
     start(Args(run.out)).log(0, {"loss": 2.0})
 
@@ -220,7 +220,7 @@ def test_a_new_run_drops_the_old_one(run):
     run.save(1)
     run.finish({"loss": 1.0})
     start(Args(run.out)).opened()
-    assert not {"metrics.jsonl", "samples.jsonl", "summary.json", "state.pt"} & set(files_of(run.out))
+    assert not {"metrics.jsonl", "samples.jsonl", "summary.json", "state.pt"} & set(read_files(run.out))
 
 
 def test_the_summary_says_what_the_run_cost_those_steps_included_that_came_before_a_resume(run, monkeypatch):
@@ -256,7 +256,7 @@ def test_a_json_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError):
         module.write_json(path, {"loss": 2.0})
-    assert files_of(tmp_path) == {"summary.json": b'{\n  "loss": 1.0\n}\n'}
+    assert read_files(tmp_path) == {"summary.json": b'{\n  "loss": 1.0\n}\n'}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -129,8 +129,8 @@ def test_rollouts_of_one_response_write_json_without_a_warning(request, tmp_path
     files = strict_files(tmp_path / name)
     assert [row["objective/score_std"] for row in files["metrics.jsonl"]] == [None, None]
     assert math.isnan(read_metrics(tmp_path / name)[0]["objective/score_std"])
-    others = [value for row in files["metrics.jsonl"] for key, value in row.items() if key != "objective/score_std"]
-    assert None not in others and files["summary.json"]
+    rest = [value for row in files["metrics.jsonl"] for key, value in row.items() if key != "objective/score_std"]
+    assert None not in rest and files["summary.json"]
     examine([tmp_path / name])
     curves(str(tmp_path / name))
     if name in ("ppo", "grpo"):

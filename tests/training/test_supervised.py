@@ -26,21 +26,21 @@ def test_a_share_of_an_epoch_is_counted_exactly() -> None:
 
 def test_micro_batches_change_neither_the_gradient_nor_the_means(tiny_gpt) -> None:
     """The rows have 4, 1 and 2 labels, so a mean of the micro-batches' means would weight them differently."""
-    model, found = tiny_gpt.double(), []
+    model, results = tiny_gpt.double(), []
 
     def sums(model, rows):
         return demonstration_loss(model, rows, PAD, "response"), torch.tensor(len(rows), dtype=torch.double)
 
     for size in (1, 2, 3):
         means = backward(model, ROWS, sums, 7, size, "float32")
-        found.append((means, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])))
+        results.append((means, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])))
     model.zero_grad()
     (demonstration_loss(model, ROWS, PAD, "response") / 7).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     assert expected.abs().max() > 1e-2 and len(expected) == len(weights(model))
-    for means, gradient in found:
+    for means, gradient in results:
         assert torch.allclose(gradient, expected, atol=1e-12)
-        assert means[1].item() == pytest.approx(3 / 7) and means[0].item() == pytest.approx(found[0][0][0].item())
+        assert means[1].item() == pytest.approx(3 / 7) and means[0].item() == pytest.approx(results[0][0][0].item())
 
 
 def test_ranks_add_up_to_the_gradient_and_the_means_of_the_whole_batch(tiny_gpt, monkeypatch) -> None:

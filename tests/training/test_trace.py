@@ -69,10 +69,10 @@ def test_a_file_per_traced_update_of_as_many_responses(ppo, traced):
 def test_a_response_without_eos_is_traced_where_there_is_one(ppo, tmp_path):
     train_ppo.main(replace(ppo, out=tmp_path / "all", trace=8))
     train_ppo.main(replace(ppo, out=tmp_path / "some", trace=4))
-    for (every, _), (some, _) in zip(read_traces(tmp_path / "all"), read_traces(tmp_path / "some"), strict=True):
-        assert some["has_eos"].all() == every["has_eos"].all()
+    for (every, _), (subset, _) in zip(read_traces(tmp_path / "all"), read_traces(tmp_path / "some"), strict=True):
+        assert subset["has_eos"].all() == every["has_eos"].all()
         kl = (every["logprobs"] - every["ref_logprobs"]).sum(1)
-        assert {int(kl.argmax()), int(every["advantages"].abs().amax(1).argmax())} <= set(some["index"].tolist())
+        assert {int(kl.argmax()), int(every["advantages"].abs().amax(1).argmax())} <= set(subset["index"].tolist())
 
 
 def test_the_tensors_follow_from_each_other_in_float64(ppo, traced):
@@ -154,11 +154,11 @@ def test_overwrite_deletes_the_trace(ppo, tmp_path):
 
 def test_micro_batches_do_not_change_the_trace(ppo, tmp_path):
     """Up to rounding; nothing is clipped, because a kink would amplify it."""
-    found = []
+    traces = []
     for size in (8, 3):
         train_ppo.main(replace(ppo, **UNCLIPPED, out=tmp_path / str(size), micro_batch_size=size, lr=1e-5, trace=8))
-        found.append(read_traces(tmp_path / str(size)))
-    same(*found, exactly=False)
+        traces.append(read_traces(tmp_path / str(size)))
+    same(*traces, exactly=False)
 
 
 def test_grpo_traces_whole_groups(ppo, tmp_path):

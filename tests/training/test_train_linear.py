@@ -31,7 +31,7 @@ from nanorlhf.training.train_linear import (
     pair_features,
     response_mean,
 )
-from tests.test_model import CONFIGS, model_of
+from tests.test_model import CONFIGS, make_model
 
 PAD = 40
 PAIRS = [
@@ -52,7 +52,7 @@ def test_the_example_of_the_mean_so_far():
 @torch.no_grad()
 def test_a_pooled_score_is_the_mean_over_the_tokens_of_the_response(family):
     config = T5 if family == "t5" else CONFIGS[family]
-    plain = model_of(config, ScalarModel).eval()
+    plain = make_model(config, ScalarModel).eval()
     plain.reward_bias.fill_(0.3)
     pooled = ScalarModel(replace(config, mean_pooled=True)).eval()
     pooled.load_state_dict(plain.state_dict())
@@ -82,7 +82,7 @@ def test_numbers_outside_the_response_reach_no_mean():
 def test_a_pooled_value_is_the_mean_over_the_tokens_of_the_response_so_far(family):
     """Value t comes before response token t: it is the mean over tokens 0 to t - 1; value 0 is the query's."""
     config = T5 if family == "t5" else CONFIGS[family]
-    plain = model_of(config, ScalarModel).eval()
+    plain = make_model(config, ScalarModel).eval()
     pooled = ScalarModel(replace(config, mean_pooled=True)).eval()
     pooled.load_state_dict(plain.state_dict())
     queries, responses = [pair.query for pair in PAIRS], [pair.rejected for pair in PAIRS]
@@ -103,7 +103,7 @@ def test_a_pooled_value_is_the_mean_over_the_tokens_of_the_response_so_far(famil
 
 @torch.no_grad()
 def test_an_empty_response_has_the_score_of_its_query():
-    pooled = model_of(replace(CONFIGS["llama"], mean_pooled=True), ScalarModel)
+    pooled = make_model(replace(CONFIGS["llama"], mean_pooled=True), ScalarModel)
     query, response = left_pad([[5, 6, 7]], PAD), right_pad([[], [8, 9]], PAD)[:1]
     score = end_scores(pooled, torch.cat((query, response), 1), 3, PAD)
     expected = pooled(query, query_length=3)[:, -1]
@@ -112,7 +112,7 @@ def test_an_empty_response_has_the_score_of_its_query():
 
 @torch.no_grad()
 def test_without_a_query_the_whole_text_is_the_response():
-    pooled = model_of(replace(CONFIGS["llama"], mean_pooled=True), ScalarModel)
+    pooled = make_model(replace(CONFIGS["llama"], mean_pooled=True), ScalarModel)
     plain = ScalarModel(CONFIGS["llama"])
     plain.load_state_dict(pooled.state_dict())
     ids = torch.arange(7)[None]
@@ -124,7 +124,7 @@ def test_without_a_query_the_whole_text_is_the_response():
 @torch.no_grad()
 def test_a_checkpoint_keeps_the_pooling_and_transformers_refuses_it(family, tmp_path):
     config = replace(T5 if family == "t5" else CONFIGS[family], mean_pooled=True)
-    model = model_of(config, ScalarModel).eval()
+    model = make_model(config, ScalarModel).eval()
     save(model, tmp_path)
     again = load_scalar(tmp_path).eval()
     assert again.config.mean_pooled
@@ -143,7 +143,7 @@ def test_a_checkpoint_keeps_the_pooling_and_transformers_refuses_it(family, tmp_
 @pytest.mark.parametrize("family", CONFIGS)
 @torch.no_grad()
 def test_features_are_the_mean_of_a_response_after_some_blocks_and_the_final_norm(family, monkeypatch):
-    gpt = model_of(CONFIGS[family]).eval()
+    gpt = make_model(CONFIGS[family]).eval()
     num_blocks = max(1, round(0.5 * len(gpt.transformer.blocks)))
     below = {}
     gpt.transformer.blocks[num_blocks - 1].register_forward_hook(lambda _module, _inputs, out: below.update(x=out))
@@ -159,20 +159,20 @@ def test_features_are_the_mean_of_a_response_after_some_blocks_and_the_final_nor
     monkeypatch.setattr(train_linear, "check_length", lambda *_: None)
     lower = load_lower_blocks("some/model", None, None, (), 0.5)
     for size in (1, 3):
-        found = pair_features(lower, PAIRS, PAD, size)
-        np.testing.assert_allclose(found, torch.stack(expected).numpy(), atol=2e-5)
-    weights = np.random.default_rng(0).normal(size=found.shape[1])
+        features = pair_features(lower, PAIRS, PAD, size)
+        np.testing.assert_allclose(features, torch.stack(expected).numpy(), atol=2e-5)
+    weights = np.random.default_rng(0).normal(size=features.shape[1])
     chosen, rejected = pair_scores(linear_reward_model(lower, weights), PAIRS, PAD)
-    np.testing.assert_allclose((chosen - rejected).numpy(), found @ weights, atol=2e-4)
+    np.testing.assert_allclose((chosen - rejected).numpy(), features @ weights, atol=2e-4)
 
 
 def test_the_weights_are_those_that_made_the_preferences_and_none_where_there_are_none():
     draw = np.random.default_rng(0)
-    truth = np.array([2.0, -1.0, 0.5, *np.zeros(17)])
+    true_weights = np.array([2.0, -1.0, 0.5, *np.zeros(17)])
     inputs = draw.normal(size=(4000, 20))
-    chosen = np.where(draw.random(4000) < 1 / (1 + np.exp(-inputs @ truth)), 1, -1)  # Bradley and Terry
+    chosen = np.where(draw.random(4000) < 1 / (1 + np.exp(-inputs @ true_weights)), 1, -1)  # Bradley and Terry
     weights, strength = fit_weights(inputs * chosen[:, None], np.arange(4000), seed=1)
-    np.testing.assert_allclose(weights, truth, atol=0.15)
+    np.testing.assert_allclose(weights, true_weights, atol=0.15)
     again, _ = fit_weights(inputs * chosen[:, None] * [1e3, *[1] * 19], np.arange(4000), seed=1)
     assert again[0] == pytest.approx(weights[0] / 1e3, rel=1e-3)  # a channel's unit doesn't matter
     coins = draw.choice((-1, 1), size=(4000, 1))
@@ -219,10 +219,10 @@ def test_what_cannot_be_learnt_from_is_refused(miniature, tmp_path, monkeypatch)
         main(replace(args, depth=1.5))
     monkeypatch.setattr(train_linear, "FEWEST", 1)
     monkeypatch.setattr(train_linear, "check_vocabulary", lambda *_: None)
-    monkeypatch.setattr(train_linear, "load_gpt", lambda *_: model_of(T5))
+    monkeypatch.setattr(train_linear, "load_gpt", lambda *_: make_model(T5))
     with pytest.raises(InputError, match="is an encoder-decoder"):
         main(args)
-    monkeypatch.setattr(train_linear, "load_gpt", lambda *_: model_of(replace(CONFIGS["llama"], n_ctx=8)))
+    monkeypatch.setattr(train_linear, "load_gpt", lambda *_: make_model(replace(CONFIGS["llama"], n_ctx=8)))
     with pytest.raises(InputError, match=f"comparisons in {args.data}"):
         main(args)
     assert not args.out.exists()

@@ -14,11 +14,11 @@ HEAD = "import torch\n\n\ndef f(a, b, x):\n"
 
 def changes(body: str, operator: str) -> list[str]:
     source = HEAD + "".join(f"    {line}\n" for line in body.splitlines())
-    found = [mutant for mutant in make_mutants(source, "f") if mutant.operator == operator]
-    for mutant in found:
+    mutants = [mutant for mutant in make_mutants(source, "f") if mutant.operator == operator]
+    for mutant in mutants:
         compile(mutant.source, "f", "exec")
         assert mutant.source.startswith(HEAD)
-    return [mutant.change for mutant in found]
+    return [mutant.change for mutant in mutants]
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_an_operator_makes_these_changes(operator, body, expected) -> None:
 def test_code_that_tests_cannot_judge_is_not_mutated() -> None:
     body = '"""-1"""\ny: tuple[1, 2] = x\nassert a < b\nif a:\n    raise ValueError(f"{a + 1}", "no")\nreturn y'
     source = HEAD + "".join(f"    {line}\n" for line in body.splitlines())
-    found = {mutant.change for mutant in make_mutants(source, "f")}
-    assert found == {"if not a:", "pass  # raise ValueError(f'{a + 1}', 'no')"}
+    mutations = {mutant.change for mutant in make_mutants(source, "f")}
+    assert mutations == {"if not a:", "pass  # raise ValueError(f'{a + 1}', 'no')"}
 
 
 def test_a_mutant_keeps_the_rest_of_the_file_and_its_comments() -> None:
@@ -88,9 +88,9 @@ def test_a_mutant_keeps_the_rest_of_the_file_and_its_comments() -> None:
 
 def test_equal_changes_are_numbered_in_file_order() -> None:
     source = HEAD + "    x.append(a)\n    x.append(a)\n    return x\n"
-    found = [mutant for mutant in make_mutants(source, "f") if mutant.operator == "removed statement"]
-    assert [(mutant.line, mutant.number) for mutant in found] == [(5, 0), (6, 1)]
-    assert {mutant.change for mutant in found} == {"pass  # x.append(a)"}
+    mutants = [mutant for mutant in make_mutants(source, "f") if mutant.operator == "removed statement"]
+    assert [(mutant.line, mutant.number) for mutant in mutants] == [(5, 0), (6, 1)]
+    assert {mutant.change for mutant in mutants} == {"pass  # x.append(a)"}
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
@@ -105,6 +105,6 @@ def test_mutants_of_an_exercise_are_distinct_and_change_only_its_function(exerci
         programs = set()
         for text in [lines, *(mutant.source.splitlines() for mutant in mutants)]:
             assert text[: len(before)] == before and text[len(text) - len(after) :] == after
-            own = "\n".join(text[len(before) : len(text) - len(after)])
-            programs.add(ast.dump(ast.parse("if 1:\n" * own.startswith(" ") + own)))
+            function_source = "\n".join(text[len(before) : len(text) - len(after)])
+            programs.add(ast.dump(ast.parse("if 1:\n" * function_source.startswith(" ") + function_source)))
         assert len(mutants) >= 4 and len(programs) == 1 + len(mutants)

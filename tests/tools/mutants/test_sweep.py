@@ -104,9 +104,9 @@ def exercise(function: str, *tests: str) -> Exercise:
 
 def verdicts(tree, worker, function: str, *tests: str, limit: float = 60.0) -> dict[str, Verdict]:
     tasks = make_tasks([exercise(function, *tests)], sample=None, seed=1)
-    found = {verdict.change: verdict for verdict in judge(tasks, tree, worker, limit)}
-    assert len(found) == len(tasks) and (tree / "shapes.py").read_text() == SHAPES
-    return found
+    by_change = {verdict.change: verdict for verdict in judge(tasks, tree, worker, limit)}
+    assert len(by_change) == len(tasks) and (tree / "shapes.py").read_text() == SHAPES
+    return by_change
 
 
 @pytest.mark.slow
@@ -121,14 +121,14 @@ def test_a_grader_that_is_too_loose_lets_mutants_survive(tree, worker) -> None:
 @pytest.mark.slow
 def test_a_mutant_that_matters_only_at_import_is_killed_in_a_fresh_process(tree, worker) -> None:
     assert all(verdict.killed for verdict in verdicts(tree, worker, "area", "imported").values())
-    found = verdicts(tree, worker, "Box.__init__", "box")  # without super(), the code has other free variables
-    assert found["pass  # super().__init__()"].killed and not found["self.area = area(height, width)"].killed
+    by_change = verdicts(tree, worker, "Box.__init__", "box")  # without super(), the code has other free variables
+    assert by_change["pass  # super().__init__()"].killed and not by_change["self.area = area(height, width)"].killed
 
 
 @pytest.mark.slow
 def test_an_endless_loop_counts_as_killed(tree, worker) -> None:
-    found = verdicts(tree, worker, "total", "total", limit=1.0)
-    endless = found["pass  # result += left.pop()"]
+    by_change = verdicts(tree, worker, "total", "total", limit=1.0)
+    endless = by_change["pass  # result += left.pop()"]
     assert endless.killed and endless.claim == "total" and endless.reason == "exceeded its processor time"
 
 
@@ -204,16 +204,16 @@ class NoWorker:
 def test_a_sweep_reports_every_verdict_and_raises_a_jobs_error(monkeypatch) -> None:
     monkeypatch.setattr(mutants, "Worker", NoWorker)
     monkeypatch.setattr(mutants, "judge", lambda batch, *_: (verdict(task, True) for task in batch))
-    tasks, found = make_tasks(chosen(["whitening", "padding"]), None, 1), []
-    sweep(tasks, 2, 5.0, found.append)
-    assert sorted(verdict.key for verdict in found) == sorted(task.key for task in tasks)
+    tasks, reported = make_tasks(chosen(["whitening", "padding"]), None, 1), []
+    sweep(tasks, 2, 5.0, reported.append)
+    assert sorted(verdict.key for verdict in reported) == sorted(task.key for task in tasks)
 
     def broken(batch, *_):
         raise InputError("no")
 
     monkeypatch.setattr(mutants, "judge", broken)
     with pytest.raises(InputError, match="no"):
-        sweep(tasks, 2, 5.0, found.append)
+        sweep(tasks, 2, 5.0, reported.append)
 
 
 def run(monkeypatch, *words: object) -> None:
@@ -282,14 +282,14 @@ def test_renaming_all_local_variables_moves_no_equivalent_mutant(function) -> No
 
 def test_the_share_excludes_equivalent_mutants_and_wrong_explanations_are_listed(monkeypatch) -> None:
     known = EQUIVALENT[0]
-    [of] = [exercise for exercise in EXERCISES if known.function in exercise.functions]
-    tasks = [task for task in make_tasks([of], None, 1)]
-    found = [verdict(task, killed=task.mutant.change not in known.changes) for task in tasks]
-    equivalent = sum(verdict.explained for verdict in found)
-    assert f"| {len(tasks):7} | {equivalent:10} | " in table(found) and table(found).endswith("|  100% |")
-    assert mutants.listed(found) == ""
-    found = [verdict(task, killed=True) for task in tasks]
-    assert mutants.listed(found).count("not equivalent") == equivalent
+    [known_exercise] = [exercise for exercise in EXERCISES if known.function in exercise.functions]
+    tasks = [task for task in make_tasks([known_exercise], None, 1)]
+    judged = [verdict(task, killed=task.mutant.change not in known.changes) for task in tasks]
+    equivalent = sum(verdict.explained for verdict in judged)
+    assert f"| {len(tasks):7} | {equivalent:10} | " in table(judged) and table(judged).endswith("|  100% |")
+    assert mutants.listed(judged) == ""
+    judged = [verdict(task, killed=True) for task in tasks]
+    assert mutants.listed(judged).count("not equivalent") == equivalent
 
 
 def test_the_published_numbers_cover_every_exercise_and_each_reaches_95_percent() -> None:
