@@ -287,6 +287,7 @@ def test_rows_slices_and_lengths_equal_lists(tmp_path):
         rows[3000]
 
 
+@pytest.mark.slow
 def test_a_row_takes_at_most_two_kilobytes(real_data, tmp_path):
     """Measured on TL;DR's posts and summaries, with GPT-NeoX's tokenizer."""
     neox = real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json"

@@ -326,6 +326,7 @@ def test_a_row_that_error_prone_rejects_is_skipped(args, plugin, capsys):
 
 
 @needs_jdk
+@pytest.mark.slow
 def test_a_directory_like_java250_becomes_rows_of_java(args, capsys):
     write(args.source / "p00001" / "s1.java", JAVA)
     write(args.source / "p00001" / "s2.py", SHORT)

@@ -246,6 +246,7 @@ def test_the_cornell_corpus_needs_both_files(args):
 
 
 # --------------------------------------------------------------------------------------------------------- real slices
+@pytest.mark.slow
 def test_real_dailydialog_has_a_row_per_turn_but_the_first(real_data, args):
     args = replace(args, source=real_data / "dailydialog", tokenizer=str(real_data / "tokenizers" / "gpt2"))
     rows = convert(replace(args, max_response_length=10_000))
@@ -264,6 +265,7 @@ def test_real_dailydialog_has_a_row_per_turn_but_the_first(real_data, args):
     assert row.query + row.response[:-1] == tokenizer.encode(row.record["query"] + row.record["response"])
 
 
+@pytest.mark.slow
 def test_real_cornell_has_a_row_per_line_but_first_and_empty_ones(real_data, args, capsys):
     args = replace(args, source=real_data / "cornell_movie_dialogs", tokenizer=str(real_data / "tokenizers" / "gpt2"))
     rows = convert(replace(args, max_response_length=10_000))

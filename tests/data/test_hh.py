@@ -142,6 +142,7 @@ def test_no_usable_pair_is_an_error(args):
     assert not args.out.exists()
 
 
+@pytest.mark.slow
 def test_real_hh_has_all_pairs_but_eight_known_odd_ones(real_data, tmp_path, capsys):
     tokenizer_file = real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json"
     args = hh.Args(

@@ -236,6 +236,7 @@ def test_unusable_flags_and_samples_are_rejected(args, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------ programs
+@pytest.mark.slow
 def test_check_and_samples_print_shares_and_name_failures(args, tmp_path, capsys):
     wrong = PROBLEM | {"task_id": "MBJP/3", "canonical_solution": "return 1; } }"}
     completions = "return n * n; } }", "return n; } }", "return n / 0; } }", "return m; } }"

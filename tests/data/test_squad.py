@@ -177,6 +177,7 @@ def test_other_and_empty_files_are_rejected(args):
 
 
 # --------------------------------------------------------------------------------------------------------- real slices
+@pytest.mark.slow
 def test_real_squad_has_a_row_per_labelled_question_that_fits(real_data, args, capsys):
     args = replace(args, source=str(real_data / "squad_v2"), tokenizer=str(real_data / "tokenizers" / "gpt2"))
     rows = convert(args)

@@ -903,6 +903,7 @@ def test_a_long_dump_needs_little_memory(args):
         ("ai", "2016-10-15", ("img", "pre"), 1066, (221, 45), (420, 88)),
     ],
 )
+@pytest.mark.slow
 def test_real_dumps_become_rows(real_data, tmp_path, capsys, site, day, drop, num_rows, num_sft, num_scored):
     args = so.Args(
         source=real_data / "stackexchange" / f"{site}.stackexchange.com" / "Posts.xml", out=tmp_path, tag=None,

@@ -422,6 +422,7 @@ def test_the_command_ends_with_one_line_and_code_2(args, tmp_path, capsys):
 
 # ------------------------------------------------------------------------------------------------------ the real slices
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox_20b/20B_tokenizer.json"])
+@pytest.mark.slow
 def test_real_tldr_fits_the_papers_limits(real_data, tmp_path, name, capsys):
     args = tldr.Args(
         source=str(real_data / "tldr"), out=tmp_path, tokenizer=str(real_data / "tokenizers" / name), resplit=True

@@ -76,6 +76,7 @@ def disagree(_: object) -> None:
     assert processor.chosen == PLAIN
 
 
+@pytest.mark.slow
 def test_all_ranks_take_the_firsts_choice(tmp_path):
     on_processes(disagree, None, tmp_path)
 
