@@ -82,7 +82,7 @@ def on_processes(
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(900)  # a busy machine needs minutes
+        process.join(300)
     codes = [process.exitcode for process in ranks]
     for process in ranks:
         process.kill()
