@@ -233,9 +233,9 @@ def fits(points: Sequence[Point], method: str) -> dict[str, dict[int, Fit]]:
 
 
 # ----------------------------------------------------------------------------------------------------- 3. the page
-def over_worlds(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
+def over_worlds(values: Sequence[float], digits: int = 2) -> str:
     """Format the mean and its 95% interval by Student's t."""
-    return number(fmean(values), t_interval(values), digits, sign)
+    return number(fmean(values), t_interval(values), digits)
 
 
 def fit_table(by_case: dict[str, dict[int, Fit]], with_end: bool = True) -> Lines:
