@@ -195,8 +195,7 @@ def shard(
         for p in model.parameters()
     }
     model.elsewhere = Sharded(copy.deepcopy(model, empty))
-    # every rank must gather a block equally often, whatever queries its micro-batch has
-    model.transformer.share_queries = False
+    model.transformer.share_queries = False  # ranks would gather a block unequally often
     if ranks_per_copy is None:
         mesh = init_device_mesh(device.type, (world_size(),))
     else:
