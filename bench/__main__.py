@@ -30,6 +30,7 @@ from nanorlhf import launch
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import to_json
+from nanorlhf.packing import can_pack
 
 
 def attention_backend(shape: Shape, device: torch.device, dtype: torch.dtype, biased: bool) -> str:
@@ -87,16 +88,20 @@ def main(args: Args) -> None:
     measured = [(part, SHAPES[args.shape]) for part in args.parts]
     if args.quick:
         measured.append(("generate", replace(SHAPES["small"], response_length=16)))
-    dtype = getattr(torch, args.dtype)
-    unpadded, padded = (attention_backend(SHAPES[args.shape], device, dtype, biased) for biased in (False, True))
-    print(f"attention: {unpadded} on a GPU if padding is only on the right; {padded} otherwise")
+    config, dtype = SHAPES[args.shape].config, getattr(torch, args.dtype)
+    if can_pack(config, device, dtype):
+        attention = ["flash_attention"]
+        print("attention: flash_attention over packed rows")
+    else:
+        attention = [attention_backend(SHAPES[args.shape], device, dtype, biased) for biased in (False, True)]
+        print(f"attention: {attention[0]} on a GPU if padding is only on the right; {attention[1]} otherwise")
     rows = []
     for part, shape in measured:
         torch.manual_seed(0)
         rows += parts[part](args, shape, device)
     print_table(rows)
     if args.json is not None:
-        report = {"torch": torch.__version__, "where": where, "attention": [unpadded, padded], "rows": rows}
+        report = {"torch": torch.__version__, "where": where, "attention": attention, "rows": rows}
         args.json.write_text(to_json(report, indent=2) + "\n")
 
 

@@ -136,7 +136,7 @@ def our_grpo(args: Args, directory: Path, shares_queries: bool = True) -> tuple[
         else:
             separate = lambda query, mask: Groups(*[torch.arange(len(query), device=query.device)] * 2)  # noqa: E731
             with (
-                mock.patch("nanorlhf.model.find_groups", separate),
+                mock.patch("nanorlhf.reading.find_groups", separate),
                 mock.patch("nanorlhf.generate.find_groups", separate),
             ):
                 train_grpo.main(settings)

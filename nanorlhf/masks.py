@@ -8,6 +8,8 @@ from torch import Tensor
 
 from nanorlhf.config import GPTConfig
 
+ALL = slice(None)  # all tokens of a pass, where a block may be asked for some
+
 
 # --------------------------------------------------------------------------------------- positions
 def position_ids(mask: Tensor) -> Tensor:
@@ -68,6 +70,8 @@ def positions_and_biases(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return positions (B, L), and each layer's bias on the attention logits, (B, 1, L, L).
 
+    The last layer's has only the last `last` tokens as queries, (B, 1, last, L).
+
     A bias of None selects PyTorch's causal kernel.
 
         case                               bias            why
@@ -98,4 +102,6 @@ def positions_and_biases(
         window: attention_bias(attention_mask(mask, window, config.causal), dtype)
         for window in set(config.windows)
     }
-    return positions, [by_window[window] for window in config.windows]
+    layers = [by_window[window] for window in config.windows]
+    layers[-1:] = [bias[:, :, -last:] for bias in layers[-1:]]
+    return positions, [*layers]

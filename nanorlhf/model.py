@@ -23,11 +23,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kernels.attention import attend_capped, attend_one, rotated_heads, split_heads
-from kernels.linear import Packed, cast, cast_head, linear, matmul_dtype, wide_linear
+from kernels.linear import Packed, cast, cast_head, linear, wide_linear
 from nanorlhf.cache import KVCache
 from nanorlhf.config import GPTConfig, RotaryTables
-from nanorlhf.masks import positions_and_biases
-from nanorlhf.shared_queries import Groups, QueryKeys, find_groups, read_queries_once
+from nanorlhf.masks import ALL
+from nanorlhf.packing import Bounds, PackedPrefill, attend_packed
+from nanorlhf.reading import read
+from nanorlhf.shared_queries import Groups, QueryKeys
+
+Bias = Tensor | Bounds | None  # what a layer's queries attend to
+Cache = KVCache | PackedPrefill | QueryKeys  # `append` takes a layer's new keys and values
 
 
 # ----------------------------------------------------------------------------------------- a block
@@ -108,11 +113,11 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,  # (B, S, C)
-        bias: Tensor | None,  # (B, 1 or H, S, L) added to the logits; None: causal, with last = S
+        bias: Bias,  # (B, 1 or H, n, L) added to the logits; None: causal
         rotary: tuple[Tensor, Tensor] | None,
-        cache: KVCache | QueryKeys | None,
+        cache: Cache | None,
         layer: int,
-        last: int,  # compute only the last `last` of the S tokens
+        wanted: slice | Tensor,  # compute only these n of the S tokens
     ) -> Tensor:
         B, S, _ = x.shape
         H, K, D = self.config.n_head, self.config.kv_heads, self.config.head_width
@@ -120,10 +125,8 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = qkv.split([H, K, K], dim=2)
             if self.config.qk_norm_joint:
-                q = self.q_norm(q.flatten(2)).view_as(q)
-                k = self.k_norm(k.flatten(2)).view_as(k)
-            else:
-                q, k = self.q_norm(q), self.k_norm(k)
+                q, k = q.flatten(2), k.flatten(2)
+            q, k = self.q_norm(q).view(B, S, H, D), self.k_norm(k).view(B, S, K, D)
             qkv = torch.cat((q, k, v), dim=2)
         if rotary is None:
             q, k, v = split_heads(qkv, H)  # (B, H, S, D), (B, K, S, D) twice
@@ -132,11 +135,11 @@ class Attention(nn.Module):
             q, k, v = rotated_heads(qkv, *rotary, H, interleaved)
         if cache is not None:
             k, v = cache.append(layer, k, v)  # (B, K, L, D)
-        if last < S:
-            assert bias is not None
-            q, bias = q[:, :, -last:], bias[:, :, -last:]
+        q = q[:, :, wanted]
         scale = (self.config.attention_divisor or D) ** -0.5 if self.config.scale_attention else 1.0
-        if self.config.attention_cap is not None:
+        if isinstance(bias, Bounds):
+            y = attend_packed(q, k, v, bias, scale)
+        elif self.config.attention_cap is not None:
             assert bias is not None
             y = attend_capped(q, k, v, bias, scale, self.config.attention_cap)
         elif cache is not None and cache.length and not q.is_cuda:
@@ -146,7 +149,7 @@ class Attention(nn.Module):
             y = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=bias, is_causal=bias is None, scale=scale, enable_gqa=K < H
             )
-        return self.out(y.transpose(1, 2).reshape(B, last, H * D))
+        return self.out(y.transpose(1, 2).reshape(B, -1, H * D))
 
 
 class MLP(nn.Module):
@@ -179,16 +182,16 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        bias: Tensor | None,
+        bias: Bias,
         rotary: tuple[Tensor, Tensor] | None,
-        cache: KVCache | QueryKeys | None,
+        cache: Cache | None,
         layer: int,
-        last: int,
+        wanted: slice | Tensor,
     ) -> Tensor:
-        """x (B, S, C) -> (B, last, C): the last tokens, which still attend to the earlier ones."""
+        """x (B, S, C) -> (B, n, C): the wanted tokens, which still attend to the earlier ones."""
         normed = self.norm1(x)
-        attended = self.post_norm1(self.attention(normed, bias, rotary, cache, layer, last))
-        x, normed = x[:, -last:], normed[:, -last:]
+        attended = self.post_norm1(self.attention(normed, bias, rotary, cache, layer, wanted))
+        x, normed = x[:, wanted], normed[:, wanted]
         if self.parallel:
             normed = normed if self.shared_norm else self.norm2(x)
             return x + attended + self.post_norm2(self.mlp(normed))
@@ -268,22 +271,9 @@ class Transformer(nn.Module):
         last = S if last is None else last
         if cache is not None and cache.length:
             positions, rotary, decode_biases = cache.next_token()
-            x = self.run_blocks(ids, positions, decode_biases, cache, last, rotary)
+            x = self.run_blocks(ids, positions, decode_biases, cache, rotary=rotary)
         else:
-            dtype = matmul_dtype(self.embedding.weight)  # dtype of queries and keys
-            if mask is not None:
-                ids = ids.masked_fill(~mask, 0)  # [PAD] may be outside the embedding
-            if mask is not None and cache is None and self.config.causal and 1 < last < S:
-                if groups is None and self.share_queries:
-                    Q = S - last + 1
-                    groups = find_groups(ids[:, :Q], mask[:, :Q])
-                if groups is not None and len(groups.first) < len(ids):
-                    x = read_queries_once(
-                        self.run_blocks, ids, mask, groups, last, self.config.windows, dtype
-                    )
-                    return self.norm(x)
-            positions, biases = positions_and_biases(self.config, ids, mask, last, dtype)
-            x = self.run_blocks(ids, positions, biases, cache, last)
+            x = read(self, ids, mask, cache, last, groups)
         if cache is not None:
             cache.advance(S)
         return self.norm(x)
@@ -292,13 +282,12 @@ class Transformer(nn.Module):
         self,
         ids: Tensor,
         positions: Tensor,
-        biases: Sequence[Tensor | None],
-        cache: KVCache | QueryKeys | None,
-        last: int,
+        biases: Sequence[Bias],
+        cache: Cache | None,
+        wanted: slice | Tensor = ALL,
         rotary: RotaryTables | None = None,
     ) -> Tensor:
-        """ids, positions (B, S), a bias per layer -> (B, last, C), before the final norm."""
-        S = ids.size(1)
+        """ids, positions (B, S), a bias per layer -> (B, n, C) at `wanted`, not normalised."""
         rotary = self.config.rotary_tables(positions) if rotary is None else rotary
         x = self.embedding(ids)  # (B, S, C)
         if self.config.embedding_scale != 1:
@@ -307,9 +296,8 @@ class Transformer(nn.Module):
             x = x + self.positions(positions)
         tables = [rotary.get(settings) for settings in self.config.rotary_settings]
         for layer, (block, bias) in enumerate(zip(self.blocks, biases, strict=True)):
-            is_last_block = layer + 1 == self.config.n_layer
-            num = last if is_last_block else S
-            x = self.run(block, x, bias, tables[layer], cache, layer, num)
+            tokens = wanted if layer + 1 == self.config.n_layer else ALL
+            x = self.run(block, x, bias, tables[layer], cache, layer, tokens)
         return x
 
     def run(self, block: Block, *arguments: Any) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from nanorlhf.masks import attention_bias, attention_mask, position_ids
+from nanorlhf.packing import Packing
 
 
 class Groups(NamedTuple):
@@ -54,49 +55,55 @@ class QueryKeys:
 class QueryAndResponseKeys(QueryKeys):
     """Puts the keys and values of each response's query before its own."""
 
-    def __init__(self, queries: QueryKeys, group: Tensor):
+    def __init__(self, queries: QueryKeys, join: Callable[[Tensor, Tensor], Tensor]):
         self.queries = queries
-        self.group = group  # (B,) the query of each response
+        self.join = join  # keys of the queries and of the responses -> of the whole rows
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         query_key, query_value = self.queries.layers[layer]
-        keys = torch.cat((query_key[self.group], key), dim=2)  # (B, K, Q + T, D)
-        return keys, torch.cat((query_value[self.group], value), dim=2)
+        return self.join(query_key, key), self.join(query_value, value)
 
 
 def read_queries_once(
     run_blocks: Callable[..., Tensor],  # Transformer's
+    windows: Sequence[int | None],  # sliding window of each layer
     ids: Tensor,
-    mask: Tensor,
+    real: Tensor,
     groups: Groups,
     last: int,
-    windows: Sequence[int | None],  # sliding window of each layer
     dtype: torch.dtype,  # of queries and keys
+    packed: bool,
 ) -> Tensor:
     """Return the hidden states of the query's last token and of the response, not normalised.
 
-    ids, mask (B, L), queries in the first L - last + 1 columns -> (B, last, C)
+    ids, real (B, L), queries in the first L - last + 1 columns -> (B, last, C)
     """
     Q = ids.size(1) - last + 1
-    positions = position_ids(mask)  # (B, L)
-    query_biases, response_biases = {}, {}
-    for window in set(windows):
-        visible = attention_mask(mask, window)  # (B, 1, L, L)
-        query_biases[window] = attention_bias(visible[groups.first, :, :Q, :Q], dtype)
-        response_biases[window] = attention_bias(visible[:, :, Q:], dtype)
+    positions = position_ids(real)  # (B, L)
+    query_ids, query_positions = ids[groups.first, :Q], positions[groups.first, :Q]  # (G, Q)
+    response_ids, response_positions = ids[:, Q:], positions[:, Q:]  # (B, last - 1)
     keys = QueryKeys()
-    query = run_blocks(
-        ids[groups.first, :Q],
-        positions[groups.first, :Q],
-        [query_biases[window] for window in windows],
-        keys,
-        last=1,
-    )  # (G, 1, C)
-    response = run_blocks(
-        ids[:, Q:],
-        positions[:, Q:],
-        [response_biases[window] for window in windows],
-        QueryAndResponseKeys(keys, groups.group),
-        last - 1,
-    )  # (B, last - 1, C)
+    if packed:
+        queries, responses = Packing(real[groups.first, :Q], 1), Packing(real[:, Q:], last - 1)
+        indices = (queries.indices()[groups.group], len(queries.row) + responses.indices())
+        order = torch.cat(indices, dim=1)[real]  # (M,) keys of each row, one after the other
+        joined = QueryAndResponseKeys(keys, lambda q, r: torch.cat((q, r), dim=2)[:, :, order])
+        bounds = queries.bounds(windows)
+        query = queries.run(run_blocks, query_ids, query_positions, bounds, keys)
+        bounds = responses.bounds(windows, real)
+        response = responses.run(run_blocks, response_ids, response_positions, bounds, joined)
+    else:
+        query_biases, response_biases = {}, {}
+        for window in set(windows):
+            visible = attention_mask(real, window)  # (B, 1, L, L)
+            query_biases[window] = attention_bias(visible[groups.first, :, :Q, :Q], dtype)
+            response_biases[window] = attention_bias(visible[:, :, Q:], dtype)
+        joined = QueryAndResponseKeys(
+            keys, lambda q, r: torch.cat((q[groups.group], r), dim=2)
+        )  # (B, K, L, D)
+        biases = [query_biases[window] for window in windows]
+        biases[-1] = biases[-1][:, :, -1:]
+        query = run_blocks(query_ids, query_positions, biases, keys, slice(-1, None))  # (G, 1, C)
+        biases = [response_biases[window] for window in windows]
+        response = run_blocks(response_ids, response_positions, biases, joined)
     return torch.cat((query[groups.group], response), dim=1)

@@ -22,9 +22,9 @@ from kernels.attention import attend_one
 from kernels.linear import matmul_dtype
 from nanorlhf.cache import KVCache
 from nanorlhf.config import GPTConfig
-from nanorlhf.masks import attention_bias, attention_mask
-from nanorlhf.model import AdaptedLinear, Block, Linear, Transformer, norm, trunk
-from nanorlhf.shared_queries import Groups, QueryKeys, find_groups
+from nanorlhf.masks import ALL, attention_bias, attention_mask
+from nanorlhf.model import AdaptedLinear, Bias, Block, Cache, Linear, Transformer, norm, trunk
+from nanorlhf.shared_queries import Groups, find_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,18 +148,18 @@ class DecoderBlock(Block):
     def forward(
         self,
         x: Tensor,
-        bias: Tensor | None,
+        bias: Bias,
         rotary: tuple[Tensor, Tensor] | None,
-        cache: KVCache | QueryKeys | None,
+        cache: Cache | None,
         layer: int,
-        last: int,
+        wanted: slice | Tensor,
         memory: Tensor | None = None,  # (B, Q, C); None: their keys and values are in the cache
         memory_bias: Tensor | None = None,  # (B, 1 or H, 1, Q)
     ) -> Tensor:
         """x (B, S, C) -> (B, S, C)"""
         assert memory_bias is not None
         assert cache is None or isinstance(cache, DecoderCache)
-        x = x + self.attention(self.norm1(x), bias, rotary, cache, layer, last)
+        x = x + self.attention(self.norm1(x), bias, rotary, cache, layer, wanted)
         if memory is None:
             assert cache is not None
             keys, values = cache.memory[layer]
@@ -256,7 +256,7 @@ class EncoderDecoder(Transformer):
         bias = attention_bias(mask, relative.dtype) + relative  # (B, H, Q, Q)
         x = self.embedding(query.masked_fill(~query_mask, 0))  # (B, Q, C)
         for layer, block in enumerate([*self.blocks][: self.config.n_layer]):
-            x = self.run(block, x, bias, None, None, layer, Q)
+            x = self.run(block, x, bias, None, None, layer, ALL)
         return self.encoder_norm(x)
 
     def forward(
@@ -336,7 +336,7 @@ class EncoderDecoder(Transformer):
         """ids (B, S), bias (B, H, S, N), memory and its bias as in a block -> hidden (B, S, C)"""
         x, S = self.embedding(ids), ids.size(1)
         for layer, block in enumerate([*self.blocks][self.config.n_layer :]):
-            x = self.run(block, x, bias, None, cache, layer, S, memory, memory_bias)
+            x = self.run(block, x, bias, None, cache, layer, ALL, memory, memory_bias)
         if cache is not None:
             cache.advance(S)
         return self.norm(x)

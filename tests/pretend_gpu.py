@@ -155,6 +155,8 @@ class PretendGPU(TorchDispatchMode):
             PretendGPU.current = self
             for name, value in (("_lazy_init", lambda: None), ("CUDAGraph", Graph), ("graph", self.capture)):
                 self.patches.enter_context(mock.patch.object(torch.cuda, name, value))
+            # no FlashAttention
+            self.patches.enter_context(mock.patch("torch.cuda.get_device_capability", lambda device: (7, 5)))
             for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
                 self.patches.enter_context(mock.patch.object(torch, name, as_on_a_cpu(getattr(torch, name))))
             torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) creates a host tensor and copies it

@@ -36,7 +36,7 @@ def group_rows(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 def separately(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row reads its query."""
-    for module in ("model", "t5", "generate"):
+    for module in ("reading", "t5", "generate"):
         separate = lambda query, mask: Groups(torch.arange(len(query)), torch.arange(len(query)))  # noqa: E731
         monkeypatch.setattr(f"nanorlhf.{module}.find_groups", separate)
 

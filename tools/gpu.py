@@ -64,10 +64,10 @@ PARTS = (
     # all kernel tests: with a device, they run the Triton kernels on it
     tests("tests: kernels", 110, *(f"tests/kernels/test_{name}.py" for name in ("logprobs", "kl", "gae"))),
     tests(
-        "tests: generation, a PPO update, NCCL and FSDP2", 90, "-m", "gpu",
+        "tests: packing, generation, a PPO update, NCCL and FSDP2", 90, "-m", "gpu",
         *(
             f"tests/test_{name}.py"
-            for name in ("cuda_graph", "generate", "train_ppo", "mismatch", "distributed")
+            for name in ("packing", "cuda_graph", "generate", "train_ppo", "mismatch", "distributed")
         ),
         "tests/tools/test_compile.py",
     ),
