@@ -167,9 +167,14 @@ class Batch:
         return self[distributed.rank_slice(len(self))]
 
     def micro_batches(self, size: int) -> "Iterator[Batch]":
-        """Yield all rows, at most `size` at a time, in `reading_order`."""
-        for index in self.reading_order().split(size):
-            yield self[index]
+        """Yield all rows, at most `size` at a time, in `reading_order`.
+
+        The weights that autocast casts are cast once for all of them: it keeps its casts until the
+        outermost context ends, here the loop. The weights must not change in between.
+        """
+        with torch.autocast(self.query.device.type, enabled=False):
+            for index in self.reading_order().split(size):
+                yield self[index]
 
     def reading_order(self) -> Tensor:
         """Return indices (B,) that sort rows by length, which saves padding.

@@ -31,11 +31,12 @@ def backward(model: nn.Module, batch: list, sums: Sums, count: int, micro_batch_
     device = next(model.parameters()).device
     means: Tensor | float = 0.0
     model.zero_grad()
-    for rows in micro_batches(batch[distributed.rank_slice(len(batch))], micro_batch_size):
-        with autocast(dtype, device):
-            loss, *rest = sums(model, rows)
-        (loss / count).backward()
-        means = means + torch.stack((loss.detach(), *rest)) / count
+    with torch.autocast(device.type, enabled=False):  # an outer context, which keeps the casts of weights until its end
+        for rows in micro_batches(batch[distributed.rank_slice(len(batch))], micro_batch_size):
+            with autocast(dtype, device):
+                loss, *rest = sums(model, rows)
+            (loss / count).backward()
+            means = means + torch.stack((loss.detach(), *rest)) / count
     distributed.sum_gradients(model)
     assert isinstance(means, Tensor)  # each rank has at least one row
     return distributed.all_sum(means)
