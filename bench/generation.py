@@ -99,6 +99,7 @@ class GrowingCache(KVCache):
     def __init__(self, *arguments, **settings):
         super().__init__(*arguments, **settings)
         self.fixed_shape = False  # also on a GPU: only the tokens so far exist
+        self.first = None  # PyTorch's attention, with a bias
         self.keys, self.values = [None] * self.config.n_layer, [None] * self.config.n_layer
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

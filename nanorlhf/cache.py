@@ -1,12 +1,26 @@
 """The KV cache: earlier tokens' keys and values for a decode step. Shapes as in model.py."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.cuda_graph import replays
+from kernels.decode import Columns, has_kernel
 from nanorlhf.config import GPTConfig, RotaryTables
 from nanorlhf.masks import position_ids
+
+
+def can_decode(config: GPTConfig, device: torch.device) -> bool:
+    """Return whether `kernels.decode` computes a decode step's attention."""
+    plain = config.attention_cap is None and config.positions != "relative"
+    return has_kernel(device) and plain and config.head_width <= 256
+
+
+def is_left_padded(mask: Tensor) -> bool:
+    """Return whether no padding follows a real token, mask (B, Q). Waits for a GPU."""
+    return not bool((mask[:, :-1] & ~mask[:, 1:]).any())
 
 
 class KVCache:
@@ -15,8 +29,8 @@ class KVCache:
     Prefill takes the query in one call; each later call takes one token per row. query_mask (B, Q)
     True = real; the num_new tokens after the query are all real. `at` is a tensor, not a number, so
     that a CUDA graph of one step can be replayed for all of them. For the same reason, a GPU
-    attends to the whole buffer, which gives all steps the same shape; a CPU attends to the part
-    written so far.
+    returns the whole buffer, which gives all steps the same shape; a CPU returns the part written
+    so far.
     """
 
     def __init__(
@@ -46,12 +60,28 @@ class KVCache:
         self.rotary = config.rotary_tables(self.positions)
         self.at = torch.full((1,), Q, device=device)  # column of the next token
         self.index = torch.arange(Q + num_new, device=device)  # (L,)
+        # the first real column of left-padded rows (B,), for kernels.decode; None: use the bias
+        self.first: Tensor | None = None
+        if can_decode(config, device) and is_left_padded(query_mask):
+            self.first = query_mask.long().argmax(1)
         # 0 or -inf: at first the query's real tokens are visible, then one more in each step
         self.bias = torch.zeros((B, config.n_head, 1, Q + num_new), device=device, dtype=dtype)
         self.bias.masked_fill_(~mask[:, None, None, :] | (self.index >= Q), -torch.inf)
 
-    def next_token(self) -> tuple[Tensor, RotaryTables, list[Tensor]]:
-        """Return the next token's positions (B, 1), rotary tables, and biases (B, H, 1, L)."""
+    def next_token(self) -> tuple[Tensor, RotaryTables, list[Any]]:
+        """Return the next token's positions (B, 1) and rotary tables, and what each layer attends
+        to: a bias (B, H, 1, L), or the columns.
+        """
+        rotary = {}
+        for settings, (cos, sin) in self.rotary.items():
+            rotary[settings] = cos.index_select(1, self.at), sin.index_select(1, self.at)
+        positions, windows = self.positions.index_select(1, self.at), self.config.windows
+        if self.first is not None:
+            return positions, rotary, [Columns(self.first, self.at, window) for window in windows]
+        return positions, rotary, self.next_biases()
+
+    def next_biases(self) -> list[Tensor]:
+        """Return each layer's bias on the next token's logits, (B, H, 1, L)."""
         self.bias.index_fill_(3, self.at, 0.0)
         bias = self.bias[..., : self.end]
         biases: dict[int | None, Tensor] = {None: bias}
@@ -59,11 +89,7 @@ class KVCache:
             if window is not None and window not in biases:
                 too_far = self.index[: self.end] <= self.at - window
                 biases[window] = bias.masked_fill(too_far, -torch.inf)
-        rotary = {}
-        for settings, (cos, sin) in self.rotary.items():
-            rotary[settings] = cos.index_select(1, self.at), sin.index_select(1, self.at)
-        positions = self.positions.index_select(1, self.at)
-        return positions, rotary, [biases[window] for window in self.config.windows]
+        return [biases[window] for window in self.config.windows]
 
     @property
     def end(self) -> int:
@@ -94,5 +120,6 @@ class KVCache:
         """Keep the rows with these indices (n,); an index may come twice."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
         self.positions, self.bias = self.positions[rows], self.bias[rows]
+        self.first = None if self.first is None else self.first[rows]
         for settings, (cos, sin) in self.rotary.items():
             self.rotary[settings] = cos[rows], sin[rows]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kernels.attention import attend_capped, attend_one, rotated_heads, split_heads
+from kernels.decode import Columns, decode_attention
 from kernels.linear import Packed, cast, cast_head, linear, wide_linear
 from nanorlhf.cache import KVCache
 from nanorlhf.config import GPTConfig, RotaryTables
@@ -31,7 +32,7 @@ from nanorlhf.packing import Bounds, PackedPrefill, attend_packed
 from nanorlhf.reading import read
 from nanorlhf.shared_queries import Groups, QueryKeys
 
-Bias = Tensor | Bounds | None  # what a layer's queries attend to
+Bias = Tensor | Bounds | Columns | None  # what a layer's queries attend to
 Cache = KVCache | PackedPrefill | QueryKeys  # `append` takes a layer's new keys and values
 
 
@@ -139,6 +140,8 @@ class Attention(nn.Module):
         scale = (self.config.attention_divisor or D) ** -0.5 if self.config.scale_attention else 1.0
         if isinstance(bias, Bounds):
             y = attend_packed(q, k, v, bias, scale)
+        elif isinstance(bias, Columns):
+            y = decode_attention(q, k, v, bias, scale)
         elif self.config.attention_cap is not None:
             assert bias is not None
             y = attend_capped(q, k, v, bias, scale, self.config.attention_cap)

@@ -185,8 +185,7 @@ class DecoderCache(KVCache):
 
     def next_bias(self) -> Tensor:
         """Return the next token's bias (B, H, 1, N) on the logits; -inf at tokens to come."""
-        _, _, biases = self.next_token()
-        return biases[0] + self.relative.index_select(2, self.at)[..., : self.end]
+        return self.next_biases()[0] + self.relative.index_select(2, self.at)[..., : self.end]
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from kernels.decode import decode_reference
+
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
 # like all pointwise operators, they accept a host number as a 0-dimensional tensor
@@ -155,8 +157,9 @@ class PretendGPU(TorchDispatchMode):
             PretendGPU.current = self
             for name, value in (("_lazy_init", lambda: None), ("CUDAGraph", Graph), ("graph", self.capture)):
                 self.patches.enter_context(mock.patch.object(torch.cuda, name, value))
-            # no FlashAttention
+            # no FlashAttention and no Triton: their functions in plain PyTorch
             self.patches.enter_context(mock.patch("torch.cuda.get_device_capability", lambda device: (7, 5)))
+            self.patches.enter_context(mock.patch("nanorlhf.model.decode_attention", decode_reference))
             for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
                 self.patches.enter_context(mock.patch.object(torch, name, as_on_a_cpu(getattr(torch, name))))
             torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) creates a host tensor and copies it

@@ -45,7 +45,7 @@ from triton.backends.compiler import GPUTarget
 from nanorlhf.cli import run_module
 from nanorlhf.files import write_text
 
-gae, kl, logprobs = (import_module(f"kernels.{name}") for name in ("gae", "kl", "logprobs"))
+decode, gae, kl, logprobs = (import_module(f"kernels.{name}") for name in ("decode", "gae", "kl", "logprobs"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +83,8 @@ WARPS, PROGRAMS, REGISTERS, TENSOR_COLUMNS = 64, 32, 2**16, 512  # per multiproc
 # the head of Pythia 1B, and a GAE batch larger than any recipe's PPO micro-batch
 N, V, C = 2048, 50304, 2048
 B, T = 512, 1024
+# a decode step of Pythia 1B and of a model with 124 million weights: rows, heads and head width; columns of the cache
+DECODE, LENGTH = ((64, 8, 256), (8, 12, 64)), 565
 
 MEASURED = Path(__file__).parent.parent / "kernels" / "measured.csv"
 
@@ -107,6 +109,7 @@ class Launch:
         """The configuration, which distinguishes this launch from others with the same kernel and dtype."""
         flags = [flag.removeprefix("HAS_").lower() for flag in ("HAS_BIAS", "HAS_CAP") if self.constants.get(flag)]
         sizes = [f"{name.removeprefix('BLOCK_')}={size}" for name, size in self.config.kwargs.items()]
+        sizes += [f"SPLITS={self.constants['SPLITS']}"] if "SPLITS" in self.constants else []
         return " ".join([*sizes, f"warps={self.config.num_warps}", f"stages={self.config.num_stages}", *flags])
 
 
@@ -115,6 +118,12 @@ def launches() -> list[Launch]:
     result = []
     for length in (2**i for i in range(gae.BLOCK.bit_length())):
         result += record_launches(gae.gae_triton, empty(B, length), empty(B, length), 1.0, 0.95)
+    for num_rows, heads, width in DECODE:
+        q = empty(num_rows, heads, 1, width, dtype=torch.bfloat16)
+        cache = empty(num_rows, heads, LENGTH, width, dtype=torch.bfloat16)
+        first, last = empty(num_rows, dtype=torch.int64), empty(1, dtype=torch.int64)
+        columns = decode.Columns(first, last, None)
+        result += record_launches(decode.decode_attention, q, cache, cache, columns, 1.0)
     rows, ids = empty(N), slice(0, logprobs.GPU_BLOCK // N)
     for dtype in (torch.float32, torch.bfloat16):
         logits = empty(N, V, dtype=dtype)
@@ -137,7 +146,10 @@ def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def record_launches(call: Callable, *inputs) -> list[Launch]:
     """Record what a call launches, once per configuration of the autotuner, without running it."""
     recorded: list[tuple] = []
-    kernels = gae.gae_kernel, kl.kl_kernel, logprobs.linear_forward_kernel, logprobs.linear_backward_kernel
+    kernels = (
+        gae.gae_kernel, kl.kl_kernel, logprobs.linear_forward_kernel, logprobs.linear_backward_kernel,
+        decode.decode_kernel, decode.combine_kernel,
+    )  # fmt: skip
     for kernel in kernels:
         kernel.run = lambda *arguments, kernel=kernel, **settings: recorded.append((kernel, arguments, settings))
     try:
@@ -145,11 +157,14 @@ def record_launches(call: Callable, *inputs) -> list[Launch]:
     finally:
         for kernel in kernels:
             del kernel.run
-    ((kernel, arguments, settings),) = recorded
-    grid, constants = settings["grid"], {name: value for name, value in settings.items() if name.isupper()}
-    if not isinstance(kernel, triton.runtime.Autotuner):
-        return [Launch(kernel, arguments, {}, triton.Config(constants), grid)]
-    return [Launch(kernel.fn, arguments, constants, config, grid) for config in kernel.configs]
+    result = []
+    for kernel, arguments, settings in recorded:
+        grid, constants = settings["grid"], {name: value for name, value in settings.items() if name.isupper()}
+        if isinstance(kernel, triton.runtime.Autotuner):
+            result += [Launch(kernel.fn, arguments, constants, config, grid) for config in kernel.configs]
+        else:
+            result.append(Launch(kernel, arguments, {}, triton.Config(constants), grid))
+    return result
 
 
 # ---------------------------------------------------------------------------------------------------- the compilation
@@ -222,8 +237,36 @@ def programs(launch: Launch) -> Iterator[list[Step]]:
     elif name == "kl_kernel":
         for row in range(len(arguments["logits"])):
             yield [[((x, row), width * arguments["V"]) for x in ("logits", "ref_logits")] + [(("kl", row), 4)]]
+    elif name == "decode_kernel":
+        yield from decode_programs(arguments, width, launch.constants["SPLITS"], launch.config.kwargs["BLOCK_L"])
+    elif name == "combine_kernel":
+        num_rows, splits, channels = arguments["parts"].shape
+        for row in range(num_rows):
+            inputs = [((x, row), 4 * splits) for x in ("tops", "totals")] + [(("parts", row), 4 * splits * channels)]
+            yield [[*inputs, (("y", row), arguments["y"].itemsize * channels)]]
     else:
         yield from linear_programs(name, arguments, width, launch.constants, launch.config.kwargs)
+
+
+def decode_programs(arguments: dict, width: int, splits: int, block: int) -> Iterator[list[Step]]:
+    """A meta tensor has no columns: the cache is then full and has no padding."""
+    rows, heads, _, channels = arguments["q"].shape
+    for split, row, head in product(range(splits), range(rows), range(heads)):
+        known = not arguments["first"].is_meta
+        begin = int(arguments["first"][row]) if known else 0
+        end = int(arguments["last"]) + 1 if known else arguments["k"].size(2)
+        share = ceil((end - begin) / splits)
+        begin, end = begin + split * share, min(end, begin + (split + 1) * share)
+        steps = [[(("first", row), 8), (("last",), 8), (("q", row, head), width * channels)]]
+        for start in range(begin, end, block):
+            size = width * channels * min(block, end - start)
+            shared = head // arguments["group"]
+            steps.append([((x, row, shared, start), size) for x in ("k", "v")])
+        if splits == 1:
+            steps.append([(("y", row, head), width * channels)])
+        else:
+            steps.append([(("parts", row, head, split), 4 * channels), (("tops and totals", row, head, split), 8)])
+        yield steps
 
 
 def linear_programs(name: str, arguments: dict, width: int, constants: dict, sizes: dict) -> Iterator[list[Step]]:

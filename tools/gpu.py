@@ -62,7 +62,7 @@ def bench(name: str, limit: float, *flags: str) -> Part:
 
 PARTS = (
     # all kernel tests: with a device, they run the Triton kernels on it
-    tests("tests: kernels", 110, *(f"tests/kernels/test_{name}.py" for name in ("logprobs", "kl", "gae"))),
+    tests("tests: kernels", 110, *(f"tests/kernels/test_{name}.py" for name in ("logprobs", "kl", "gae", "decode"))),
     tests(
         "tests: packing, generation, a PPO update, NCCL and FSDP2", 90, "-m", "gpu",
         *(
