@@ -37,7 +37,8 @@ from nanorlhf import distributed
 from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic_files, read_object
-from nanorlhf.model import GPT, Linear, ScalarModel
+from nanorlhf.layers import Linear
+from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.pretrained.directories import (
     ADAPTER_CONFIG,
     MERGE,

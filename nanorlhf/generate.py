@@ -12,7 +12,8 @@ from kernels.linear import Packed, PackedWeight, cast_head, is_worth_packing, ma
 from nanorlhf.cache import KVCache
 from nanorlhf.checkpoint import cast_linear_weights
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, Linear
+from nanorlhf.layers import Linear
+from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad
 from nanorlhf.peft import has_updates, merge
 from nanorlhf.progress import Progress

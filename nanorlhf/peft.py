@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from kernels.linear import ACTIVATIONS, linear
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, AdaptedLinear, Linear, ScalarModel, param_like
+from nanorlhf.layers import AdaptedLinear, Linear, param_like
+from nanorlhf.model import GPT, ScalarModel
 
 M = TypeVar("M", bound=GPT | ScalarModel)
 ADAPTER_SHARE = 0.025  # fraction of the model's parameters; the paper: 2 to 3%

@@ -22,8 +22,9 @@ from kernels.attention import attend_one
 from kernels.linear import matmul_dtype
 from nanorlhf.cache import KVCache
 from nanorlhf.config import GPTConfig
+from nanorlhf.layers import AdaptedLinear, Linear, norm
 from nanorlhf.masks import ALL, attention_bias, attention_mask
-from nanorlhf.model import AdaptedLinear, Bias, Block, Cache, Linear, Transformer, norm, trunk
+from nanorlhf.model import Bias, Block, Cache, Transformer, trunk
 from nanorlhf.shared_queries import Groups, find_groups
 
 

@@ -17,7 +17,7 @@ import train_ppo
 import train_rlcf
 import train_rm
 import train_sft
-from nanorlhf import checkpoint, model
+from nanorlhf import checkpoint, layers
 from nanorlhf.evals import benchmarks, checked, reward_models, summaries
 from nanorlhf.recipes import PAGES
 from nanorlhf.report.details_index import INDEX, ROOT, ROW, line_of, tags_of
@@ -184,7 +184,7 @@ def test_every_stage_trains_by_adamw_with_the_papers_eps(miniature, tmp_path, mo
 def test_bf16_is_the_dtype_of_matmuls_and_of_no_weight(miniature, tmp_path, monkeypatch, stage) -> None:
     """Autocast runs matmuls in bfloat16; weights and gradients of the first step stay float32. [N+ 8]"""
     script = {"sft": train_sft, "rm": train_rm, "ppo": train_ppo}[stage]
-    matmul_dtypes, plain, stepped = set(), model.linear, []
+    matmul_dtypes, plain, stepped = set(), layers.linear, []
 
     def noted(x, *rest):
         y = plain(x, *rest)
@@ -196,7 +196,7 @@ def test_bf16_is_the_dtype_of_matmuls_and_of_no_weight(miniature, tmp_path, monk
         raise Made
 
     monkeypatch.setattr(checkpoint, "check_output", lambda *_: None)  # it runs a new model in the dtype of its weights
-    monkeypatch.setattr(model, "linear", noted)
+    monkeypatch.setattr(layers, "linear", noted)
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     args = replace(getattr(miniature, stage), out=tmp_path / "out")
     for dtype in ("float32", "bfloat16"):

@@ -15,8 +15,9 @@ from kernels.attention import RotaryScaling
 from nanorlhf.cache import KVCache
 from nanorlhf.checkpoint import scalar_from_gpt
 from nanorlhf.config import GPTConfig
+from nanorlhf.layers import OffsetRMSNorm, RMSNorm
 from nanorlhf.masks import attention_mask, causal_suffices, position_ids
-from nanorlhf.model import GPT, OffsetRMSNorm, RMSNorm, ScalarModel
+from nanorlhf.model import GPT, ScalarModel
 
 SHAPE = {"vocab_size": 41, "n_ctx": 48, "d_model": 24, "n_layer": 3, "n_head": 3, "d_mlp": 40}
 LLAMA = {"n_head": 4, "norm": "rms", "gated_mlp": True, "activation": "silu", "parallel_residual": False}

@@ -1,0 +1,71 @@
+"""Linear layers and norms. Shapes as in model.py."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.linear import linear
+from nanorlhf.config import GPTConfig
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` computed by `kernels.linear`, with an optional activation."""
+
+    activation: str | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias, self.activation)
+
+
+def param_like(weight: Tensor, values: Tensor) -> nn.Parameter:
+    """Make a parameter with the dtype of `weight` and, unless that is meta, its device."""
+    return nn.Parameter(values.to(weight.dtype) if weight.is_meta else values.to(weight))
+
+
+class AdaptedLinear(Linear):
+    """A linear layer, then a residual bottleneck: y + up(gelu(down(y))). [STR adapter]
+
+    Takes over the weights of the `layer` it replaces. `up` starts at 0, so the adapter starts as
+    the identity.
+    """
+
+    def __init__(self, layer: Linear, size: int):
+        has_bias = layer.bias is not None
+        super().__init__(layer.in_features, layer.out_features, has_bias, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        C = layer.out_features
+        self.adapter_down = param_like(layer.weight, torch.randn(size, C) / math.sqrt(C))
+        self.adapter_down_bias = param_like(layer.weight, torch.zeros(size))
+        self.adapter_up = param_like(layer.weight, torch.zeros(C, size))
+        self.adapter_up_bias = param_like(layer.weight, torch.zeros(C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = linear(x, self.weight, self.bias)  # (..., C)
+        bottleneck = linear(y, self.adapter_down, self.adapter_down_bias, "gelu")  # (..., size)
+        return y + linear(bottleneck, self.adapter_up, self.adapter_up_bias)
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2) + eps) * weight, in float32 even under autocast, then cast back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float()).to(x.dtype)
+
+
+class OffsetRMSNorm(RMSNorm):
+    """An RMS norm with 1 + weight instead of weight: weight decay pulls the factor towards 1."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = 1 + self.weight.float()
+        return F.rms_norm(x.float(), self.normalized_shape, weight, self.eps).to(x.dtype)
+
+
+def norm(config: GPTConfig, width: int | None = None) -> nn.LayerNorm | RMSNorm:
+    """Make a norm over `width` channels; None: over d_model, the residual stream."""
+    kind = {"layer": nn.LayerNorm, "rms": RMSNorm, "rms_offset": OffsetRMSNorm}[config.norm]
+    return kind(width or config.d_model, eps=config.norm_eps)
