@@ -20,6 +20,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, right_pad
+from nanorlhf.shared_queries import Groups, pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +55,21 @@ class Labels:
 
 
 def summed_logprobs(
-    model: GPT, queries: list[list[int]], responses: list[list[int]], pad_id: int
+    model: GPT,
+    queries: list[list[int]],
+    responses: list[list[int]],
+    pad_id: int,
+    groups: Groups | None = None,
 ) -> Tensor:
-    """Return log p(response | query) of each row, (B,), in nats: the sum over tokens with EOS."""
+    """Return log p(response | query) of each row, (B,), in nats: the sum over tokens with EOS.
+
+    groups: adjacent rows with the same query; None: find them.
+    """
     with distributed.on_device(model):
         query = left_pad(queries, pad_id).to(model.lm_head.weight.device)  # (B, Q)
         response = right_pad(responses, pad_id).to(query.device)  # (B, T)
         ids = torch.cat((query, response), dim=1)  # (B, Q + T)
-        logprobs, _ = response_logprobs(model, ids, ids != pad_id, response != pad_id, 1.0)
+        logprobs, _ = response_logprobs(model, ids, ids != pad_id, response != pad_id, 1.0, groups)
         return logprobs.sum(1)
 
 
@@ -72,7 +80,8 @@ def pair_logprobs(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tens
     """
     queries = [row.query for row in rows for _ in range(2)]
     responses = [response for row in rows for response in (row.chosen, row.rejected)]
-    sums = summed_logprobs(model, queries, responses, pad_id)  # (2B,)
+    groups = pairs(len(rows), model.lm_head.weight.device)
+    sums = summed_logprobs(model, queries, responses, pad_id, groups)  # (2B,)
     return sums[0::2], sums[1::2]
 
 

@@ -7,29 +7,41 @@ from kernels import linear_kl_divergence, linear_logprobs
 from nanorlhf import distributed
 from nanorlhf.batch import Batch
 from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.shared_queries import Groups
 
 
-def response_hidden(model: GPT, query_response: Tensor, real: Tensor, actions: Tensor) -> Tensor:
+def response_hidden(
+    model: GPT,
+    query_response: Tensor,
+    real: Tensor,
+    actions: Tensor,
+    groups: Groups | None = None,
+) -> Tensor:
     """Return the hidden states (N, C) that predict the N response tokens that count.
 
-    query_response, real (B, Q + T); actions (B, T), True up to the end of a response.
+    query_response, real (B, Q + T); actions (B, T), True up to the end of a response; groups: rows
+    with the same query, None: find them.
     """
     T = actions.size(1)
     # (B, T, C) position Q - 1 + t predicts response token t
-    hidden = model(query_response, real, last=T + 1)[:, :-1]
+    hidden = model(query_response, real, last=T + 1, groups=groups)[:, :-1]
     return hidden[actions]
 
 
 def response_logprobs(
-    model: GPT, query_response: Tensor, real: Tensor, actions: Tensor, temperature: float
+    model: GPT,
+    query_response: Tensor,
+    real: Tensor,
+    actions: Tensor,
+    temperature: float,
+    groups: Groups | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the response tokens, (B, T) each.
 
-    In nats; 0 after the end of a response. query_response, real (B, Q + T); actions (B, T), True up
-    to that end. Distributions are softmax(logits / temperature). The LM head runs only where a
-    token counts.
+    In nats; 0 after the end of a response. Distributions are softmax(logits / temperature). The LM
+    head runs only where a token counts. Arguments are as in `response_hidden`.
     """
-    hidden = response_hidden(model, query_response, real, actions)  # (N, C)
+    hidden = response_hidden(model, query_response, real, actions, groups)  # (N, C)
     labels = query_response[:, -actions.size(1) :][actions]  # (N,)
     logprobs, entropies = linear_logprobs(
         hidden, model.lm_head.weight, labels, model.head_bias, temperature, model.config.logit_cap

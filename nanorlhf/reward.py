@@ -13,6 +13,7 @@ from nanorlhf.checkpoint import load_scalar
 from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import first_true_index, left_pad, right_pad
+from nanorlhf.shared_queries import Groups, pairs
 from nanorlhf.tokenizer import Tokenizer
 
 
@@ -33,15 +34,24 @@ def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -
 
 
 def end_scores(
-    model: ScalarModel, query_response: Tensor, query_length: Tensor | int, pad_id: int
+    model: ScalarModel,
+    query_response: Tensor,
+    query_length: Tensor | int,
+    pad_id: int,
+    groups: Groups | None = None,
 ) -> Tensor:
-    """Return the model's score at the end of each response, (B, L) -> (B,)."""
+    """Return the model's score at the end of each response, (B, L) -> (B,).
+
+    groups: adjacent rows with the same query; None: find them.
+    """
     first = int(torch.as_tensor(query_length).min()) - 1  # an empty response ends with its query
     if model.skipped_id is not None:  # a response of skipped tokens ends somewhere in its query
         first = 0
     last = query_response.size(1) - first
     real = query_response != pad_id  # (B, L)
-    scores = model(query_response, real, last=last, query_length=query_length)  # (B, L - first)
+    scores = model(
+        query_response, real, last=last, query_length=query_length, groups=groups
+    )  # (B, L - first)
     end = end_index(query_response, query_length, pad_id) - first
     if model.skipped_id is not None:
         end = before_skipped(query_response, end, model.skipped_id)
@@ -65,19 +75,25 @@ def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tupl
         for row in rows
         for response in (row.chosen, row.rejected)
     ]
-    scores = response_scores(model, texts, pad_id, "left")  # (2B,)
+    groups = pairs(len(rows), model.score.weight.device)
+    scores = response_scores(model, texts, pad_id, "left", groups)  # (2B,)
     return scores[0::2], scores[1::2]
 
 
 def response_scores(
-    model: ScalarModel, rows: list[Demonstration], pad_id: int, side: Literal["left", "right"]
+    model: ScalarModel,
+    rows: list[Demonstration],
+    pad_id: int,
+    side: Literal["left", "right"],
+    groups: Groups | None = None,
 ) -> Tensor:
     """Score responses (B,), padded on the left of the query, as in PPO, or right of the text."""
     device = model.score.weight.device
     if side == "left":
         query = left_pad([row.query for row in rows], pad_id).to(device)  # (B, Q)
         response = right_pad([row.response for row in rows], pad_id).to(device)  # (B, T)
-        return end_scores(model, torch.cat((query, response), dim=1), query.size(1), pad_id)
+        ids = torch.cat((query, response), dim=1)  # (B, Q + T)
+        return end_scores(model, ids, query.size(1), pad_id, groups)
     query_length = torch.tensor([len(row.query) for row in rows], device=device)
     query_response = right_pad([row.query + row.response for row in rows], pad_id).to(device)
     return end_scores(model, query_response, query_length, pad_id)

@@ -10,8 +10,9 @@ are one row of a first pass, and all responses attend to its keys and values in 
 With queries of 512 tokens and responses of 53, k = 4 takes 724 tokens per query instead of 2,260,
 and k = 8 takes 936 instead of 4,520. Results differ from those of separate rows by rounding only.
 
-A sharded model reads rows separately: every rank must gather each block equally often, and a rank
-whose micro-batch has no equal queries would run each block once, the others twice.
+A sharded model shares the queries of comparisons only: every rank must gather each block equally
+often, and a rank whose micro-batch has no equal queries would run each block once, the others
+twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +30,12 @@ class Groups(NamedTuple):
 
     first: Tensor  # (G,) index of each group's first row
     group: Tensor  # (B,) the group of each row
+
+
+def pairs(num: int, device: torch.device) -> Groups:
+    """Return the groups of `num` comparisons, two adjacent rows each."""
+    first = torch.arange(0, 2 * num, 2, device=device)
+    return Groups(first, torch.arange(num, device=device).repeat_interleave(2))
 
 
 def find_groups(query: Tensor, mask: Tensor) -> Groups:

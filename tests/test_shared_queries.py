@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from nanorlhf.batch import Batch
+from nanorlhf.checkpoint import scalar_from_gpt
+from nanorlhf.dataset import Comparison
+from nanorlhf.dpo import pair_logprobs
 from nanorlhf.generate import generate
 from nanorlhf.logprobs import response_logprobs
-from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.model import GPT, ScalarModel, Transformer
 from nanorlhf.peft import tune
-from nanorlhf.reward import end_scores
+from nanorlhf.reward import end_scores, pair_scores
 from nanorlhf.shared_queries import Groups, find_groups
 from tests.conftest import TINY
 from tests.test_model import CONFIGS, make_model
@@ -151,6 +154,30 @@ def test_a_group_is_prefilled_and_read_once(monkeypatch) -> None:
     tokens.clear()
     response_logprobs(model, ids, mask, mask[:, Q:], 1.0)
     assert tokens == [3 * Q, 12 * T]
+
+
+def test_ranks_of_a_sharded_model_run_each_block_equally_often(monkeypatch) -> None:
+    """A forward pass gathers a block's weights each time it runs: a rank that ran it twice would wait for the others.
+
+    Rollouts have equal queries on some ranks only, so each row reads its query. Comparisons have pairs on every rank.
+    """
+    model, runs = make_model(TINY), []
+    model.transformer.share_queries = False  # as distributed.shard does
+    run = Transformer.run
+    monkeypatch.setattr(Transformer, "run", lambda self, *x: (runs.append(tuple(x[1].shape[:2])), run(self, *x))[1])
+    ids, mask = group_rows()
+    for rows in (slice(0, 4), slice(0, 12, 4)):  # one query four times, three queries
+        runs.clear()
+        response_logprobs(model, ids[rows], mask[rows], mask[rows, Q:], 1.0)
+        assert len(runs) == TINY.n_layer
+    same, different = (Comparison([5, 6, 7], [8, other, EOS], [9, EOS], {}) for other in (10, 11))
+    for pairs in ([same, same], [same, different], [same]):
+        for score in (pair_logprobs, pair_scores):
+            scored = model if score is pair_logprobs else scalar_from_gpt(model)
+            scored.transformer.share_queries = False
+            runs.clear()
+            score(scored, pairs, PAD)
+            assert runs[:: TINY.n_layer] == [(len(pairs), 3), (2 * len(pairs), 3)]
 
 
 def test_micro_batches_keep_equal_queries_together() -> None:
