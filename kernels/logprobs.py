@@ -6,9 +6,9 @@ For a row of logits l with normaliser Z = logsumexp(l) and p = exp(l - Z):
     entropy = Z - sum_v p_v l_v            d entropy / d l = -p * (log p + entropy)
 
 The logits of a batch, (N, V), and their gradient are the largest tensors of a training step.
-`linear_logprobs` starts from hidden states and never stores the logits. It processes the vocabulary
-in blocks, keeps three numbers per row, and recomputes a block's logits in the backward pass: four
-matmuls instead of three. On a CPU it keeps the first blocks, up to a limit.
+`linear_logprobs` starts from hidden states, processes the vocabulary in blocks and keeps three
+numbers per row. The backward pass recomputes each block's logits: four matmuls instead of three.
+Without Triton, the first blocks are kept instead, up to 2^26 logits.
 
 Block b has normaliser Z_b and entropy H_b over its own ids. Its share of the probability is
 w_b = exp(Z_b - Z), and by the chain rule of entropy

@@ -31,8 +31,8 @@ class Choice:
     """whether `linear_logprobs` stores all logits, like plain PyTorch"""
     block: int = 2**21
     """logits per block of `linear_logprobs`: 8 MB in float32"""
-    kept: int = 14 * 2**20
-    """logits that `linear_logprobs` keeps for the backward pass: 59 MB"""
+    kept: int = 2**26
+    """most logits that `linear_logprobs` keeps for the backward pass: 268 MB in float32"""
     bfloat16: float | None = None
     """time of a training matmul in bfloat16 relative to float32; None: not measured"""
     rollouts: dict[str, float] = field(default_factory=dict)
