@@ -5,16 +5,17 @@ import multiprocessing
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench import limit
 from bench.settings import Args
+from kernels import processor
 from nanorlhf.launch import die_with_parent
 from nanorlhf.progress import Progress
 
@@ -83,9 +84,15 @@ def peak_of_process(device: str) -> int:
     return 1024 * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
-def plain_matmuls():
+@contextmanager
+def plain_matmuls() -> Iterator[None]:
     """Use the matmuls of `torch.nn.functional.linear`."""
-    return mock.patch("kernels.linear.onednn_matmul", lambda: None)
+    before = processor.chosen
+    processor.use(processor.PLAIN)
+    try:
+        yield
+    finally:
+        processor.use(before)
 
 
 def table_rows(what: str, size: str, result: dict[str, tuple[float, int]]) -> list[dict]:

@@ -1,9 +1,8 @@
-"""x @ weight.T + bias in float32 on a CPU, with the faster of the two BLAS libraries in PyTorch.
+"""x @ weight.T + bias in float32 on a CPU, with one of the two BLAS libraries in PyTorch.
 
-PyTorch's CPU builds multiply float32 with MKL. They also include oneDNN, which is faster for some
-shapes, depending on the processor and the number of threads: kernels/tune.py measures which. Its
-float32 matmul is only available through a private operator. If the operator is missing or not known
-to be faster, `torch.nn.functional.linear` is used.
+PyTorch's CPU builds multiply float32 with MKL. They also include oneDNN, which is used here for 8
+to 511 rows and large weights (`processor.Choice.onednn`). Its float32 matmul is only available
+through a private operator. Without it, and for other shapes, `torch.nn.functional.linear` is used.
 
 oneDNN repacks a weight before each multiplication. A sampler multiplies a few rows by the same
 weights for every token, so it packs them once: `PackedWeight`.
@@ -182,7 +181,7 @@ def matmul_into(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> None:
 def is_for_onednn(a: Tensor, b: Tensor) -> bool:
     """Return whether oneDNN computes a b^T: it can, and it is chosen for this class of matmuls.
 
-    The choice is made before a run, not by timing during it, so that results are reproducible.
+    The choice depends on the shapes, not on timing during a run, so that results are reproducible.
     """
     if not fits_onednn(a, b):
         return False

@@ -165,16 +165,11 @@ def with_dtype(args: S) -> S:
     """Replace `--dtype auto` with the faster dtype on the device; rank 0 prints the choice."""
     if getattr(args, "dtype", None) != "auto":
         return args
-    import torch
-
     from kernels import processor
-    from nanorlhf.launch import chosen_kernels, is_cpu
+    from nanorlhf.launch import is_cpu
 
-    on_cpu = is_cpu(getattr(args, "device", "auto"))
-    if on_cpu:
-        several = getattr(args, "processes", 1) > 1  # with one thread each
-        processor.use(chosen_kernels(1 if several else torch.get_num_threads()))
-    dtype, reason = processor.faster_dtype("cpu" if on_cpu else "cuda")
+    device = "cpu" if is_cpu(getattr(args, "device", "auto")) else "cuda"
+    dtype, reason = processor.faster_dtype(device)
     if os.environ.get("RANK", "0") == "0":
         print(f"--dtype auto: {dtype}, as {reason}")
     return replace(args, dtype=dtype)

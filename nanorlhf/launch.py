@@ -17,17 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.context import ForkProcess
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from kernels import processor
-from kernels.processor import DEFAULT, PLAIN, Choice
 from nanorlhf import distributed
 from nanorlhf.errors import InputError, Interrupted, PeerFailed, error_sentence
-from nanorlhf.files import interrupts_wait, read_object
+from nanorlhf.files import interrupts_wait
 
 FAILURE = "nanorlhf/failure"  # key in the store of the process group
 JOINING = "nanorlhf/joining"  # and one per rank
@@ -37,15 +34,13 @@ GRACE_PERIOD = 10.0  # seconds after a peer's death in which `torchrun` kills th
 TIMEOUT = timedelta(minutes=30)
 # for a forked peer to join: one that dies while joining is not noticed at once
 JOIN_TIMEOUT = timedelta(seconds=60)
-KERNELS_VARIABLE = "NANORLHF_KERNELS"  # the kernels of a CPU: tuned, default or plain
 
 
-def setup(device: str, kernels: Path | None = None) -> torch.device:
+def setup(device: str) -> torch.device:
     """Join the process group if `torchrun` started several processes; return this rank's device.
 
     device: auto (CUDA if available), cpu, cuda (one GPU per local rank) or, for a single process,
-    cuda:N. Raises InputError for anything else. kernels: the recorded choice of kernels, which a
-    resumed run keeps; on a CPU, all ranks use rank 0's choice.
+    cuda:N. Raises InputError for anything else.
     """
     if device == "auto":
         device = "cpu" if is_cpu(device) else "cuda"
@@ -73,39 +68,7 @@ def setup(device: str, kernels: Path | None = None) -> torch.device:
         dist.init_process_group(backend, timeout=TIMEOUT)
     if device == "cpu":
         keep_freed_memory()
-        processor.use(distributed.from_first(lambda: recorded_kernels(kernels)))
     return torch.device(device)
-
-
-def recorded_kernels(recorded: Path | None) -> Choice:
-    """Return the recorded choice if there is one, else the environment's."""
-    if recorded is None or not recorded.exists():
-        return chosen_kernels(torch.get_num_threads())
-    try:
-        choice = Choice.from_json(read_object(recorded))
-    except ValueError as error:
-        raise InputError(
-            f"{recorded} has no choice of kernels ({error}): delete it to resume with others."
-        ) from error
-    wanted = os.environ.get(KERNELS_VARIABLE, choice.name)
-    if wanted != choice.name:
-        raise InputError(
-            f"{KERNELS_VARIABLE}={wanted}: the run was started with {choice.name} ({recorded}): "
-            "unset it."
-        )
-    return choice
-
-
-def chosen_kernels(threads: int) -> Choice:
-    """Return the kernels of a CPU: tuned once per machine, unless NANORLHF_KERNELS is set."""
-    name = os.environ.get(KERNELS_VARIABLE, "tuned")
-    if name == "tuned":
-        from kernels import tune
-
-        return tune.tuned(threads)
-    if name not in (DEFAULT.name, PLAIN.name):
-        raise InputError(f"{KERNELS_VARIABLE}={name}: must be tuned, default or plain.")
-    return PLAIN if name == PLAIN.name else DEFAULT
 
 
 def is_cpu(device: str) -> bool:

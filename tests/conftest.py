@@ -20,8 +20,6 @@ from matplotlib.figure import Figure
 # before torch is imported, and for processes started by tests: with tiny tensors a second thread is slower, up to ten
 # times on a busy machine
 os.environ["OMP_NUM_THREADS"] = "1"
-# no measurements, so that the digits of a test don't depend on them
-os.environ["NANORLHF_KERNELS"] = "default"
 # hide the GPU, also from started programs: `--device auto` would use it, its digits and peaks differ, and a process
 # forked after CUDA was initialised can't use PyTorch. `make gpu` runs the tests marked gpu
 os.environ.update({} if os.environ.get("NANORLHF_TEST_DEVICE") == "cuda" else {"CUDA_VISIBLE_DEVICES": ""})

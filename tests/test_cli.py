@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass, fields, replace
 
 import pytest
-import torch
 
 import eval as evaluation
 import train_dpo
@@ -17,7 +16,7 @@ import train_rm
 import train_sft
 from course import __main__ as course
 from data import programs, sums, tiny, town
-from kernels import processor, tune
+from kernels import processor
 from nanorlhf import __main__ as nanorlhf_command
 from nanorlhf import launch
 from nanorlhf.cli import check_ranges, command_line, run_module
@@ -69,18 +68,6 @@ def test_dtype_auto_picks_the_faster_dtype_and_prints_it(monkeypatch, capsys, sc
     assert call(monkeypatch, capsys, script, recipe, "--dtype", "auto")[1] == ""
     with pytest.raises(InputError, match="--dtype auto only works on the command line"):
         check_ranges(replace(args, dtype="auto"))
-
-
-@pytest.mark.parametrize(("flags", "threads"), [((), 3), (("--processes", "2"), 1)])
-def test_the_faster_dtype_is_the_measured_one_for_the_threads_of_a_process(monkeypatch, capsys, flags, threads):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    measured = {threads: replace(processor.DEFAULT, name="tuned", bfloat16=0.3)}
-    monkeypatch.setenv("NANORLHF_KERNELS", "tuned")
-    monkeypatch.setattr(tune, "tuned", measured.__getitem__)
-    monkeypatch.setattr(processor, "chosen", processor.DEFAULT)
-    monkeypatch.setattr(launch, "fork_ranks", lambda work, processes: work())
-    code, out, _, (args,) = call(monkeypatch, capsys, "train_ppo", "--dtype", "auto", "--device", "cpu", *flags)
-    assert code == 0 and args.dtype == "bfloat16" and "takes 0.30 of float32's time" in out
 
 
 def test_none_as_a_value_means_none(monkeypatch, capsys):

@@ -358,7 +358,6 @@ def main(args: Args) -> int:
     with small_disk(root / "disk") as mounted:
         soak = Soak(root, args.seed, World(root, mounted))
         tempfile.tempdir = os.environ["TMPDIR"] = str(root / "disk" / "tmp")
-        os.environ["NANORLHF_KERNELS"] = "default"  # otherwise timings during the run might choose other kernels
         os.mkdir(tempfile.tempdir)
         try:
             make_inputs(root / "start", soak.world)

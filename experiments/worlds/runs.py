@@ -4,7 +4,6 @@ The CSV records finished runs: a run with a row is not repeated, and its directo
 """
 
 import fcntl
-import os
 import platform
 import re
 import shutil
@@ -26,7 +25,6 @@ from experiments.worlds.report import Row
 from nanorlhf.cli import MAY_BE_EMPTY, Count, Seed
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, write_text
-from nanorlhf.launch import KERNELS_VARIABLE
 
 PPO_VARIANTS: dict[str, dict[str, str]] = {  # changes to PPO as tuned; a variant that changes nothing isn't run
     "lambda 1": {"lam": "1"},
@@ -316,7 +314,6 @@ def worlds(args: Worlds) -> Iterator[list[Run]]:
     """Yield the runs of jobs without rows, each after the runs that make its world."""
     check_worlds(args)
     if not args.dry_run:
-        os.environ.setdefault(KERNELS_VARIABLE, "default")  # tuned kernels differ by machine and round differently
         (args.out / "rows").mkdir(parents=True, exist_ok=True)
         join(args)
     for jobs in job_lists(args):

@@ -88,7 +88,7 @@ def start_checks(tree: Path, world: Path, modules: Sequence[str], flags: Sequenc
     """Start a single-threaded process that runs the checks of these modules in the tree."""
     environment = os.environ | {
         "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1",
-        "TQDM_DISABLE": "1", "NANORLHF_KERNELS": "default",
+        "TQDM_DISABLE": "1",
     }  # fmt: skip
     command = [sys.executable, "-m", "nanorlhf.doctor.code", str(world), *modules, "--", *flags]
     return subprocess.Popen(

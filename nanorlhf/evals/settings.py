@@ -26,8 +26,8 @@ class EvalArgs:
     device: str = "auto"
     """auto, cpu, cuda or cuda:N"""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """bfloat16: forward passes under autocast, with the matmul weights stored in bfloat16; auto: the faster of the two
-    on this CPU or GPU"""
+    """bfloat16: forward passes under autocast, with the matmul weights stored in bfloat16; auto: bfloat16 on a
+    GPU that supports it or a processor with AMX, else float32"""
     batch_size: PositiveInt = 64
     """rows per forward pass; affects memory use, not the result"""
     max_query_length: PositiveInt = 512

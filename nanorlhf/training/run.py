@@ -1,7 +1,6 @@
 """A training run, for all training programs: its directory, progress bar, checkpoints, stopping and resuming.
 
     args.json         the settings          metrics.jsonl   one object per logged step
-    kernels.json      the kernels chosen on a CPU (kernels/tune.py); --resume keeps them
     command.txt       the command line      summary.json    the final numbers, written when the run is finished
     samples.jsonl     samples of the model  events.out.tfevents.*   TensorBoard
     state/            what --resume loads (resume.py)
@@ -27,8 +26,6 @@ import torch
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from kernels import processor
-from kernels.processor import CLEAR
 from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import save
 from nanorlhf.cli import check_ranges
@@ -47,7 +44,6 @@ from nanorlhf.training.signals import StopSignals
 
 Main = Callable[[Any], dict[str, float]]
 COMMAND = "command.txt"
-KERNELS = "kernels.json"
 OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
 SUBDIRECTORIES = ("adapter", "best", "state", "trace")
 SAMPLING = "generated.partial.jsonl"
@@ -61,10 +57,7 @@ def begin(args: RunArgs, *batch_sizes: str) -> torch.device:
     """
     check_ranges(args)
     check_output(args.out, args.overwrite, args.resume)
-    device = launch.setup(args.device, args.out / KERNELS if args.resume else None)
-    slower = processor.chosen.bfloat16 or 1.0
-    if args.dtype == "bfloat16" and device.type == "cpu" and slower * CLEAR > 1 and distributed.rank() == 0:
-        print(f"--dtype bfloat16: on this processor a matmul takes {slower:.1f} times as long as in float32 (measured)")
+    device = launch.setup(args.device)
     torch.manual_seed(args.seed)
     world = distributed.world_size()
     for name in batch_sizes:
@@ -194,7 +187,6 @@ class Run:
                 if int(path.stem.removeprefix("update-")) >= self.first_step:
                     path.unlink()
         write_json(self.out / "args.json", asdict(self.args))
-        write_json(self.out / KERNELS, asdict(processor.chosen))
         self.board = SummaryWriter(str(self.out), purge_step=self.first_step)
         return self.board
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from kernels import processor
-from kernels.processor import CLEAR
 from nanorlhf import distributed
 from nanorlhf.batch import Batch, ScoreAt, sample
 from nanorlhf.dataset import Demonstration
@@ -50,13 +48,6 @@ class Sampler:
             self.engine = Engine(self.settings.url)
         elif self.settings.sync_every > 1:
             self.source = copy.deepcopy(policy).requires_grad_(False)
-        size = processor.size_class(policy.config.d_model * policy.config.d_mlp)
-        slower = processor.chosen.rollouts.get(f"{self.settings.dtype} {size}", 1.0)
-        if slower * CLEAR > 1 and policy.lm_head.weight.is_cpu and distributed.rank() == 0:
-            print(
-                f"--sampler.dtype {self.settings.dtype}: on this processor the matmuls of a decode step take "
-                f"{slower:.1f} times as long as in float32 (measured)"
-            )
 
     def state(self) -> dict[str, nn.Module]:
         """Return what a run must track: the stale copy of the policy, if there is one."""

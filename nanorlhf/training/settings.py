@@ -52,8 +52,8 @@ class RunArgs:
     processes: Workers = 1
     """on a CPU, the number of single-threaded processes that share every batch: faster than threads for small models"""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """bfloat16: forward passes under autocast; weights and optimizer stay float32; auto: whichever was measured to be
-    faster on this processor, or bfloat16 if the GPU supports it"""
+    """bfloat16: forward passes under autocast; weights and optimizer stay float32; auto: bfloat16 on a
+    GPU that supports it or a processor with AMX, else float32"""
 
     batch_size: Count
     """rows per optimizer step (in PPO: responses per rollout), over all ranks"""

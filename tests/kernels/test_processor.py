@@ -1,7 +1,4 @@
-"""Choice of kernels without a measurement, and its JSON file."""
-
-import json
-from dataclasses import asdict, replace
+"""Capabilities of processors, the dtype that `--dtype auto` picks, and the classes of matmuls."""
 
 import pytest
 import torch
@@ -28,19 +25,11 @@ EPYC_ZEN_3 = {"cpu_name": "AMD EPYC 7763", "avx512_vnni": False, "avx_vnni": Fal
         ({}, "float32", False),  # ARM, or a PyTorch version that doesn't report it
     ],
 )
-def test_without_a_measurement_the_instruction_sets_decide(monkeypatch, capabilities, dtype, has_int8):
+def test_instruction_sets_decide_the_dtype_and_int8(monkeypatch, capabilities, dtype, has_int8):
     monkeypatch.setattr(processor, "capabilities", lambda: capabilities)
     chosen, reason = processor.faster_dtype("cpu")
     assert chosen == dtype and str(capabilities.get("cpu_name", "unknown")) in reason
     assert processor.has_int8_matmul() == has_int8
-
-
-@pytest.mark.parametrize(("measured", "dtype"), [(0.3, "bfloat16"), (0.95, "float32"), (1.6, "float32")])
-def test_a_measurement_overrides_the_instruction_sets(monkeypatch, measured, dtype):
-    monkeypatch.setattr(processor, "capabilities", lambda: XEON_SAPPHIRE_RAPIDS)
-    monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, bfloat16=measured))
-    chosen, reason = processor.faster_dtype("cpu")
-    assert chosen == dtype and f"{measured:.2f} of float32's time" in reason and "Xeon" in reason
 
 
 @pytest.mark.parametrize(("supported", "dtype"), [(True, "bfloat16"), (False, "float32")])
@@ -54,31 +43,6 @@ def test_pytorch_names_this_processor():
     names = {"avx512_vnni", "avx_vnni", "amx_bf16", "avx512_bf16", "cpu_name"}
     if processor.capabilities().get("architecture") == "x86_64":
         assert names <= processor.capabilities().keys()
-
-
-CHOICE = processor.Choice("tuned", ("weight 512+ small",), False, False, 2**20, 2**26, 0.4, {"int8 large": 0.3})
-
-
-@pytest.mark.parametrize("choice", [CHOICE, processor.DEFAULT, processor.PLAIN])
-def test_a_choice_survives_a_json_round_trip(choice):
-    assert processor.Choice.from_json(json.loads(json.dumps(asdict(choice)))) == choice
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"onednn": "all"}, "onednn has the wrong type: 'all'"),
-        ({"block": 0}, "block must be at least 1, got 0"),
-        ({"block": "2"}, "block has the wrong type: '2'"),
-        ({"rollouts": {"int8 large": None}}, "int8 large must be a float, got None"),
-        ({"colour": 1}, "expected the fields"),
-    ],
-)
-def test_a_malformed_choice_is_rejected(change, message):
-    with pytest.raises(ValueError, match=message):
-        processor.Choice.from_json(json.loads(json.dumps(asdict(CHOICE) | change)))
-    with pytest.raises(ValueError, match="expected the fields"):
-        processor.Choice.from_json([])
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,6 @@ ELSEWHERE = {
     "course": "tests/course/test_commands.py",
     "data.pretrained": "tests/data/test_pretrained.py",
     "data.reason": "tests/data/test_reason.py",
-    "kernels.tune": "tests/kernels/test_tune.py",
     "nanorlhf.pretrained.gguf": "tests/pretrained/test_gguf.py",
     "nanorlhf.doctor": "tests/doctor/test_diagnosis.py",
     "nano.py": "tests/test_nano.py",

@@ -151,8 +151,6 @@ from nanorlhf.__main__ import main
 for command in sys.argv[1:]:
     sys.argv = ["nanorlhf", *shlex.split(command)]
     main()
-from nanorlhf.kernels import tune
-print(tune.PACKAGE, tune.ROOT)
 """
 
 
@@ -161,14 +159,8 @@ print(tune.PACKAGE, tune.ROOT)
 def test_an_installed_copy_runs_the_pipeline_next_to_a_users_modules(commands, user_directory) -> None:
     """Runs from data to the evaluation with the gold score, a function in data/; the user's rule imports the user's."""
     run(user_directory, commands / "nanorlhf", *PIPELINE[0].split())
-    said = run(
-        user_directory, commands / "python", "-c", ONE_BY_ONE, *PIPELINE[1:]
-    )  # one process, to import PyTorch once
-    [site] = commands.parent.glob("lib/python*/site-packages")
-    assert said.split()[-2:] == [
-        "nanorlhf.kernels",
-        str(site.resolve()),
-    ]  # the kernel tuner starts another process
+    # one process, to import PyTorch once
+    run(user_directory, commands / "python", "-c", ONE_BY_ONE, *PIPELINE[1:])
     assert (user_directory / "runs" / "eval" / "report.html").is_file()
     assert "train_ppo.py:" in (user_directory / "runs" / "ppo" / "microscope.html").read_text()
 

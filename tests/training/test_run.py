@@ -61,7 +61,7 @@ def test_what_lies_elsewhere_stays_as_it_is_whatever_leads_to_it(tmp_path):
     (elsewhere / "file").write_text("mine")
     out = tmp_path / "run"
     out.mkdir()
-    written = ("args.json", "kernels.json", "metrics.jsonl", "samples.jsonl", "summary.json")
+    written = ("args.json", "metrics.jsonl", "samples.jsonl", "summary.json")
     for name in (*written, *(f"{name}.tmp" for name in written), "events.out.tfevents.1", ".partial"):
         (out / name).symlink_to(elsewhere / "file")
     os.link(elsewhere / "file", out / "command.txt")
