@@ -58,10 +58,6 @@ def linear_logprobs(
     """
     hidden, weight = cast(hidden, weight)
     with torch.autocast(hidden.device.type, enabled=False):
-        if processor.chosen.stored_logits and not runs_triton(hidden):
-            every_id = slice(len(weight))
-            logits = block_logits(hidden, weight, bias, temperature, cap, every_id)
-            return stored_logprobs(logits, labels)
         return LinearLogprobs.apply(hidden, weight, labels, bias, temperature, cap)
 
 

@@ -23,8 +23,6 @@ class Choice:
     """classes of float32 matmuls that use oneDNN instead of MKL, see `matmul_class`"""
     pack: bool = True
     """whether a sampler packs its large weights once, for oneDNN"""
-    stored_logits: bool = False
-    """whether `linear_logprobs` stores all logits, like plain PyTorch"""
     block: int = 2**21
     """logits per block of `linear_logprobs`: 8 MB in float32"""
     kept: int = 2**26
@@ -32,7 +30,7 @@ class Choice:
 
 
 DEFAULT = Choice()
-PLAIN = Choice(onednn=(), pack=False, stored_logits=True)
+PLAIN = Choice(onednn=(), pack=False)  # the matmuls of `torch.nn.functional.linear`
 chosen = DEFAULT
 
 

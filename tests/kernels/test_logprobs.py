@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -293,37 +292,6 @@ def test_no_tensor_stores_all_logits(monkeypatch):
         logprobs, entropy = linear_logprobs(hidden, weight, torch.zeros(N, dtype=torch.long))
         (logprobs + entropy).sum().backward()
     assert largest[0] == 2000
-
-
-@pytest.mark.parametrize("cap", [None, 1.3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_plain_choice_equals_log_softmax_of_stored_logits_to_the_last_bit(monkeypatch, cap, dtype):
-    monkeypatch.setattr(processor, "chosen", processor.PLAIN)
-    hidden, weight, labels, bias, coefficients = random_case(11, 61, 8, True, dtype)
-    results = []
-    for plain in (False, True):
-        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
-        if plain:
-            logits = F.linear(*(tensor.float() for tensor in inputs))
-            logits = (logits if cap is None else cap * torch.tanh(logits / cap)) + bias
-            logprobs, entropy = stored_logprobs(logits / 0.7, labels)
-        else:
-            logprobs, entropy = linear_logprobs(*inputs, labels, bias, 0.7, cap)
-        (coefficients[0] * logprobs + coefficients[1] * entropy).sum().backward()
-        results.append([logprobs, entropy, *(tensor.grad for tensor in inputs)])
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
-
-
-def test_the_plain_choice_survives_forbidden_ids_and_capped_gradients(monkeypatch):
-    hidden, weight, labels, bias, coefficients = random_case(11, 61, 8, True)
-    bias[5:9] = -torch.inf
-    labels[labels.sub(5).abs() < 4] = 20
-    results = []
-    for choice in (processor.PLAIN, processor.DEFAULT):
-        monkeypatch.setattr(processor, "chosen", choice)
-        results.append(gradients(linear_logprobs, [hidden, weight, bias], labels, 0.7, coefficients))
-    for one, other in zip(*results, strict=True):
-        assert one.isfinite().all() and torch.allclose(one, other, atol=1e-4)
 
 
 # --------------------------------------------------------------------------------------------------- the specification
