@@ -22,7 +22,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from bench.compilers import bench_compile
-from bench.generation import bench_generate
+from bench.generation import bench_decode, bench_generate
 from bench.operations import bench_gae, bench_logprobs
 from bench.settings import SHAPES, Args, Shape
 from bench.updates import bench_grpo, bench_ppo, bench_supervised
@@ -52,6 +52,10 @@ def print_table(rows: list[dict]) -> None:
             for unit in ("tokens", "programs")
             if (rate := row.get(f"{unit}_per_second")) is not None
         ]
+        if "mfu" in row:
+            extra.append(f"MFU {row['mfu']:.0%}")
+        if "bytes_per_second" in row:
+            extra.append(f"{row['bytes_per_second'] / 1e9:,.1f} GB/s of {row['read_rate'] / 1e9:,.1f}")
         if "packing_seconds" in row:
             extra.append(f"including {1e3 * row['packing_seconds']:,.1f} ms to round and pack weights")
         share = f"{row['limit_seconds'] / row['seconds']:.0%}" if "limit_seconds" in row else "-"
@@ -78,8 +82,8 @@ def main(args: Args) -> None:
     device = launch.setup(args.device)
     args = replace(args, device=device.type)
     parts = {
-        "generate": bench_generate, "logprobs": bench_logprobs, "gae": bench_gae, "supervised": bench_supervised,
-        "ppo": bench_ppo, "grpo": bench_grpo, "compile": bench_compile,
+        "generate": bench_generate, "decode": bench_decode, "logprobs": bench_logprobs, "gae": bench_gae,
+        "supervised": bench_supervised, "ppo": bench_ppo, "grpo": bench_grpo, "compile": bench_compile,
     }  # fmt: skip
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     if args.quick:

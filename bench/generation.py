@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from nanorlhf.checkpoint import save
 from nanorlhf.generate import for_sampling, generate
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad
+
+NUM_ROWS = {"cpu": (1, 8), "cuda": (1, 8, 64, 256)}  # of a batch in bench_decode
 
 
 def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]:
@@ -85,6 +88,40 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
                 row["packing_seconds"] = packed["packing"][0]
     work = limit.generation(shape.config, shape.query_lengths, T, dtype.itemsize)
     return with_limit(rows, work, device, args)
+
+
+def bench_decode(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """Measure prefill and a decode step separately, at several batch sizes; a step reads all weights and the cache."""
+    T, pad_id, dtype = shape.response_length, shape.vocab_size - 1, getattr(torch, args.dtype)
+    with device:
+        model = GPT(shape.config)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+    table = []
+    for num_rows in NUM_ROWS[device.type]:
+        rows = replace(shape, episodes=num_rows)
+        query = left_pad(random_queries(rows), pad_id).to(device)  # (B, Q)
+        with autocast:
+            sampler = for_sampling(model, "same")
+
+        def sample(num_tokens: int, sampler: GPT = sampler, query: Tensor = query) -> None:
+            with autocast, torch.no_grad():
+                generate(sampler, query, query != pad_id, num_tokens, 0.7, eos_id=None, pad_id=pad_id)
+
+        ways = {"prefill": partial(sample, 1), "all": partial(sample, T)}
+        (first, first_peak), (whole, peak) = compare(ways, args.rounds, device).values()
+        size = f"{num_rows} x ({shape.query_length} + {T}) {args.dtype}"
+        work = limit.generation(shape.config, rows.query_lengths, T, dtype.itemsize)
+        prefill = table_rows("prefill", size, {"ours": (first, first_peak)})
+        table += with_limit(prefill, replace(work, steps=()), device, args)
+        step = (whole - first) / (T - 1)  # seconds
+        decode = table_rows("decode step", size, {"ours": (step, peak)})
+        (row,) = with_limit(decode, replace(work, flops=0), device, args)
+        num_bytes = sum(num_bytes for _, num_bytes in work.steps) / (T - 1)
+        row["limit_seconds"] /= T - 1
+        row |= {"mfu": row["mfu"] / (T - 1)} if "mfu" in row else {}
+        read_rate = limit.read_rate(device, limit.MOST_READ[device.type])
+        table.append(row | {"bytes_per_second": num_bytes / step, "read_rate": read_rate})
+    return table
 
 
 def rollout_dtypes(args: Args, device: torch.device) -> list[str]:

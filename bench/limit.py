@@ -27,7 +27,17 @@ REPEATS = 10
 ADAMW_WORDS = 7  # per parameter and step: reads weight, gradient and both moments, writes all but the gradient
 
 
+# FLOP/s of dense bfloat16 matmuls, from NVIDIA's data sheets, by the device's name; the first that matches
+PUBLISHED = {"A100": 312e12, "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
+
+
 # ------------------------------------------------------------------------------------------------------------- 1. rates
+def published_rate(device: torch.device) -> float | None:
+    """Return the card's published bfloat16 FLOP/s; None for a CPU or an unknown card."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((rate for card, rate in PUBLISHED.items() if card in name), None)
+
+
 def median_seconds(way: Callable[[], object], device: torch.device) -> float:
     times = []
     for _ in range(1 + REPEATS):

@@ -17,8 +17,8 @@ from nanorlhf.tokenizer import load_tokenizer
 class Args:
     shape: Literal["tiny", "small", "124m", "1b", "6.9b"] = "tiny"
     """model and episode sizes, see SHAPES"""
-    parts: tuple[Literal["generate", "logprobs", "gae", "supervised", "ppo", "grpo", "compile"], ...] = (
-        "generate", "logprobs", "gae", "supervised", "ppo", "grpo", "compile",
+    parts: tuple[Literal["generate", "decode", "logprobs", "gae", "supervised", "ppo", "grpo", "compile"], ...] = (
+        "generate", "decode", "logprobs", "gae", "supervised", "ppo", "grpo", "compile",
     )  # fmt: skip
     """what to measure; without a JDK, compile is skipped unless requested"""
     rounds: int = 5

@@ -104,6 +104,12 @@ def table_rows(what: str, size: str, result: dict[str, tuple[float, int]]) -> li
 
 
 def with_limit(rows: list[dict], work: limit.Work, device: torch.device, args: Args) -> list[dict]:
-    """Add the limit in seconds for args.dtype to the rows; lower precision may be faster than that."""
-    seconds = work.seconds(device, getattr(torch, args.dtype))
-    return [row | {"limit_seconds": seconds} for row in rows]
+    """Add the limit in seconds for args.dtype to the rows; lower precision may be faster than that.
+
+    In bfloat16 on a known card also model FLOPs utilisation: the algorithm's FLOPs per second, relative to the card's
+    published rate.
+    """
+    added = {"limit_seconds": work.seconds(device, getattr(torch, args.dtype))}
+    rate = limit.published_rate(device) if args.dtype == "bfloat16" else None
+    flops = work.flops + sum(flops for flops, _ in work.steps)
+    return [row | added | ({"mfu": flops / row["seconds"] / rate} if rate else {}) for row in rows]

@@ -74,8 +74,9 @@ PARTS = (
     # --dist worksteal: each worker initializes CUDA once, which takes longer than a command
     tests("tests: every script in miniature", 150, "--dist", "worksteal", "-m", "gpu", "tests/test_on_a_device.py"),
     bench("bench: log-probabilities and GAE, 1b", 60, "--shape", "1b", "--parts", "logprobs", "gae", "--rounds", "3"),
-    bench("bench: generation, 124m", 45, "--shape", "124m", "--parts", "generate", "--rounds", "3"),
-    bench("bench: generation, 1b", 60, "--shape", "1b", "--parts", "generate", "--rounds", "2"),
+    bench("bench: generation, 124m", 60, "--shape", "124m", "--parts", "generate", "decode", "--rounds", "3"),
+    bench("bench: generation, 1b", 75, "--shape", "1b", "--parts", "generate", "decode", "--rounds", "2"),
+    bench("bench: a PPO iteration, 124m", 45, "--shape", "124m", "--parts", "ppo", "--rounds", "1"),
     bench("bench: a PPO iteration, 1b", 150, "--shape", "1b", "--parts", "ppo", "--rounds", "1"),
     Part(
         "each kernel at the sizes of the compilers' table",

@@ -1,6 +1,7 @@
 """The benchmark runs on a tiny shape; no test asserts its timings."""
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -53,6 +54,47 @@ def test_every_part_reports_rows_with_ours_first(moment, tmp_path, capsys, dtype
     assert "plain PyTorch" in printed and f"attention: {attention[0]} on a GPU" in printed
     assert all(("limit_seconds" in row) == (row["what"] != "gae") for row in rows)
     assert re.search("ours +[0-9.]+ +1.00 +[0-9.]+ +[0-9]+%  [0-9,]+ tokens/s\n", printed)
+
+
+def test_a_decode_step_is_a_share_of_what_follows_the_prefill(moment, tmp_path, monkeypatch, capsys):
+    """The prefill of 2 s and all 5 tokens in 10 s: each of 4 decode steps takes 2 s, and reads weights and cache."""
+    seconds = itertools.cycle([(2.0, 100), (10.0, 300)])
+    monkeypatch.setattr(generation, "NUM_ROWS", {"cpu": (1, 3)})
+    monkeypatch.setattr(
+        generation,
+        "compare",
+        lambda ways, rounds, device: {name: (way(), next(seconds))[1] for name, way in ways.items()},
+    )
+    monkeypatch.setattr(limit, "published_rate", lambda device: 1e9)
+    program.main(replace(moment, parts=("decode",), json=tmp_path / "speed.json", dtype="bfloat16"))
+    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    assert [(row["what"], row["size"], row["seconds"], row["peak_bytes"]) for row in rows] == [
+        (what, f"{num_rows} x (8 + 5) bfloat16", 2.0, peak)
+        for num_rows in (1, 3)
+        for what, peak in (("prefill", 100), ("decode step", 300))
+    ]
+    shape = settings.SHAPES["tiny"]
+    for num_rows, prefill, step in ((1, *rows[:2]), (3, *rows[2:])):
+        lengths = replace(shape, episodes=num_rows).query_lengths
+        weights = 12 * 16**2 + 16 * 40  # one block and the head
+        cached = [sum(length + t for length in lengths) * 2 * 16 for t in range(1, 5)]
+        assert step["bytes_per_second"] == pytest.approx(2 * (weights + sum(cached) / 4) / 2.0)
+        work = limit.generation(shape.config, lengths, 5, 2)
+        assert prefill["mfu"] == pytest.approx(work.flops / 2.0 / 1e9)
+        assert step["mfu"] == pytest.approx(sum(flops for flops, _ in work.steps) / 4 / 2.0 / 1e9)
+        steps_only = limit.Work(steps=work.steps).seconds(torch.device("cpu"), torch.bfloat16)
+        assert step["limit_seconds"] == pytest.approx(steps_only / 4)
+    assert re.search("MFU [0-9]+%, [0-9.]+ GB/s of 10.0\n", capsys.readouterr().out)
+
+
+def test_the_published_rate_is_that_of_the_named_card(monkeypatch):
+    for name, rate in (
+        ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA GeForce RTX 4090", None),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert limit.published_rate(torch.device("cuda")) == rate
+    assert limit.published_rate(torch.device("cpu")) is None
 
 
 def hangs(args: settings.Args, directory: Path) -> None:
