@@ -397,7 +397,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="logprob-of-the-next-token", level=2, where="nanorlhf.logprobs:response_hidden",
-        old="groups=groups)[:, :-1]", new="groups=groups)[:, 1:]",
+        old="model(query_response, real, last=T + 1, groups=groups)[:, :-1]",
+        new="model(query_response, real, last=T + 1, groups=groups)[:, 1:]",
         symptom="policy/sampler_gap is several nats although the first ratio is 1. objective/entropy is far too high.",
         cause="Hidden states are off by one against the labels: each token is predicted from a state that has read it.",
         who="trlx#107, trl#4 (a mask shift), trlx accelerate_ppo_trainer.py (mask not shifted by one)",
