@@ -36,7 +36,7 @@ class Columns(NamedTuple):
 
     first: Tensor  # (B,) of the row's first real token
     last: Tensor  # (1,) of the new token
-    window: int | None  # at most so many, up to `last`; None: all
+    window: int | None  # maximum number of columns, ending at `last`; None: no limit
 
 
 def decode_reference(q: Tensor, k: Tensor, v: Tensor, columns: Columns, scale: float) -> Tensor:

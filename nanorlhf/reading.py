@@ -1,4 +1,4 @@
-"""How a model reads a padded batch.
+"""Choose how a model reads a padded batch.
 
     case                                              rows                   attention
     a GPU from sm_80 on, bfloat16 or float16,         packed: no padding     FlashAttention,
@@ -25,7 +25,7 @@ from nanorlhf.shared_queries import Groups, find_groups, read_queries_once
 
 
 class Trunk(Protocol):
-    """What a `Transformer` reads with."""
+    """The parts of a `Transformer` that reading needs."""
 
     config: GPTConfig
     embedding: nn.Embedding

@@ -1,4 +1,4 @@
-"""Rows without their padding: hidden states, gradients, samples and scores equal those of padded rows."""
+"""Packed rows have the hidden states, gradients, samples and scores of padded rows."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ def close(x: Tensor, y: Tensor, tolerance: float) -> bool:
 @pytest.mark.parametrize("how", ["full", "lora", "recomputed activations"])
 @pytest.mark.parametrize("last", [None, T + 1, 1])
 @pytest.mark.parametrize("name", CAUSAL)
-def test_hidden_states_and_gradients_equal_those_of_padded_rows_in_float64(name, last, how, request) -> None:
+def test_packing_changes_neither_hidden_states_nor_gradients_in_float64(name, last, how, request) -> None:
     model = make_model(CONFIGS[name]).double()
     model.transformer.checkpoint_activations = how == "recomputed activations"
     if how == "lora":
@@ -147,7 +147,7 @@ def test_samples_equal_those_after_a_padded_prefill(name, repeats, request) -> N
 
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_scores_equal_those_of_padded_rows(side, request) -> None:
+def test_packing_does_not_change_scores(side, request) -> None:
     """Also of texts that are padded only on the right, whose responses begin at different columns."""
     model = make_model(CONFIGS["llama"], ScalarModel)
     ids, mask = padded_rows()
@@ -191,8 +191,8 @@ def test_the_arguments_of_flash_attention(monkeypatch) -> None:
     for window in (None, 1, 3):
         bounds = Bounds(*(torch.tensor(x).int() for x in ((0, 2, 2, 9), (0, 5, 5, 14))), 7, 9, window)
         expected = attend_by_row(q, k, v, bounds, 0.3)
-        found = attend_packed(q.as_subclass(OnGPU), k, v, bounds, 0.3)
-        assert torch.allclose(found.as_subclass(torch.Tensor), expected, atol=1e-12)
+        result = attend_packed(q.as_subclass(OnGPU), k, v, bounds, 0.3)
+        assert torch.allclose(result.as_subclass(torch.Tensor), expected, atol=1e-12)
 
 
 def test_bounds_of_a_batch() -> None:

@@ -43,7 +43,7 @@ CASES = {
     "only the new token": (2, 2, 2, 9, 16, (5, 5), 5, None),
     "left padding, tokens to come": (3, 2, 2, 70, 8, (0, 13, 49), 50, None),
     "shared keys": (2, 8, 2, 33, 32, (3, 0), 20, None),
-    "a width that is no power of two": (2, 3, 1, 33, 24, (3, 0), 32, None),
+    "24 channels": (2, 3, 1, 33, 24, (3, 0), 32, None),
     "a window": (3, 4, 2, 50, 16, (0, 30, 41), 42, 5),
     "a window of one": (2, 2, 1, 50, 16, (0, 30), 42, 1),
     "more rows than one part needs": (70, 4, 2, 20, 8, tuple(i % 15 for i in range(70)), 17, None),
@@ -115,7 +115,7 @@ PAD, EOS, Q, T = 40, 1, 7, 5
 
 
 @pytest.mark.parametrize("name", ["gpt_neo", "llama", "gemma3"])
-def test_samples_equal_those_of_the_bias(name, monkeypatch) -> None:
+def test_sampling_with_the_kernel_equals_sampling_with_the_bias(name, monkeypatch) -> None:
     """Left-padded queries, windows, shared keys; rows that end are dropped from the cache."""
     model = make_model(CONFIGS[name])
     generator = torch.Generator().manual_seed(2)

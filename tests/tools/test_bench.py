@@ -87,7 +87,7 @@ def test_a_decode_step_is_a_share_of_what_follows_the_prefill(moment, tmp_path, 
     assert re.search("MFU [0-9]+%, [0-9.]+ GB/s of 10.0\n", capsys.readouterr().out)
 
 
-def test_the_published_rate_is_that_of_the_named_card(monkeypatch):
+def test_the_published_rate_is_looked_up_by_the_name_of_the_card(monkeypatch):
     for name, rate in (
         ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12),
         ("NVIDIA GeForce RTX 4090", None),
