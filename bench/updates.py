@@ -59,6 +59,8 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
         ways[f"ours, rollouts in {name}"] = partial(our_ppo, rollout_dtype=name)
     if args.peers:
         ways["TRL 1.12.0"] = trl_ppo
+    if device.type == "cuda":
+        ways["ours, compiled blocks"] = partial(our_ppo, compile=True)
     if device.type == "cpu" and sys.platform == "linux":
         ways |= {f"{name}, 2 processes": partial(way, processes=2) for name, way in ways.items()}
     ways["plain PyTorch"] = plain_pytorch_ppo
@@ -103,7 +105,9 @@ def bench_supervised(args: Args, shape: Shape, device: torch.device) -> list[dic
     return rows
 
 
-def our_ppo(args: Args, directory: Path, rollout_dtype: str = "same", processes: int = 1) -> tuple[float, int]:
+def our_ppo(
+    args: Args, directory: Path, rollout_dtype: str = "same", processes: int = 1, compile: bool = False
+) -> tuple[float, int]:
     """Run train_ppo.py with TL;DR's settings and return (seconds per update, peak bytes)."""
     shape = SHAPES[args.shape]
     settings = replace(
@@ -111,7 +115,7 @@ def our_ppo(args: Args, directory: Path, rollout_dtype: str = "same", processes:
         num_ppo_epochs=NUM_EPOCHS, reward_model=str(directory / "rm"), device=args.device, dtype=args.dtype,
         batch_size=shape.episodes, micro_batch_size=min(MICRO_BATCH_SIZE[args.device], shape.episodes),
         total_episodes=2 * shape.episodes, max_query_length=shape.query_length, response_length=shape.response_length,
-        sampler=SamplerSettings(dtype=rollout_dtype), processes=processes, overwrite=True,
+        sampler=SamplerSettings(dtype=rollout_dtype), processes=processes, compile=compile, overwrite=True,
     )  # fmt: skip
     with mock.patch.object(Run, "save"):  # writing 1b's state takes longer than the two updates
         launch.run(partial(train_ppo.main, settings), args.device, processes)

@@ -82,6 +82,8 @@ def rotated_heads(
     qkv (B, S, H + 2K, D), cos and sin (B, S, 1, r / 2) -> q (B, H, S, D), k and v (B, K, S, D).
     Channels from r on are not rotated.
     """
+    if torch.compiler.is_compiling():
+        return split_heads(rotated(qkv, cos, sin, n_head, interleaved), n_head)
     if qkv.requires_grad:
         return RotatedHeads.apply(qkv, cos, sin, n_head, interleaved)
     return split_heads(apply_rotary_(qkv, cos, sin, n_head, interleaved), n_head)
@@ -127,6 +129,19 @@ def apply_rotary_(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleave
     a.copy_(rotated.real)
     b.copy_(rotated.imag)
     return qkv
+
+
+def rotated(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool) -> Tensor:
+    """`apply_rotary_` in real numbers and out of place, which a compiler can fuse."""
+    kv_heads, r = (qkv.size(2) - n_head) // 2, 2 * cos.size(-1)
+    qk, v = qkv.split([n_head + kv_heads, kv_heads], dim=2)
+    turned, kept = qk[..., :r], qk[..., r:]
+    wide = torch.promote_types(qk.dtype, torch.float32)
+    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+    a, b = a.to(wide), b.to(wide)
+    a, b = a * cos - b * sin, a * sin + b * cos
+    pairs = torch.stack((a, b), -1).flatten(-2) if interleaved else torch.cat((a, b), -1)
+    return torch.cat((torch.cat((pairs.to(qk.dtype), kept), dim=-1), v), dim=2)
 
 
 # ----------------------------------------------------------------------------------- one new token

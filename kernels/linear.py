@@ -79,6 +79,8 @@ def linear(
     """
     if not isinstance(weight, Tensor):
         return weight.matmul(x, bias, activation)
+    if torch.compiler.is_compiling():
+        return ACTIVATIONS[activation][0](F.linear(x, weight, bias))
     is_trained = any(tensor is not None and tensor.requires_grad for tensor in (x, weight, bias))
     if not (is_trained and torch.is_grad_enabled()):
         return matmul(x, weight, bias, activation)

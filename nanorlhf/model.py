@@ -13,8 +13,8 @@ head width, V vocabulary.
 
 import math
 import typing
-from collections.abc import Iterator, Sequence
-from functools import singledispatch
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, singledispatch
 from typing import Any
 
 import torch
@@ -90,7 +90,7 @@ class Attention(nn.Module):
             y = attend_one(q, k, v, bias, scale)
         else:
             y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=bias, is_causal=bias is None, scale=scale, enable_gqa=K < H
+                q, k, v, attn_mask=bias, is_causal=bias is None, scale=scale, enable_gqa=bool(K < H)
             )
         return self.out(y.transpose(1, 2).reshape(B, -1, H * D))
 
@@ -142,6 +142,12 @@ class Block(nn.Module):
         return x + self.post_norm2(self.mlp(self.norm2(x)))
 
 
+@cache
+def compiled_block() -> Callable[..., Tensor]:
+    """Return `block(*arguments)`, compiled once for all blocks and lengths. Imports the compiler."""
+    return torch.compile(lambda block, *arguments: block(*arguments), dynamic=True)
+
+
 class Blocks(nn.ModuleList):
     """A `ModuleList` of blocks, typed as such."""
 
@@ -167,6 +173,8 @@ class Transformer(nn.Module):
         self.norm = norm(config)
         # save only a block's input and recompute the block in the backward pass
         self.checkpoint_activations = False
+        # compile the blocks: fewer, larger kernels on a GPU
+        self.compile_blocks = False
         self.share_queries = True
         self.initialise()
 
@@ -244,10 +252,15 @@ class Transformer(nn.Module):
         return x
 
     def run(self, block: Block, *arguments: Any) -> Tensor:
-        """Run a block; with checkpoint_activations, the backward pass recomputes it."""
+        """Run a block; with checkpoint_activations, the backward pass recomputes it.
+
+        Blocks that read or write a cache aren't compiled: it changes in Python.
+        """
+        is_compiled = self.compile_blocks and arguments[3] is None
+        run = compiled_block() if is_compiled else Block.__call__
         if self.checkpoint_activations and torch.is_grad_enabled():
-            return checkpoint(block, *arguments, use_reentrant=False)
-        return block(*arguments)
+            return checkpoint(run, block, *arguments, use_reentrant=False)
+        return run(block, *arguments)
 
 
 @singledispatch

@@ -21,6 +21,9 @@ from nanorlhf.cache import KVCache
 from nanorlhf.config import GPTConfig
 from nanorlhf.masks import position_ids
 
+# PyTorch 2.11 has no such argument; later versions refuse fewer key than query heads without it
+GQA: dict[str, Any] = {}
+
 
 @cache
 def varlen_arguments() -> list[str]:
@@ -29,7 +32,10 @@ def varlen_arguments() -> list[str]:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # PyTorch before 2.10
         return []
-    return [*inspect.signature(varlen_attn).parameters]
+    arguments = [*inspect.signature(varlen_attn).parameters]
+    if "enable_gqa" in arguments:
+        GQA["enable_gqa"] = True
+    return arguments
 
 
 def can_pack(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> bool:
@@ -65,11 +71,9 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, scale: float)
         return attend_by_row(q, k, v, bounds, scale)
     from torch.nn.attention.varlen import varlen_attn
 
-    # PyTorch 2.11 has no such argument; later versions refuse fewer key than query heads without it
-    gqa: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in varlen_arguments() else {}
     left = -1 if bounds.window is None else bounds.window - 1  # tokens before a token
     q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # (N, H, D), (M, K, D) twice
-    y = varlen_attn(q, k, v, *bounds[:4], scale=scale, window_size=(left, 0), **gqa)
+    y = varlen_attn(q, k, v, *bounds[:4], scale=scale, window_size=(left, 0), **GQA)
     assert isinstance(y, Tensor)
     return y.transpose(0, 1)[None]
 

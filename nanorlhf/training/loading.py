@@ -16,6 +16,7 @@ from nanorlhf.checkpoint import (
     scalar_from_gpt,
 )
 from nanorlhf.dataset import Demonstration
+from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import reference, tune
 from nanorlhf.rewards.weighted_sum import Rewards, load_rewards
@@ -40,11 +41,15 @@ def prepare_models(
     frozen: Sequence[GPT | ScalarModel] = (),
     offload: bool = False,
 ) -> None:
-    """Set up activation checkpointing, sharding and the offloading of frozen models to CPU memory.
+    """Set up compilation, activation checkpointing, sharding and the offloading of frozen models.
 
     The linear weights of frozen models are cast to the dtype of the computation, unless the model is sharded or shares
     its weights with a trained model, as LoRA's reference does.
     """
+    if args.compile and args.shard != "none":
+        raise InputError(f"--compile can't be combined with --shard {args.shard}.")
+    for model in (*trained, *frozen):
+        model.transformer.compile_blocks = args.compile
     is_bfloat16 = args.dtype == "bfloat16"
     ranks_per_copy = distributed.node_size() if args.shard == "hsdp" else None
     for model in trained:

@@ -38,7 +38,7 @@ FORMAT = 3  # of a state; other formats are refused
 MAY_CHANGE = frozenset(
     ("out", "resume", "overwrite", "save_every", "eval_every")
     + ("offload", "checkpoint_activations")
-    + ("device", "processes", "micro_batch_size", "rollout_batch_size", "shard")
+    + ("device", "processes", "micro_batch_size", "rollout_batch_size", "shard", "compile")
     + ("plan",)  # a flag in 1.0, now a command
 )
 KEEP_LAST = 2  # states: if the newest is damaged, --resume uses the previous one
