@@ -144,7 +144,7 @@ class Block(nn.Module):
 
 @cache
 def compiled_block() -> Callable[..., Tensor]:
-    """Return `block(*arguments)`, compiled once for all blocks and lengths. Imports the compiler."""
+    """Return a call of a block, compiled once for all blocks and lengths. Imports the compiler."""
     return torch.compile(lambda block, *arguments: block(*arguments), dynamic=True)
 
 
