@@ -8,7 +8,8 @@ oneDNN repacks a weight before each multiplication. A sampler multiplies a few r
 weights for every token, so it packs them once: `PackedWeight`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Protocol
 
@@ -104,6 +105,24 @@ def matmul_dtype(weight: Tensor) -> torch.dtype:
 def cast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast the inputs of a matmul to autocast's dtype if it is on."""
     return tuple(tensor.to(matmul_dtype(tensor)) for tensor in tensors)
+
+
+@contextmanager
+def kept_casts(device: torch.device) -> Iterator[None]:
+    """Let autocast keep its casts of weights until this context ends; they must not change in it.
+
+    autocast clears its cache when the outermost context ends, which would be one micro-batch. The
+    cache is also cleared here, because an interrupted loop may leave an outer context open, and
+    before, because casts without a gradient may be in it.
+    """
+    kind = device.type
+    dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+    torch.clear_autocast_cache()
+    try:
+        with torch.autocast(kind, dtype, enabled):
+            yield
+    finally:
+        torch.clear_autocast_cache()
 
 
 def cast_head(weight: Tensor | Packed) -> Tensor | Packed:

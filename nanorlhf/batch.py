@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.linear import kept_casts
 from nanorlhf import distributed
 from nanorlhf.dataset import Demonstration
 from nanorlhf.padding import left_pad, micro_batches
@@ -169,10 +170,9 @@ class Batch:
     def micro_batches(self, size: int) -> "Iterator[Batch]":
         """Yield all rows, at most `size` at a time, in `reading_order`.
 
-        The weights that autocast casts are cast once for all of them: it keeps its casts until the
-        outermost context ends, here the loop. The weights must not change in between.
+        Weights must not change in between: autocast casts them once for all of them.
         """
-        with torch.autocast(self.query.device.type, enabled=False):
+        with kept_casts(self.query.device):
             for index in self.reading_order().split(size):
                 yield self[index]
 

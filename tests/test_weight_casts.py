@@ -91,6 +91,50 @@ def test_the_next_update_casts_the_new_weights(model) -> None:
     assert torch.equal(changed, gradient(model)) and not torch.allclose(changed, before)
 
 
+def test_an_interrupted_loop_leaves_no_old_casts(model) -> None:
+    """In a notebook, the traceback of an interrupted cell keeps its generator, and with it the outer context."""
+    query, response = torch.randint(2, 37, (6, 5)), torch.randint(2, 37, (6, T))
+    batch = Batch.of([{}] * 6, query, response, torch.zeros(6, T), EOS, PAD, "last_token")
+
+    def read() -> Tensor:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            return response_logprobs(model, batch.query_response, batch.real, batch.actions, 1.0)[0]
+
+    def step() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+
+    interrupted = batch.micro_batches(2)
+    next(interrupted)
+    read()  # its casts have no gradient
+    update(model, batch)
+    assert gradient(model).abs().sum() > 0
+    step()
+    after = read()
+    step()
+    update(model, batch)
+    last = gradient(model)
+    interrupted.close()
+    update(model, batch)
+    assert torch.equal(last, gradient(model))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.div_(1.1)
+    assert torch.allclose(after, read(), atol=1e-2)
+
+
+def test_autocast_stays_on_or_off_in_the_loop(model) -> None:
+    query, response = torch.randint(2, 37, (2, 5)), torch.randint(2, 37, (2, T))
+    batch = Batch.of([{}] * 2, query, response, torch.zeros(2, T), EOS, PAD, "last_token")
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.float16, enabled):
+            for _ in batch.micro_batches(1):
+                assert torch.is_autocast_enabled("cpu") == enabled
+                assert not enabled or torch.get_autocast_dtype("cpu") == torch.float16
+        assert not torch.is_autocast_enabled("cpu")
+
+
 def test_micro_batches_of_a_supervised_stage_share_the_casts(model) -> None:
     rows = [Demonstration([5, 6, 7], [], {}), Demonstration([10, 4, 8], [], {}), Demonstration([3, 9, 9], [], {})]
 
@@ -101,9 +145,7 @@ def test_micro_batches_of_a_supervised_stage_share_the_casts(model) -> None:
         backward(model, rows, sums, 7, 1, "bfloat16")
     assert {casts.counts[name] for name in linear_weights(model)} == {1}
     shared = gradient(model)
-    plain = torch.autocast
-    without_outer = lambda *words, **flags: plain(*words, **flags) if len(words) > 1 else nullcontext()  # noqa: E731
-    with mock.patch("torch.autocast", without_outer), Casts(model) as casts:
+    with mock.patch("nanorlhf.training.supervised.kept_casts", nullcontext), Casts(model) as casts:
         backward(model, rows, sums, 7, 1, "bfloat16")
     assert {casts.counts[name] for name in linear_weights(model)} == {3}
     assert torch.equal(shared, gradient(model))

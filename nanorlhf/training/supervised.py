@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kernels.linear import kept_casts
 from nanorlhf import distributed
 from nanorlhf.cli import exact
 from nanorlhf.config import GPTConfig
@@ -31,7 +32,7 @@ def backward(model: nn.Module, batch: list, sums: Sums, count: int, micro_batch_
     device = next(model.parameters()).device
     means: Tensor | float = 0.0
     model.zero_grad()
-    with torch.autocast(device.type, enabled=False):  # an outer context, which keeps the casts of weights until its end
+    with kept_casts(device):
         for rows in micro_batches(batch[distributed.rank_slice(len(batch))], micro_batch_size):
             with autocast(dtype, device):
                 loss, *rest = sums(model, rows)
