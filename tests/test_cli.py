@@ -265,6 +265,7 @@ def test_an_out_of_range_number_names_its_flag_and_nothing_is_written(miniature,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_script_as_the_shell_sees_it(miniature, tmp_path):
     """One process for all cases: the same sentence and exit code, nothing on stdout, nothing written."""
     command = [sys.executable, "train_ppo.py", "--data", str(miniature.root / "data"), "--sft", str(tmp_path / "no")]

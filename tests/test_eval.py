@@ -95,6 +95,7 @@ def test_the_batch_size_changes_nothing(args, result) -> None:
     assert again["reward_model"] == result["reward_model"]
 
 
+@pytest.mark.slow
 def test_rounded_weights_and_offloading_change_no_bit(args, monkeypatch) -> None:
     """Weights stored in bfloat16 equal autocast's casts of float32 weights."""
     args = replace(args, dtype="bfloat16", num_queries=5, implicit_rewards=("ppo",))

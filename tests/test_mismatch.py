@@ -34,6 +34,7 @@ def ppo(miniature, tmp_path):  # noqa: F811
     return replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=16, micro_batch_size=8, num_ppo_epochs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", INT8])
 def test_a_rounded_sampler_is_packed_once_per_rollout_and_the_first_ratio_stays_one(ppo, monkeypatch, dtype):
     spy = Spy(monkeypatch, "for_sampling", sampler)

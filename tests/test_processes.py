@@ -130,6 +130,7 @@ SENTENCES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SENTENCES)
 def test_an_error_that_the_user_can_fix_is_one_sentence_whichever_process_has_it(outcomes, case):
     code, err = outcomes[case]

@@ -70,6 +70,7 @@ def test_zero_counts_as_positive_on_both_sides(miniature, monkeypatch):
         assert train_rm.regression_loss(model, ROWS, PAD)[1] == num_right
 
 
+@pytest.mark.slow
 def test_a_regression_learns_the_scores_and_is_not_normalised(scored, miniature):
     summary = train_rm.main(replace(scored, num_epochs=20, lr=5e-3, overwrite=True))
     model, tokenizer = load_scalar(scored.out), load_tokenizer(scored.out)

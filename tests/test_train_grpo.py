@@ -728,6 +728,7 @@ def test_with_kl_coefficient_zero_an_infinite_kl_does_not_reach_loss_or_gradient
     assert metrics["skipped_steps"] == 0 and math.isfinite(metrics["policy/loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grpo", "dapo"])
 def test_resuming_equals_the_uninterrupted_run(single_update, coarse, kind, tmp_path, monkeypatch):
     """Equal to the last bit, including DAPO's resampling; the state has no value model."""
@@ -752,6 +753,7 @@ def test_resuming_equals_the_uninterrupted_run(single_update, coarse, kind, tmp_
         assert all(sum(row["groups/refilled"] for row in rows) > 0 for rows in (kept[:2], kept[2:]))
 
 
+@pytest.mark.slow
 def test_a_run_learns_a_rule(single_update, tmp_path):
     """All signs are right end to end: rewarding short responses makes them shorter."""
     rule = tmp_path / "rule.py"

@@ -171,6 +171,7 @@ def test_a_rollout_without_passing_programs_trains_only_the_policy(rlcf, one_upd
     assert torch.allclose(weights(before), weights(after), atol=2e-5)  # except for AdamW's weight decay
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freeze", [False, True])
 def test_resuming_equals_the_uninterrupted_run(rlcf, monkeypatch, tmp_path, freeze):
     """Equal to the last bit."""

@@ -133,6 +133,7 @@ def test_a_tie_counts_as_wrong(miniature, monkeypatch):
     assert summary["validation_accuracy"] == 0
 
 
+@pytest.mark.slow
 def test_the_reward_model_learns_the_labels(miniature):
     out = miniature.root / "rm_longer"
     train_rm.main(replace(miniature.rm, out=out, num_epochs=20, lr=5e-3, overwrite=True))

@@ -34,6 +34,7 @@ def read_rows(out, split: str) -> list[dict]:
     return read_jsonl(out / f"sft.{split}.jsonl", FIELDS)
 
 
+@pytest.mark.slow
 def test_the_winner_is_the_usable_answer_with_the_highest_score(args):
     best_of.main(args)
     tokenizer, model = load_tokenizer(args.policy), load_scalar(args.reward_model)
@@ -78,6 +79,7 @@ def test_the_validation_split_may_have_fewer_queries(args, tmp_path):
     assert {row["query"] for row in read_rows(tmp_path / "out", "validation")} <= asked
 
 
+@pytest.mark.slow
 def test_the_batch_size_changes_nothing_and_the_winners_train_a_policy(args, miniature, tmp_path):
     best_of.main(replace(args, out=tmp_path / "one", batch_size=1))
     best_of.main(replace(args, out=tmp_path / "many", batch_size=7))

@@ -94,6 +94,7 @@ WORDS = st.sampled_from(sorted(tiny.FRAME_WORDS) + [word for value in tiny.VALUE
 TEXTS = st.one_of(st.text(max_size=200), st.lists(WORDS, max_size=30).map(" ".join))
 
 
+@pytest.mark.slow
 @given(TEXTS, TEXTS)
 def test_any_two_texts_have_a_score_within_the_bounds(query: str, response: str) -> None:
     score = gold_score(query, response)

@@ -171,6 +171,7 @@ def test_agreement_by_hand() -> None:
     assert agrees_with_judge(margins, rows) == [True, False, True, False, False, False]
 
 
+@pytest.mark.slow
 def test_the_next_run_takes_its_answers_from_the_cache_and_a_verdict_file_needs_no_endpoint(judged, tmp_path) -> None:
     server, asked, result = judged
     num_calls = len(server.seen)

@@ -61,6 +61,7 @@ def last_scores(args, path: str, texts: list[tuple[list[int], list[int]]]) -> li
     return [args.dpo_beta * (ours - ref) for ours, ref in zip(*sums, strict=True)]
 
 
+@pytest.mark.slow
 def test_accuracies_and_scores_are_those_of_single_texts(args, result):
     tokenizer = load_tokenizer(args.ref_policy)
     pairs = load_comparisons(args.data / "comparisons.validation.jsonl", tokenizer, None, None)

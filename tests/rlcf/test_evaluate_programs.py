@@ -151,6 +151,7 @@ def world(request) -> World:
 
 
 # ---------------------------------------------------------------------------------------------------- 1. the numbers
+@pytest.mark.slow
 def test_each_response_has_the_verdict_that_was_built_into_it(world):
     compiled_alike = "compile_error" if world.result["language"] == "java" else "exception"
     reasons = {

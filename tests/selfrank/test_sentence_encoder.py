@@ -54,6 +54,7 @@ def check(directory: Path, limit: int, pool) -> None:
         assert vector.dtype == np.float64 and np.allclose(vector, expected / expected.norm(), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_minilm_gives_the_unit_vector_of_the_mean_of_256_tokens(original) -> None:
     check(original, 256, lambda tokens: tokens.mean(0))
 

@@ -87,6 +87,7 @@ def outcome(small_site) -> tuple[dict, list[dict]]:
     )
 
 
+@pytest.mark.slow
 def test_generated_answers_are_among_the_data(small_site):
     rows = read_jsonl(small_site.root / "data/scored.train.jsonl", {"score": float})
     generated = [row["score"] for row in rows if row["meta"]["generated"]]
