@@ -55,6 +55,7 @@ COMMANDS = {
     "DPO, lora": ("train_dpo", "--tune lora --dtype bfloat16 --checkpoint-activations"),
     "PPO": ("train_ppo", "--trace 1"),
     "PPO, saving memory": ("train_ppo", SAVES_MEMORY),
+    "PPO, compiled": ("train_ppo", "--compile --dtype bfloat16"),
     "PPO, lora": ("train_ppo", "--tune lora --dtype bfloat16"),
     "PPO, lora and a shared value model": ("train_ppo", "--tune lora --value-model shared --offload"),
     "PPO, a value model of its own": ("train_ppo", "--value-model sft --dtype bfloat16"),

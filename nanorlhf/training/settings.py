@@ -88,8 +88,8 @@ class TrainingArgs(RunArgs):
     checkpoint_activations: bool = False
     """recompute each block in the backward pass: less memory, a third more time"""
     compile: bool = False
-    """compile the models' blocks with torch.compile: fewer, larger kernels on a GPU, after a start of about a minute;
-    can't be combined with --shard"""
+    """compile the models' blocks with torch.compile: fewer, larger kernels on a GPU, after a start of about a minute.
+    Sampling and passes that share queries (comparisons, groups) are not compiled; can't be combined with --shard"""
     shard: Literal["none", "fsdp", "hsdp"] = "none"
     """fsdp: shard weights, gradients and optimizer state across all ranks; hsdp: shard across the ranks of a node and
     replicate across nodes; none: replicate on each rank (DDP)"""
