@@ -20,7 +20,7 @@ import torch
 from bench import __main__ as program
 from bench import compilers, generation, limit, settings, stopwatch, updates
 from kernels.processor import has_int8_matmul
-from nanorlhf import launch, model
+from nanorlhf import launch, reading
 from nanorlhf.cache import KVCache
 from nanorlhf.errors import InputError
 from tests.conftest import ROOT
@@ -143,8 +143,8 @@ def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
 def test_a_grpo_iteration_runs_with_shared_queries_and_with_a_row_per_response(moment, tmp_path, monkeypatch):
     settings.make_run(settings.SHAPES["tiny"], tmp_path, torch.device("cpu"))
     calls = []
-    read = model.read_queries_once
-    monkeypatch.setattr(model, "read_queries_once", lambda *arguments: calls.append(arguments) or read(*arguments))
+    read = reading.read_queries_once
+    monkeypatch.setattr(reading, "read_queries_once", lambda *arguments: calls.append(arguments) or read(*arguments))
     seconds, peak = updates.our_grpo(moment, tmp_path)
     assert seconds > 0 and peak > 0 and calls
     calls.clear()
