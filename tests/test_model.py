@@ -18,6 +18,7 @@ from nanorlhf.config import GPTConfig
 from nanorlhf.layers import OffsetRMSNorm, RMSNorm
 from nanorlhf.masks import attention_mask, causal_suffices, position_ids
 from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.peft import tune
 
 SHAPE = {"vocab_size": 41, "n_ctx": 48, "d_model": 24, "n_layer": 3, "n_head": 3, "d_mlp": 40}
 LLAMA = {"n_head": 4, "norm": "rms", "gated_mlp": True, "activation": "silu", "parallel_residual": False}
@@ -56,6 +57,15 @@ def make_model(config: GPTConfig, kind: type = GPT) -> GPT | ScalarModel:
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model
+
+
+def add_lora(model: GPT) -> None:
+    """Train updates of rank 2 that are not zero."""
+    tune(model, "lora", rank=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
 
 
 @pytest.fixture(params=CONFIGS)

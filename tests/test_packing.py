@@ -12,10 +12,9 @@ from nanorlhf.generate import generate
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.packing import Bounds, Packing, attend_by_row, attend_packed, can_pack
-from nanorlhf.peft import tune
 from nanorlhf.reward import end_scores
 from tests.conftest import GPU
-from tests.test_model import CONFIGS, make_model
+from tests.test_model import CONFIGS, add_lora, make_model
 
 PAD, Q, T = 40, 7, 4
 CAUSAL = [name for name, config in CONFIGS.items() if config.attention_cap is None]
@@ -66,11 +65,7 @@ def test_packing_changes_neither_hidden_states_nor_gradients_in_float64(name, la
     model = make_model(CONFIGS[name]).double()
     model.transformer.checkpoint_activations = how == "recomputed activations"
     if how == "lora":
-        tune(model, "lora", rank=2)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.requires_grad:
-                    parameter.add_(0.1)
+        add_lora(model)
     ids, mask = padded_rows()
     hidden, gradient = hidden_and_gradient(model, ids, mask, last)
     request.getfixturevalue("packs")

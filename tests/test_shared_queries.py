@@ -16,7 +16,7 @@ from nanorlhf.peft import tune
 from nanorlhf.reward import end_scores, pair_scores
 from nanorlhf.shared_queries import Groups, find_groups
 from tests.conftest import TINY
-from tests.test_model import CONFIGS, make_model
+from tests.test_model import CONFIGS, add_lora, make_model
 from tests.test_t5 import CONFIGS as T5_CONFIGS
 
 PAD, EOS, Q, T = 40, 1, 9, 5
@@ -61,11 +61,7 @@ def test_hidden_states_and_gradients_equal_those_of_separate_rows_in_float64(nam
     config = CONFIGS[name] if name in CONFIGS else T5_CONFIGS[name]
     model = make_model(config).double()
     if how == "lora":
-        tune(model, "lora", rank=2)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.requires_grad:
-                    parameter.add_(0.1)
+        add_lora(model)
     ids, mask = group_rows()
     joined = hidden_and_gradient(model, ids, mask)
     # ids and padding that must not matter
