@@ -18,6 +18,7 @@ from bench.settings import Args
 from kernels import processor
 from nanorlhf.launch import die_with_parent
 from nanorlhf.progress import Progress
+from nanorlhf.training.flops import published_rate
 
 
 def compare(ways: dict[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, tuple[float, int]]:
@@ -110,6 +111,6 @@ def with_limit(rows: list[dict], work: limit.Work, device: torch.device, args: A
     published rate.
     """
     added = {"limit_seconds": work.seconds(device, getattr(torch, args.dtype))}
-    rate = limit.published_rate(device) if args.dtype == "bfloat16" else None
+    rate = published_rate(device) if args.dtype == "bfloat16" else None
     flops = work.flops + sum(flops for flops, _ in work.steps)
     return [row | added | ({"mfu": flops / row["seconds"] / rate} if rate else {}) for row in rows]

@@ -23,6 +23,7 @@ from kernels.processor import has_int8_matmul
 from nanorlhf import launch, reading
 from nanorlhf.cache import KVCache
 from nanorlhf.errors import InputError
+from nanorlhf.training.flops import published_rate
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -65,7 +66,7 @@ def test_a_decode_step_is_a_share_of_what_follows_the_prefill(moment, tmp_path, 
         "compare",
         lambda ways, rounds, device: {name: (way(), next(seconds))[1] for name, way in ways.items()},
     )
-    monkeypatch.setattr(limit, "published_rate", lambda device: 1e9)
+    monkeypatch.setattr(stopwatch, "published_rate", lambda device: 1e9)
     program.main(replace(moment, parts=("decode",), json=tmp_path / "speed.json", dtype="bfloat16"))
     rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
     assert [(row["what"], row["size"], row["seconds"], row["peak_bytes"]) for row in rows] == [
@@ -93,8 +94,8 @@ def test_the_published_rate_is_looked_up_by_the_name_of_the_card(monkeypatch):
         ("NVIDIA GeForce RTX 4090", None),
     ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert limit.published_rate(torch.device("cuda")) == rate
-    assert limit.published_rate(torch.device("cpu")) is None
+        assert published_rate(torch.device("cuda")) == rate
+    assert published_rate(torch.device("cpu")) is None
 
 
 def hangs(args: settings.Args, directory: Path) -> None:

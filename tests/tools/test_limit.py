@@ -10,8 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench import limit, settings, stopwatch, updates
-from bench.limit import Read, Work
+from bench.limit import Work
 from nanorlhf.model import GPT
+from nanorlhf.training.flops import Read, forward_flops, text, total
 
 SHAPE = settings.Shape(2, 16, 2, 40, 8, 5, 4)
 GATED = dict(n_kv_head=1, gated_mlp=True, d_mlp=24, architecture="llama", rotary_dim=8, norm="rms", mlp_bias=False)
@@ -33,22 +34,22 @@ def test_forward_flops_equal_the_models_matmuls(config, last):
     with torch.no_grad():
         counted = matmul_flops(lambda: model.logits(model(ids, real, last=last)))
     unused = 2 * (9 - last) * 16 * 16  # queries of the last block, which the model's joint projection computes too
-    assert counted == limit.forward_flops(config, Read(9, 9 * 9), Read(last, last * 9), last) + unused
+    assert counted == forward_flops(config, Read(9, 9 * 9), Read(last, last * 9), last) + unused
 
 
 def test_the_backward_pass_takes_twice_the_forward_flops():
     model, ids = GPT(SHAPE.config), torch.randint(40, (1, 9))
     real = torch.ones_like(ids, dtype=torch.bool)
     counted = matmul_flops(lambda: model.logits(model(ids, real)).sum().backward())
-    assert counted == 3 * limit.forward_flops(SHAPE.config, Read(9, 81), Read(9, 81), 9)
+    assert counted == 3 * forward_flops(SHAPE.config, Read(9, 81), Read(9, 81), 9)
 
 
 def test_pairs_are_those_of_causal_attention():
     def pairs(first: int, length: int) -> int:
         return sum(key <= query for query, key in itertools.product(range(first, length), range(length)))
 
-    assert limit.text(7) == Read(7, pairs(0, 7)) and limit.text(7, 2) == Read(2, pairs(5, 7))
-    assert limit.total([Read(1, 2), Read(30, 40)]) == Read(31, 42)
+    assert text(7) == Read(7, pairs(0, 7)) and text(7, 2) == Read(2, pairs(5, 7))
+    assert total([Read(1, 2), Read(30, 40)]) == Read(31, 42)
     # a query of 4 tokens, then two responses of 3, each attending to the query and itself
     sees = [[key <= query and not (query >= 7 and 4 <= key < 7) for key in range(10)] for query in range(10)]
     read, used = limit.group(4, 3, last=1, k=2)
@@ -63,7 +64,7 @@ def test_parameters_and_decode_steps_are_the_models():
         assert limit.num_parameters(config) == matrices
     (flops, _), *_ = limit.generation(SHAPE.config, [3, 5], 2, 4).steps
     read = Read(2, 4 + 6)
-    assert flops == limit.forward_flops(SHAPE.config, read, read, 2)
+    assert flops == forward_flops(SHAPE.config, read, read, 2)
 
 
 @pytest.mark.parametrize(
