@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.linear import fits_onednn, matmul_by_onednn
 from nanorlhf.config import GPTConfig
-from nanorlhf.training.flops import Read, block_weights, forward_flops, text, total
+from nanorlhf.training.flops import Read, block_weights, forward_flops, iteration_flops, text, total
 
 # sizes to measure the rates: rows of a square matrix, and the maximum number of bytes to read
 MULTIPLIED = {"cpu": 2048, "cuda": 8192}
@@ -79,8 +79,11 @@ class Work:
 
 def training(config: GPTConfig, read: Read, used: Read, num_logits: int = 0) -> Work:
     """One optimizer step: a forward pass, twice its matmuls for the gradient, and AdamW in float32."""
-    flops = 3 * forward_flops(config, read, used, num_logits)
-    return Work(flops, moved=4 * ADAMW_WORDS * num_parameters(config, with_head=num_logits > 0))
+    return Work(3 * forward_flops(config, read, used, num_logits), moved_by_adamw(config, with_head=num_logits > 0))
+
+
+def moved_by_adamw(config: GPTConfig, with_head: bool = True) -> int:
+    return 4 * ADAMW_WORDS * num_parameters(config, with_head)
 
 
 def num_parameters(config: GPTConfig, with_head: bool = True) -> int:
@@ -113,17 +116,10 @@ def ppo_iteration(config: GPTConfig, queries: Sequence[int], num_tokens: int, nu
 
     itemsize: see `generation`
     """
-    read = total([text(length + num_tokens - 1) for length in queries])  # the last token predicts nothing
-    used = total([text(length + num_tokens - 1, num_tokens) for length in queries])
-    full = total([text(length + num_tokens) for length in queries])
-    ends = total([text(length + num_tokens, 1) for length in queries])
-    num_logits = len(queries) * num_tokens
-    work = generation(config, queries, num_tokens, itemsize)
-    work += Work(2 * forward_flops(config, read, used, num_logits))  # policy and reference
-    work += Work(forward_flops(config, read, used) + forward_flops(config, full, ends))  # values, scores
-    for _ in range(num_epochs):
-        work += training(config, read, used, num_logits) + training(config, read, used)
-    return work
+    responses = [num_tokens] * len(queries)
+    flops = iteration_flops(config, config, [config], queries, responses, 1, num_epochs, num_readings=2)
+    moved = num_epochs * (moved_by_adamw(config) + moved_by_adamw(config, with_head=False))
+    return generation(config, queries, num_tokens, itemsize) + Work(flops, moved)
 
 
 def grpo_iteration(
@@ -133,18 +129,9 @@ def grpo_iteration(
 
     queries: lengths of the distinct queries; itemsize: see `generation`
     """
-    n = num_tokens - 1  # the last token predicts nothing
-    groups = [group(length, n, last=n, k=k) for length in queries]
-    read = total([read for read, _ in groups])
-    used = total([used for _, used in groups] + [text(length, 1) for length in queries])
-    scored = [group(length, num_tokens, last=1, k=k) for length in queries]
-    num_logits = len(queries) * k * num_tokens
-    work = generation(config, queries, num_tokens, itemsize, k)
-    work += Work(2 * forward_flops(config, read, used, num_logits))  # policy and reference
-    work += Work(forward_flops(config, total([full for full, _ in scored]), total([end for _, end in scored])))
-    for _ in range(num_epochs):
-        work += training(config, read, used, num_logits)
-    return work
+    each = [length for length in queries for _ in range(k)]
+    flops = iteration_flops(config, None, [config], each, [num_tokens] * len(each), k, num_epochs, num_readings=2)
+    return generation(config, queries, num_tokens, itemsize, k) + Work(flops, num_epochs * moved_by_adamw(config))
 
 
 def sft_step(config: GPTConfig, rows: Sequence[tuple[int, int]]) -> Work:

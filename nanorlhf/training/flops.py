@@ -57,3 +57,28 @@ def forward_flops(config: GPTConfig, read: Read, used: Read, num_logits: int = 0
     first = (config.n_layer - 1) * (read.tokens * (key_weights + other_weights) + read.pairs * pair)
     last = read.tokens * key_weights + used.tokens * other_weights + used.pairs * pair
     return 2 * (first + last + num_logits * config.d_model * config.vocab_size)
+
+
+def iteration_flops(
+    policy: GPTConfig,
+    value_model: GPTConfig | None,
+    reward_models: Sequence[GPTConfig],
+    queries: Sequence[int],
+    responses: Sequence[int],
+    k: int,
+    num_epochs: int,
+    num_readings: int = 3,
+) -> int:
+    """Count the FLOPs of an iteration of PPO, or without a value model of GRPO.
+
+    queries, responses: B lengths; k adjacent responses share a query. num_readings: passes of policy and reference
+    without a gradient, including sampling, which computes each token once as a reading does.
+    """
+    lengths, shared = list(zip(queries, responses, strict=True)), queries[::k]
+    own = total([text(query + response - 1, response - 1) for query, response in lengths])  # the last predicts nothing
+    ends = total([text(query + response, 1) for query, response in lengths])
+    read, used = total([own, *map(text, shared)]), total([own, *(text(query, 1) for query in shared)])
+    flops = (num_readings + 3 * num_epochs) * forward_flops(policy, read, used, sum(responses))  # backward: two more
+    if value_model is not None:
+        flops += (1 + 3 * num_epochs) * forward_flops(value_model, read, used)
+    return flops + sum(forward_flops(config, total([read, ends]), ends) for config in reward_models)
