@@ -128,7 +128,8 @@ def main(args: Args) -> dict[str, float]:
     ) -> tuple[Batch, Tensor, Tensor]:
         """Sample with temperature only; each model reads the whole batch once."""
         with autocast:
-            batch = sampler.sample(examples, uniforms, update)
+            with run.generating():
+                batch = sampler.sample(examples, uniforms, update)
             batch.logprobs, batch.ref_logprobs, exact_kl = read_logprobs(
                 policy, ref_policy, batch, args.temperature, args.read_size
             )  # (B, T)
@@ -204,6 +205,7 @@ def main(args: Args) -> dict[str, float]:
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
         if args.trace:
             trace.write(batch)
+        metrics |= update_metrics.mfu(run, batch, args.num_epochs, policy, None, reward.models, k)
         update_metrics.log_update(run, update, batch, scores, metrics, tokenizer, k)
     return run.finish(run.metrics)  # metrics of the last update
 

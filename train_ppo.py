@@ -128,7 +128,8 @@ def main(args: Args) -> dict[str, float]:
         indices = batch_indices(len(rows), B, update, args.seed)  # [N+ 21]
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
         with autocast:
-            batch = sampler.sample([rows[i] for i in indices], uniforms, update)
+            with run.generating():
+                batch = sampler.sample([rows[i] for i in indices], uniforms, update)
             # 2.2 each model reads the whole batch once: scores are (B,), all else (B, T)
             gold_scores = None if gold is None else gold.score(batch)
             batch.logprobs, batch.ref_logprobs, exact_kl = read_logprobs(
@@ -202,6 +203,9 @@ def main(args: Args) -> dict[str, float]:
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
         if args.trace:
             trace.write(batch)
+        metrics |= update_metrics.mfu(
+            run, batch, args.num_ppo_epochs, policy, value_model, reward.models
+        )
         update_metrics.log_update(run, update, batch, scores, metrics, tokenizer)
         beta.update(metrics["objective/kl"], B)
     return run.finish(run.metrics)  # metrics of the last update

@@ -135,10 +135,9 @@ def main(args: Args) -> dict[str, float]:
         # 2.1 sample a program for each prompt, with temperature only
         indices = batch_indices(len(rows), B, update, args.seed)
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
-        write_program = partial(
-            generate, for_sampling(distributed.unshard(policy), "same"), stop_ids=tokenizer.stop_ids
-        )
-        with autocast:
+        model = for_sampling(distributed.unshard(policy), "same")
+        write_program = partial(generate, model, stop_ids=tokenizer.stop_ids)
+        with autocast, run.generating():
             prompts = [rows[i] for i in indices]
             batch = sample(write_program, prompts, uniforms, device, args.temperature, size, *ends)
 
@@ -231,6 +230,7 @@ def main(args: Args) -> dict[str, float]:
         gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.actions)
         metrics |= stats.metrics() | {"policy/sampler_gap": gap.item()}
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
+        metrics |= update_metrics.mfu(run, batch, args.num_ppo_epochs, policy, value_model)
         update_metrics.log_update(run, update, batch, scores, metrics, tokenizer)
         beta.update(metrics["objective/kl"], B)
     return run.finish(run.metrics)

@@ -24,6 +24,7 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import batch_indices
 from nanorlhf.errors import InputError
 from nanorlhf.training.resume import damage, states
+from nanorlhf.training.run import TIME_METRICS
 from tests import two_processes
 from tests.conftest import GPU, ROOT, UNCLIPPED, read_metrics, weights
 from tests.test_regression import scored  # noqa: F401  a fixture
@@ -97,7 +98,7 @@ def runs(miniature, scored, tmp_path_factory):  # noqa: F811
     return {(stage, shard): root / f"{stage}_{shard}" for stage in stages for shard in ("one", "none", "fsdp")}
 
 
-TIMED = {"episodes_per_second", "policy/first_ratio_error", "policy/sampler_gap", "padding_difference"}
+TIMED = {*TIME_METRICS, "policy/first_ratio_error", "policy/sampler_gap", "padding_difference"}
 CLIPPED = {"policy/clip_fraction", "value/clip_fraction"}
 
 

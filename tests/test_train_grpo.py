@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import re
+import time
 from dataclasses import fields, replace
 from statistics import fmean, pstdev
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from nanorlhf.ppo import policy_loss
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import loading, sampler, update_metrics
 from nanorlhf.training.resume import states
+from nanorlhf.training.run import TIME_METRICS
 from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import ROOT, UNCLIPPED, interrupt_at, read_metrics, weights
 from tests.miniature_rlcf import Spy
@@ -617,6 +619,27 @@ def test_a_rollout_with_equal_scores_takes_no_step_and_logs_no_nan(coarse, tmp_p
     assert all(math.isfinite(x) for row in rows for x in row.values()) and "policy/loss" not in rows[0]
 
 
+def test_the_generating_share_is_the_time_of_all_samples(coarse, monkeypatch):
+    """It includes DAPO's resampling, but not the passes that read the responses."""
+    calls = []
+
+    def slow(function):
+        def slowed(*arguments):
+            calls.append(function)
+            time.sleep(0.05)
+            return function(*arguments)
+
+        return slowed
+
+    monkeypatch.setattr(train_grpo.Sampler, "sample", slow(train_grpo.Sampler.sample))
+    monkeypatch.setattr(train_grpo, "read_logprobs", slow(train_grpo.read_logprobs))
+    train_grpo.main(coarse)
+    (row,) = read_metrics(coarse.out)
+    seconds, share = 8 / row["episodes_per_second"], row["time/generating_share"]
+    assert len(calls) > 2 and row["groups/refilled"] > 0 and "time/mfu" not in row
+    assert min(share, 1 - share) * seconds > 0.05 * len(calls) / 2
+
+
 def test_the_glossary_explains_every_metric(single_update, coarse):
     glossary = (ROOT / "docs" / "metrics.md").read_text()
     for args in (single_update, coarse):
@@ -745,7 +768,7 @@ def test_resuming_equals_the_uninterrupted_run(single_update, coarse, kind, tmp_
     train_grpo.main(replace(broken, overwrite=False, resume=True))
     assert torch.equal(weights(load_gpt(whole.out)), weights(load_gpt(broken.out)))
     kept, expected = (
-        [{name: x for name, x in row.items() if name != "episodes_per_second"} for row in read_metrics(a.out)]
+        [{name: x for name, x in row.items() if name not in TIME_METRICS} for row in read_metrics(a.out)]
         for a in (broken, whole)
     )
     assert kept == expected

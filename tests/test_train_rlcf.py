@@ -15,6 +15,7 @@ from nanorlhf.rlcf import train_baselines, train_discriminator
 from nanorlhf.rlcf.compilers import PythonCompiler
 from nanorlhf.rlcf.discriminator import load_discriminator
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from nanorlhf.training.run import TIME_METRICS
 from nanorlhf.training.settings import AdamSettings
 from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, weights
 from tests.miniature_rlcf import Rollout, T, whole_programs
@@ -187,7 +188,7 @@ def test_resuming_equals_the_uninterrupted_run(rlcf, monkeypatch, tmp_path, free
     for load, name in ((load_gpt, ""), (load_scalar, "value_model"), (load_discriminator, "discriminator")):
         assert torch.equal(weights(load(whole.out / name)), weights(load(broken.out / name)))
     untimed = [
-        [{k: v for k, v in row.items() if k != "episodes_per_second"} for row in read_metrics(out)]
+        [{k: v for k, v in row.items() if k not in TIME_METRICS} for row in read_metrics(out)]
         for out in (whole.out, broken.out)
     ]
     assert untimed[0] == untimed[1] and len(untimed[0]) == 3
@@ -284,7 +285,7 @@ def test_two_processes_equal_one_in_ppo(runs, objective):
     ):
         if (one / name).exists():
             assert torch.allclose(weights(load(one / name)), weights(load(two / name)), atol=1e-4)
-    skipped = {"episodes_per_second", "policy/first_ratio_error", "policy/sampler_gap"}
+    skipped = {*TIME_METRICS, "policy/first_ratio_error", "policy/sampler_gap"}
     for rows in zip(read_metrics(one), read_metrics(two), strict=True):
         first, second = ({key: value for key, value in row.items() if key not in skipped} for row in rows)
         assert first == pytest.approx(second, abs=5e-4)

@@ -46,6 +46,7 @@ from nanorlhf import launch
 from nanorlhf.cli import command_line, run_module
 from nanorlhf.rewards.endpoint import read_cache
 from nanorlhf.training.resume import damage, states
+from nanorlhf.training.run import TIME_METRICS
 from nanorlhf.training.trace import read_trace
 from tests.conftest import make_miniature
 from tools.faults import FAULTS, World, saves, small_disk, wrong_clock
@@ -57,7 +58,7 @@ STAGES: dict[str, Callable[[Any], Any]] = {
 LAYOUTS: tuple[dict[str, Any], ...] = ({"processes": 1}, {"processes": 2}, {"processes": 2, "shard": "fsdp"})
 STATE_FAULTS = ("SIGKILL in a save", "dead rank", "truncated state", "foreign file")  # an evaluation saves no states
 FOREIGN = ("notes.txt", "step-00000001.bak", "step-99999999", "step-the-best")
-TIMES = ("seconds", "peak_resident_bytes", "episodes_per_second", "resume", "overwrite")
+TIMES = ("seconds", "peak_resident_bytes", *TIME_METRICS, "resume", "overwrite")
 PATIENCE = 600.0  # time limit of a run on a busy machine, seconds; on an idle one it takes less than 20
 CRASH, MOST_CRASHES = "a library's crash", 2  # native code crashes without a fault: listed and resumed if rare
 CRASHED = re.compile(r"in another process: rank \d+ died of SIG(SEGV|BUS|ILL|FPE|ABRT)\b")

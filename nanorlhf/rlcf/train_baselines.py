@@ -121,7 +121,7 @@ def main(args: Args) -> dict[str, float]:
         written = [rows[i] for i in batch_indices(len(rows), B, update, args.seed)]
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
         full_policy = distributed.unshard(policy)
-        with autocast:
+        with autocast, run.generating():
             write_program = partial(generate, for_sampling(full_policy, "same"), stop_ids=tokenizer.stop_ids)
             batch = sample(
                 write_program, written, uniforms, device, args.temperature, size, eos_id, pad_id, "last_token"
@@ -145,10 +145,11 @@ def main(args: Args) -> dict[str, float]:
         else:  # [RLCF eq 4] compare with the greedy response, tokens weighted by the critic
             with autocast:
                 query = batch.query[local_rows]
-                greedy, _ = generate(
-                    full_policy, query, query != pad_id, T, 0.0, eos_id=eos_id, pad_id=pad_id,
-                    stop_ids=tokenizer.stop_ids,
-                )  # fmt: skip
+                with run.generating():
+                    greedy, _ = generate(
+                        full_policy, query, query != pad_id, T, 0.0, eos_id=eos_id, pad_id=pad_id,
+                        stop_ids=tokenizer.stop_ids,
+                    )  # fmt: skip
                 token_logits = batch.read(partial(critic_tokens, critic), size)  # (B, T)
             baseline = check_responses(records, greedy, compiler, pieces, eos_id, unused=False)
             baseline_passes = distributed.all_gather_rows(baseline.passes)

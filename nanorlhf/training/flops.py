@@ -75,9 +75,10 @@ def iteration_flops(
     without a gradient, including sampling, which computes each token once as a reading does.
     """
     lengths, shared = list(zip(queries, responses, strict=True)), queries[::k]
-    own = total([text(query + response - 1, response - 1) for query, response in lengths])  # the last predicts nothing
+    # the last token predicts nothing
+    answers = total([text(query + response - 1, response - 1) for query, response in lengths])
     ends = total([text(query + response, 1) for query, response in lengths])
-    read, used = total([own, *map(text, shared)]), total([own, *(text(query, 1) for query in shared)])
+    read, used = total([answers, *map(text, shared)]), total([answers, *(text(query, 1) for query in shared)])
     flops = (num_readings + 3 * num_epochs) * forward_flops(policy, read, used, sum(responses))  # backward: two more
     if value_model is not None:
         flops += (1 + 3 * num_epochs) * forward_flops(value_model, read, used)

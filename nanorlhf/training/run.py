@@ -18,6 +18,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
 SUBDIRECTORIES = ("adapter", "best", "state", "trace")
 SAMPLING = "generated.partial.jsonl"
 """samples that a run draws before its first step; while the file exists, --resume continues sampling"""
+TIME_METRICS = ("episodes_per_second", "time/generating_share", "time/mfu")
+"""metrics that depend on the clock, and so differ between two runs that are otherwise equal"""
 
 
 def begin(args: RunArgs, *batch_sizes: str) -> torch.device:
@@ -135,6 +138,7 @@ class Run:
         self.num_steps = 0
         self.metrics: dict[str, float] = {}  # of the last logged step
         self.step_start = 0.0  # time.perf_counter at the start of the current step
+        self.generating_seconds = 0.0  # of the current step, spent sampling
         self.seconds = 0.0  # spent in steps, including those before a resume
         self.state: dict[str, Any] = {}  # what `track` saves
         self.saved: dict[str, Any] = {}  # what --resume restores
@@ -214,7 +218,7 @@ class Run:
         start = time.perf_counter() - self.seconds
         try:
             for step in self.progress:
-                self.step_start = time.perf_counter()
+                self.step_start, self.generating_seconds = time.perf_counter(), 0.0
                 yield step
                 self.seconds = time.perf_counter() - start
                 stopping = signals.received()
@@ -227,6 +231,13 @@ class Run:
             raise
         finally:
             signals.restore()
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Count the time in this context as sampling, for the metric `time/generating_share`."""
+        start = time.perf_counter()
+        yield
+        self.generating_seconds += time.perf_counter() - start
 
     def unlock(self) -> None:
         """Release the directory for other processes."""
@@ -275,7 +286,7 @@ class Run:
 
         The file also has the cost of the run: the seconds spent in steps, and the peak memory of rank 0.
         """
-        summary = {name: value for name, value in summary.items() if name != "episodes_per_second"}
+        summary = {name: value for name, value in summary.items() if name not in TIME_METRICS}
         if self.main:
             self.opened().close()
             self.unlock()

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import torch
@@ -10,8 +11,11 @@ from torch import Tensor
 from kernels import k2, k3
 from nanorlhf import distributed
 from nanorlhf.batch import Batch
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.peft import has_updates
 from nanorlhf.ppo import response_mean
 from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.flops import iteration_flops, published_rate
 from nanorlhf.training.run import Run
 from nanorlhf.training.run_directory import flat_settings
 
@@ -141,6 +145,36 @@ def response_kl(batch: Batch) -> Tensor:
     return torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0).sum(1)
 
 
+def mfu(
+    run: Run,
+    batch: Batch,
+    num_epochs: int,
+    policy: GPT,
+    value_model: ScalarModel | None,
+    reward_models: Sequence[ScalarModel] = (),
+    samples_per_query: int = 1,
+) -> Metrics:
+    """Return the model FLOPs utilisation of an update that has been computed; {} if it isn't known.
+
+    The published bfloat16 rate counts once per rank. LoRA and T5 have no metric.
+    """
+    rate = published_rate(batch.query.device)
+    if rate is None or run.args.dtype != "bfloat16" or has_updates(policy) or policy.config.num_decoder_blocks:
+        return {}
+    queries = batch.real[:, : batch.query.size(1)].sum(1).tolist()
+    flops = iteration_flops(
+        policy.config,
+        None if value_model is None else value_model.config,
+        [model.config for model in reward_models],
+        queries,
+        (batch.eos_index + 1).tolist(),
+        samples_per_query,
+        num_epochs,
+    )
+    seconds = time.perf_counter() - run.step_start
+    return {"time/mfu": flops / seconds / rate / distributed.world_size()}
+
+
 def log_update(
     run: Run,
     update: int,
@@ -155,7 +189,9 @@ def log_update(
     if update + 1 == run.num_steps or update % max(1, run.num_steps // NUM_SAMPLED_UPDATES) == 0:
         run.log_samples(update, rollout_samples(batch, scores, kl, tokenizer, samples_per_query))
     score, mean_kl, eos_rate = metrics["objective/score"], metrics["objective/kl"], metrics["eos_rate"]
-    metrics["episodes_per_second"] = len(batch) / (time.perf_counter() - run.step_start)
+    seconds = time.perf_counter() - run.step_start
+    metrics["episodes_per_second"] = len(batch) / seconds
+    metrics["time/generating_share"] = run.generating_seconds / seconds
     run.log(update, metrics, score=f"{score:.2f}", kl=f"{mean_kl:.1f}", eos=f"{eos_rate:.2f}")
     warn_of_negative_kl(run, update, metrics)
 

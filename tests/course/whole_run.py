@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import train_ppo
+from nanorlhf.training.run import TIME_METRICS
 from tests.conftest import make_miniature, read_metrics
 from tests.test_train_ppo import policy_that_stops
 
 METRICS = "metrics.json"
-TIMED = ("episodes_per_second", "seconds", "peak_resident_bytes")
+COST = (*TIME_METRICS, "seconds", "peak_resident_bytes")
 
 
 def test_every_stage_runs_to_its_end(tmp_path) -> None:
@@ -25,9 +26,9 @@ def test_every_stage_runs_to_its_end(tmp_path) -> None:
         for stage in ("sft", "rm", "ppo")
         for row, metrics in enumerate(read_metrics(tmp_path / stage))
         for name, value in metrics.items()
-        if name not in TIMED
+        if name not in COST
     }
     for stage in ("sft", "rm"):
         summary = json.loads((tmp_path / stage / "summary.json").read_text())
-        recorded |= {f"{stage} end {name}": value for name, value in summary.items() if name not in TIMED}
+        recorded |= {f"{stage} end {name}": value for name, value in summary.items() if name not in COST}
     Path(METRICS).write_text(json.dumps(recorded))

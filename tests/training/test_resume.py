@@ -26,7 +26,7 @@ from nanorlhf.errors import InputError, Interrupted
 from nanorlhf.training import resume
 from nanorlhf.training.optimizer import FiniteSteps
 from nanorlhf.training.resume import load_state, save_state, states
-from nanorlhf.training.run import Run
+from nanorlhf.training.run import TIME_METRICS, Run
 from nanorlhf.training.signals import StopSignals
 from tests.conftest import read_metrics, run_program
 from tests.rows import read_jsonl
@@ -461,7 +461,7 @@ def test_a_run_that_was_told_to_stop_resumes_bit_for_bit(miniature, tmp_path, mo
     for a, b in zip(load(whole.out).parameters(), load(broken.out).parameters(), strict=True):
         assert torch.equal(a, b)
     untimed = [
-        [{k: v for k, v in row.items() if k != "episodes_per_second"} for row in read_metrics(out)]
+        [{k: v for k, v in row.items() if k not in TIME_METRICS} for row in read_metrics(out)]
         for out in (whole.out, broken.out)
     ]
     assert untimed[0] == untimed[1]
