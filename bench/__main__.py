@@ -11,7 +11,8 @@ Each part alternates between the implementations round by round and reports medi
 time. Weights are random. Peak memory is what the allocator adds during the call (linear_logprobs: without the two
 gradients; PPO on a CPU and compilers: the peak resident size of the process).
 
-`--peers` needs `pip install -e .[bench]`: TRL 1.12.0, the last release with a PPO trainer.
+`--peers` needs `pip install -e .[bench]`: TRL 1.12.0, the last release with a PPO trainer. For GRPO a later one
+will also do.
 """
 
 import importlib.util
@@ -70,8 +71,10 @@ def main(args: Args) -> None:
         raise InputError(f"--rounds must be at least 1, got {args.rounds}.")
     if args.peers and importlib.util.find_spec("trl") is None:
         raise InputError("--peers needs trl: pip install -e .[bench]")
-    if args.peers and SHAPES[args.shape].gpt2 and "ppo" in args.parts:
-        raise InputError("--peers measures TRL on a GPT-NeoX: choose another --shape or omit ppo from --parts.")
+    if args.peers and SHAPES[args.shape].gpt2 and {"ppo", "grpo"} & set(args.parts):
+        raise InputError("--peers measures TRL on a GPT-NeoX: choose another --shape, or --parts without ppo and grpo.")
+    if args.peers and "ppo" in args.parts and importlib.util.find_spec("trl.experimental.ppo") is None:
+        raise InputError("--peers with ppo in --parts needs TRL 1.12.0, the last release with a PPO trainer.")
     if args.json is not None and not args.json.parent.is_dir():
         raise InputError(f"--json {args.json}: the directory does not exist.")
     if "compile" in args.parts and shutil.which("javac") is None:

@@ -26,7 +26,7 @@ class Args:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype for our code (bfloat16: autocast); on a CPU the peers stay in float32"""
     peers: bool = False
-    """also measure transformers' generate and TRL's PPO trainer"""
+    """also measure transformers' generate and TRL's trainers"""
     quick: bool = False
     """two minutes: shape tiny, and generation of 16 tokens on small, one round each"""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -8,6 +8,7 @@ import tempfile
 import time
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -74,8 +75,13 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
 
 
 def bench_grpo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
-    """Measure one update of train_grpo.py, with shared queries and with a row per response: 4 epochs, 1 minibatch."""
+    """Measure one update of train_grpo.py, with shared queries and with a row per response: 4 epochs, 1 minibatch.
+
+    TRL's trainer gets the same queries and weights.
+    """
     ways = {"ours": our_grpo, "ours, a row per response": partial(our_grpo, shares_queries=False)}
+    if args.peers:
+        ways[f"TRL {version('trl')}"] = trl_grpo
     with tempfile.TemporaryDirectory() as directory:
         make_run(shape, Path(directory), device)
         result = in_processes(ways, args, Path(directory), "grpo")
@@ -229,7 +235,7 @@ def trl_ppo(args: Args, directory: Path, processes: int = 1) -> tuple[float, int
 def trl_updates(args: Args, directory: Path, times: list[float], processes: int) -> None:
     """Run two updates of TRL's trainer and append the end time of each to `times`."""
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXForSequenceClassification, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXForSequenceClassification
     from trl.experimental.ppo import PPOConfig, PPOTrainer
 
     shape = SHAPES[args.shape]
@@ -247,11 +253,6 @@ def trl_updates(args: Args, directory: Path, times: list[float], processes: int)
     in_bfloat16 = args.device == "cuda" and args.dtype == "bfloat16"
     # TRL's accelerator reads the precision here; before version 5, transformers set it from PPOConfig
     os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if in_bfloat16 else "no"
-
-    class Clock(TrainerCallback):
-        def on_step_end(self, *arguments, **keywords) -> None:
-            times.append(time.perf_counter())
-
     settings = PPOConfig(
         output_dir=str(directory / "trl"), per_device_train_batch_size=at_a_time, num_mini_batches=1,
         gradient_accumulation_steps=rows // at_a_time, num_ppo_epochs=NUM_EPOCHS, total_episodes=2 * shape.episodes,
@@ -262,11 +263,54 @@ def trl_updates(args: Args, directory: Path, times: list[float], processes: int)
     )  # fmt: skip
     trainer = PPOTrainer(
         settings, tokenizer, policy, copy.deepcopy(policy), reward,
-        Dataset.from_dict({"input_ids": random_queries(shape)}), value, callbacks=[Clock()],
+        Dataset.from_dict({"input_ids": random_queries(shape)}), value, callbacks=[clock(times)],
         eval_dataset=Dataset.from_dict({"input_ids": random_queries(shape)}),
     )  # fmt: skip
     assert (trainer.accelerator.mixed_precision == "bf16") == in_bfloat16
     trainer.train()
+
+
+def trl_grpo(args: Args, directory: Path) -> tuple[float, int]:
+    """Run two updates of TRL's trainer and return (seconds of the second, peak bytes)."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXForSequenceClassification
+    from trl import GRPOConfig, GRPOTrainer
+
+    shape, times = SHAPES[args.shape], []
+    k = min(SAMPLES_PER_QUERY, shape.episodes)
+    tokenizer = AutoTokenizer.from_pretrained(directory / "sft", padding_side="left")
+    policy = AutoModelForCausalLM.from_pretrained(directory / "sft", dtype=torch.float32)
+    with torch.device(args.device):
+        reward = GPTNeoXForSequenceClassification(copy.deepcopy(policy.config))
+    at_a_time = shape.episodes if args.device == "cpu" else min(MICRO_BATCH_SIZE["cuda"], shape.episodes)
+    in_bfloat16 = args.device == "cuda" and args.dtype == "bfloat16"
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if in_bfloat16 else "no"  # as in trl_updates
+    settings = GRPOConfig(
+        output_dir=str(directory / "trl"), per_device_train_batch_size=at_a_time, num_generations=k,
+        gradient_accumulation_steps=shape.episodes // at_a_time, num_iterations=NUM_EPOCHS, max_steps=2 * NUM_EPOCHS,
+        max_completion_length=shape.response_length, temperature=0.7, top_k=0, beta=0.05, loss_type="grpo",
+        shuffle_dataset=False, bf16=in_bfloat16, use_cpu=args.device == "cpu", report_to="none", disable_tqdm=True,
+        gradient_checkpointing=False, save_strategy="no", learning_rate=3e-6,
+    )  # fmt: skip
+    prompts = [tokenizer.decode(query) for query in random_queries(shape)[: shape.episodes // k]]
+    trainer = GRPOTrainer(
+        policy, reward, settings, Dataset.from_dict({"prompt": prompts}), processing_class=tokenizer,
+        reward_processing_classes=tokenizer, callbacks=[clock(times)],
+    )  # fmt: skip
+    assert (trainer.accelerator.mixed_precision == "bf16") == in_bfloat16
+    trainer.train()
+    return times[-1] - times[-1 - NUM_EPOCHS], peak_of_process(args.device)
+
+
+def clock(times: list[float]) -> Any:
+    """Make a callback of transformers' trainer that appends the end time of each step to `times`."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *arguments, **keywords) -> None:
+            times.append(time.perf_counter())
+
+    return Clock()
 
 
 def plain_pytorch_ppo(args: Args, directory: Path) -> tuple[float, int]:

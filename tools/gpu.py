@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from nanorlhf.launch import die_with_parent
 
 NO_DEVICE = 3  # exit code
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+PEERS = () if find_spec("trl") is None else ("--peers",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,7 @@ PARTS = (
         "each kernel at the sizes of the compilers' table",
         (sys.executable, "-m", "tools.compile_kernels", "--measure", "{out}/measured.csv"), 75,
     ),
+    bench("bench: a GRPO iteration, 1b", 100, "--shape", "1b", "--parts", "grpo", "--rounds", "1", *PEERS),
     bench("bench: generation, 6.9b", 60, "--shape", "6.9b", "--parts", "generate", "--rounds", "1"),
 )  # fmt: skip
 

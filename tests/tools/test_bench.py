@@ -170,31 +170,42 @@ def test_the_limit_of_a_bfloat16_iteration_counts_bfloat16_bytes(moment, monkeyp
     assert seconds["float32"] - seconds["bfloat16"] == pytest.approx(difference)
 
 
+@pytest.mark.parametrize("name", ["PPO", "GRPO"])
 @pytest.mark.parametrize(
     ("device", "dtype", "precision"),
     [("cuda", "bfloat16", "bf16"), ("cuda", "float32", "no"), ("cpu", "bfloat16", "no")],
 )
-def test_trl_uses_our_dtype_for_matmuls_on_a_gpu(moment, tmp_path, monkeypatch, device, dtype, precision):
-    """TRL's trainer makes an Accelerator without a precision, so it comes from the environment, as here."""
+def test_trl_uses_our_dtype_for_matmuls_on_a_gpu(moment, tmp_path, monkeypatch, name, device, dtype, precision):
+    """TRL's trainers make an Accelerator without a precision, so it comes from the environment, as here."""
     import transformers
 
-    class PPOTrainer:
-        def __init__(self, settings, *models, **rest):
+    class Trainer:
+        def __init__(self, *arguments, callbacks, **rest):
+            (settings,) = (each for each in arguments if isinstance(each, dict) and "bf16" in each)
             precisions.append("bf16" if settings["bf16"] else "no")
             self.accelerator = SimpleNamespace(mixed_precision=os.environ["ACCELERATE_MIXED_PRECISION"])
+            (self.clock,) = callbacks
 
         def train(self):
             precisions.append(self.accelerator.mixed_precision)
+            for seconds in range(8):
+                monkeypatch.setattr(time, "perf_counter", lambda seconds=seconds: float(seconds))
+                self.clock.on_step_end(None, None, None)
 
     precisions: list[str] = []
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(Dataset=SimpleNamespace(from_dict=dict)))
-    trl = SimpleNamespace(PPOConfig=dict, PPOTrainer=PPOTrainer)
-    for name in ("trl", "trl.experimental", "trl.experimental.ppo"):
-        monkeypatch.setitem(sys.modules, name, trl)
+    trl = SimpleNamespace(**{f"{name}Config": dict, f"{name}Trainer": Trainer})
+    for module in ("trl", "trl.experimental", "trl.experimental.ppo"):
+        monkeypatch.setitem(sys.modules, module, trl)
     monkeypatch.setattr(transformers.GPTNeoXForSequenceClassification, "__init__", lambda model, config: None)
     settings.make_run(settings.SHAPES["tiny"], tmp_path, torch.device("cpu"))
-    updates.trl_updates(replace(moment, device=device, dtype=dtype), tmp_path, [], processes=1)
+    monkeypatch.setattr(updates, "peak_of_process", lambda device: 10)
+    args = replace(moment, device=device, dtype=dtype)
+    if name == "GRPO":
+        assert updates.trl_grpo(args, tmp_path) == (4.0, 10)  # an iteration is 4 of its 8 steps
+    else:
+        updates.trl_updates(args, tmp_path, [], processes=1)
     assert precisions == [precision, precision]
 
 
@@ -287,7 +298,7 @@ def test_a_growing_cache_gives_the_results_of_the_static_one(tiny_gpt, monkeypat
         ({"rounds": 0}, "--rounds must be at least 1, got 0"),
         ({"device": "cuda"}, "--device cuda:0: PyTorch found 0 CUDA devices"),
         ({"json": "missing/dir/speed.json"}, "does not exist"),
-        ({"peers": True, "shape": "124m", "parts": ("ppo",)}, "--peers"),
+        ({"peers": True, "shape": "124m", "parts": ("grpo",)}, "--peers"),
     ],
 )
 def test_settings_that_cannot_be_measured_are_refused_first(moment, change, words):
