@@ -1,8 +1,8 @@
 """x @ weight.T + bias in float32 on a CPU, with one of the two BLAS libraries in PyTorch.
 
 PyTorch's CPU builds multiply float32 with MKL. They also include oneDNN, which is used here for 8
-to 511 rows and large weights (`processor.Choice.onednn`). Its float32 matmul is only available
-through a private operator. Without it, and for other shapes, `torch.nn.functional.linear` is used.
+to 511 rows and large weights (`is_for_onednn`), but not for gradients. Its float32 matmul is only
+available through a private operator. Without it, and for other shapes, `F.linear` is used.
 
 oneDNN repacks a weight before each multiplication. A sampler multiplies a few rows by the same
 weights for every token, so it packs them once: `PackedWeight`.
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernels import processor
 
-MANY_WEIGHTS = 2**20  # smaller weights stay in the cache and are not worth packing
+MANY_WEIGHTS = 2**20  # smaller weights stay in the cache: not worth oneDNN, nor packing
 # name -> function, and oneDNN's arguments to fuse it into the matmul
 ACTIVATIONS: dict[str | None, tuple[Callable[[Tensor], Tensor], tuple[str, list, str]]] = {
     None: (lambda x: x, ("none", [], "")),
@@ -80,20 +80,15 @@ def linear(
     """
     if not isinstance(weight, Tensor):
         return weight.matmul(x, bias, activation)
-    if torch.compiler.is_compiling():
-        return ACTIVATIONS[activation][0](F.linear(x, weight, bias))
+    function, _ = ACTIVATIONS[activation]
+    if torch.compiler.is_compiling() or not is_for_onednn(x, weight):
+        return function(F.linear(x, weight, bias))
     is_trained = any(tensor is not None and tensor.requires_grad for tensor in (x, weight, bias))
     if not (is_trained and torch.is_grad_enabled()):
-        return matmul(x, weight, bias, activation)
-    num_rows = x.numel() // max(x.size(-1), 1)
-    if fits_onednn(x, weight) and any(
-        is_faster_by_onednn(kind, num_rows, weight.numel()) for kind in processor.MATMULS
-    ):
-        # flatten outside the Function, so that its output isn't a view
-        y = OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
-    else:
-        y = F.linear(x, weight, bias)
-    return ACTIVATIONS[activation][0](y)
+        return matmul_by_onednn(x, weight, bias, activation)
+    # flatten outside the Function, so that its output isn't a view
+    y = OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+    return function(y)
 
 
 def matmul_dtype(weight: Tensor) -> torch.dtype:
@@ -161,23 +156,13 @@ def wide_linear(
     return linear(x.to(wide), weight.to(wide), bias)
 
 
-def matmul(
-    a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None
-) -> Tensor:
-    """Compute activation(a b^T + bias) without a gradient.
-
-    a (..., K), b (N, K), bias (N,) or None -> (..., N)
-    """
-    if is_for_onednn(a, b):
-        return matmul_by_onednn(a, b, bias, activation)
-    function, _ = ACTIVATIONS[activation]
-    return function(F.linear(a, b, bias))
-
-
 def matmul_by_onednn(
     a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
-    """`matmul` with oneDNN, whatever `processor.chosen` is. `onednn_matmul` must not be None."""
+    """Compute activation(a b^T + bias) without a gradient. `onednn_matmul` must not be None.
+
+    a (..., K), b (N, K), bias (N,) or None -> (..., N)
+    """
     operator = onednn_matmul()
     assert operator is not None
     _, fused = ACTIVATIONS[activation]
@@ -189,9 +174,9 @@ def matmul_into(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> None:
 
     a (M, K), b (N, K), out (M, N), which may have a wider dtype.
     """
-    if out.dtype != a.dtype or is_for_onednn(a, b):
-        # oneDNN is faster in this order if a and b are both transposed
-        y = matmul(a, b) if add else matmul(b, a).T
+    if out.dtype != a.dtype:
+        # a bfloat16 matmul is faster in the second order if a and b are both transposed
+        y = F.linear(a, b) if add else F.linear(b, a).T
         out.add_(y) if add else out.copy_(y)
     elif add:
         out.addmm_(a, b.T)
@@ -199,21 +184,17 @@ def matmul_into(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> None:
         torch.mm(a, b.T, out=out)
 
 
-def is_for_onednn(a: Tensor, b: Tensor) -> bool:
-    """Return whether oneDNN computes a b^T: it can, and it is chosen for this class of matmuls.
+def is_for_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Return whether oneDNN computes x weight^T: it can, it is faster at this shape, and is chosen.
 
-    The choice depends on the shapes, not on timing during a run, so that results are reproducible.
+    Nothing is timed during a run, so that results are reproducible.
     """
-    if not fits_onednn(a, b):
-        return False
-    if a.stride(-1) != 1:  # g^T x, a sum over rows
-        return is_faster_by_onednn("weight", a.size(-1), a.size(0) * b.size(0))
-    kind = "forward" if b.stride(-1) == 1 else "input"
-    return is_faster_by_onednn(kind, a.numel() // a.size(-1), b.numel())
-
-
-def is_faster_by_onednn(kind: str, num_rows: int, num_weights: int) -> bool:
-    return processor.matmul_class(kind, num_rows, num_weights) in processor.chosen.onednn
+    return (
+        processor.chosen.onednn
+        and fits_onednn(x, weight)
+        and 8 <= x.numel() // x.size(-1) < 512
+        and weight.numel() >= MANY_WEIGHTS
+    )
 
 
 def fits_onednn(a: Tensor, b: Tensor) -> bool:
@@ -230,23 +211,19 @@ def fits_onednn(a: Tensor, b: Tensor) -> bool:
 class OneDNNLinear(torch.autograd.Function):
     """y = x W^T + b;   dL/dx = g W,   dL/dW = g^T x,   dL/db = sum of g over the rows.
 
+    oneDNN computes y, MKL the gradients.
     x (rows, K), y (rows, N)
     """
 
     @staticmethod
     def forward(ctx, x, weight, bias):
         ctx.save_for_backward(x, weight)
-        return matmul(x, weight, bias)
+        return matmul_by_onednn(x, weight, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        grad_x = matmul(grad, weight.T) if ctx.needs_input_grad[0] else None
-        grad_weight = None
-        if ctx.needs_input_grad[1]:
-            # if N > K, oneDNN's x^T g is up to 1.5 times as fast, but transposed: use for many rows
-            swap = weight.size(0) > weight.size(1) and len(x) > 8 * weight.size(1)
-            swap = swap and is_for_onednn(grad.T, x.T)
-            grad_weight = matmul(x.T, grad.T).T.contiguous() if swap else matmul(grad.T, x.T)
+        grad_x = grad @ weight if ctx.needs_input_grad[0] else None
+        grad_weight = grad.T @ x if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None

@@ -4,23 +4,18 @@
 a changing choice would change its results.
 """
 
-from bisect import bisect
 from dataclasses import dataclass
 from functools import cache
 
 import torch
-
-MATMULS = ("forward", "input", "weight")  # x W^T, and the gradients of x and W
-ROWS = {"1-7": 0, "8-63": 8, "64-511": 64, "512+": 512}  # lower bounds of rows of x
-SIZES = {"small": 0, "medium": 2**18, "large": 2**20}  # lower bounds of weights in W
 
 
 @dataclass(frozen=True)
 class Choice:
     """CPU kernels. The fields change time, memory and rounding, not what is computed."""
 
-    onednn: tuple[str, ...] = ("forward 8-63 large", "forward 64-511 large")
-    """classes of float32 matmuls that use oneDNN instead of MKL, see `matmul_class`"""
+    onednn: bool = True
+    """whether some float32 matmuls use oneDNN instead of MKL, see `linear.is_for_onednn`"""
     pack: bool = True
     """whether a sampler packs its large weights once, for oneDNN"""
     block: int = 2**21
@@ -30,7 +25,7 @@ class Choice:
 
 
 DEFAULT = Choice()
-PLAIN = Choice(onednn=(), pack=False)  # the matmuls of `torch.nn.functional.linear`
+PLAIN = Choice(onednn=False, pack=False)  # the matmuls of `torch.nn.functional.linear`
 chosen = DEFAULT
 
 
@@ -38,14 +33,6 @@ def use(choice: Choice) -> None:
     """Use these kernels in this process from now on."""
     global chosen
     chosen = choice
-
-
-@cache
-def matmul_class(kind: str, num_rows: int, num_weights: int) -> str:
-    """Return the class of a matmul, such as "forward 8-63 large"; a class uses one library."""
-    rows = list(ROWS)[bisect(list(ROWS.values()), num_rows) - 1]
-    size = list(SIZES)[bisect(list(SIZES.values()), num_weights) - 1]
-    return f"{kind} {rows} {size}"
 
 
 @cache

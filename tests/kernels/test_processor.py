@@ -1,4 +1,4 @@
-"""Capabilities of processors, the dtype that `--dtype auto` picks, and the classes of matmuls."""
+"""Capabilities of processors, and the dtype that `--dtype auto` picks."""
 
 import pytest
 import torch
@@ -43,12 +43,3 @@ def test_pytorch_names_this_processor():
     names = {"avx512_vnni", "avx_vnni", "amx_bf16", "avx512_bf16", "cpu_name"}
     if processor.capabilities().get("architecture") == "x86_64":
         assert names <= processor.capabilities().keys()
-
-
-@pytest.mark.parametrize(
-    ("rows", "weights", "name"),
-    [(0, 0, "1-7 small"), (7, 2**18 - 1, "1-7 small"), (8, 2**18, "8-63 medium"), (63, 2**20 - 1, "8-63 medium"),
-     (64, 2**20, "64-511 large"), (511, 2**30, "64-511 large"), (512, 1, "512+ small"), (10**6, 1, "512+ small")],
-)  # fmt: skip
-def test_class_boundaries_match_their_names(rows, weights, name):
-    assert processor.matmul_class("input", rows, weights) == f"input {name}"
