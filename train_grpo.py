@@ -130,6 +130,7 @@ def main(args: Args) -> dict[str, float]:
         with autocast:
             with run.generating():
                 batch = sampler.sample(examples, uniforms, update)
+            batch.shares_queries = k > 1
             batch.logprobs, batch.ref_logprobs, exact_kl = read_logprobs(
                 policy, ref_policy, batch, args.temperature, args.read_size
             )  # (B, T)
@@ -182,7 +183,12 @@ def main(args: Args) -> dict[str, float]:
                 for mb in minibatch.shard().micro_batches(args.micro_batch_size):
                     with autocast:
                         new_logprobs, entropy = response_logprobs(
-                            policy, mb.query_response, mb.real, mb.actions, args.temperature
+                            policy,
+                            mb.query_response,
+                            mb.real,
+                            mb.actions,
+                            args.temperature,
+                            mb.groups,
                         )
                     losses, is_clipped = algorithm.policy_loss(
                         new_logprobs, mb.ratio_to, mb.advantages, mb.loss_actions, clip_range

@@ -14,6 +14,7 @@ from nanorlhf import distributed
 from nanorlhf.dataset import Demonstration
 from nanorlhf.padding import left_pad, micro_batches
 from nanorlhf.ppo import eos_masks
+from nanorlhf.shared_queries import Groups, find_groups
 
 ScoreAt = Literal["after_eos", "last_token"]
 
@@ -48,6 +49,8 @@ class Batch:
     values: Tensor = field(init=False)  # (B, T) of the value model
     advantages: Tensor = field(init=False)  # (B, T), or (B,) if there is one per response
     returns: Tensor = field(init=False)  # (B, T)
+    # whether a query has several responses, so that every rank reads it first, then its responses
+    shares_queries: bool = field(init=False, default=False)
     # whether the ratio divides by the sampler's probabilities, not by the policy's
     ratio_to_sampler: bool = field(init=False, default=False)
     # per epoch and micro-batch: index (b,), new_logprobs and new_values (b, t); None: no trace
@@ -97,6 +100,13 @@ class Batch:
         return torch.cat((self.query, self.response), dim=1)
 
     @property
+    def groups(self) -> Groups | None:
+        """Adjacent rows with the same query; None: a model finds them."""
+        if not self.shares_queries:
+            return None
+        return find_groups(self.query, self.real[:, : self.query.size(1)])
+
+    @property
     def ratio_to(self) -> Tensor:
         """The ratio's old log-probabilities (B, T); the KL always uses the policy's."""
         return self.sampled_logprobs if self.ratio_to_sampler else self.logprobs
@@ -124,7 +134,7 @@ class Batch:
         t = int(self.states[rows].any(0).sum())
 
         def cut(name: str, value: Any) -> Any:
-            if name in ("trace", "ratio_to_sampler"):  # not per row
+            if name in ("trace", "shares_queries", "ratio_to_sampler"):  # not per row
                 return value
             if name == "records":
                 return [value[i] for i in numbers.tolist()]

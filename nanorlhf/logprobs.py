@@ -56,6 +56,7 @@ def compared_logprobs(
     real: Tensor,
     actions: Tensor,
     temperature: float,
+    groups: Groups | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the response's log-probabilities under both policies, and KL(policy || reference).
 
@@ -63,8 +64,8 @@ def compared_logprobs(
     it has no gradient. Arguments and padding are as in `response_logprobs`.
     """
     labels = query_response[:, -actions.size(1) :][actions]  # (N,)
-    hidden = response_hidden(policy, query_response, real, actions)  # (N, C)
-    ref_hidden = response_hidden(ref_policy, query_response, real, actions)  # (N, C)
+    hidden = response_hidden(policy, query_response, real, actions, groups)  # (N, C)
+    ref_hidden = response_hidden(ref_policy, query_response, real, actions, groups)  # (N, C)
     head, ref_head = policy.lm_head.weight, ref_policy.lm_head.weight
     bias, ref_bias = policy.head_bias, ref_policy.head_bias
     cap, ref_cap = policy.config.logit_cap, ref_policy.config.logit_cap
@@ -102,7 +103,7 @@ def read_logprobs(
 
     def read(mb: Batch) -> tuple[Tensor, Tensor, Tensor]:
         return compared_logprobs(
-            policy, ref_policy, mb.query_response, mb.real, mb.actions, temperature
+            policy, ref_policy, mb.query_response, mb.real, mb.actions, temperature, mb.groups
         )
 
     with distributed.on_device(ref_policy):

@@ -44,18 +44,19 @@ def read(
 ) -> Tensor:
     """Return the hidden states of the last `last` tokens, before the final norm.
 
-    ids, real (B, L), True = real token; None: all are -> (B, last, C). groups None: find them.
+    ids, real (B, L), True = real token; None: all are -> (B, last, C). groups None: find them,
+    unless the model is sharded. With groups, a sharded model always runs its blocks twice.
     """
     config, run_blocks = trunk.config, trunk.run_blocks
     dtype = matmul_dtype(trunk.embedding.weight)  # dtype of queries and keys
     if real is not None:
         ids = ids.masked_fill(~real, 0)  # [PAD] may be outside the embedding
         packs = can_pack(config, ids.device, dtype)
-        if cache is None and config.causal and 1 < last < ids.size(1):
-            if groups is None and trunk.share_queries:
+        if cache is None and config.causal:
+            if groups is None and trunk.share_queries and 1 < last < ids.size(1):
                 Q = ids.size(1) - last + 1
                 groups = find_groups(ids[:, :Q], real[:, :Q])
-            if groups is not None and len(groups.first) < len(ids):
+            if groups is not None and (len(groups.first) < len(ids) or not trunk.share_queries):
                 windows = config.windows
                 return read_queries_once(run_blocks, windows, ids, real, groups, last, dtype, packs)
         if packs:

@@ -46,7 +46,7 @@ def end_scores(
     """
     first = int(torch.as_tensor(query_length).min()) - 1  # an empty response ends with its query
     if model.skipped_id is not None:  # a response of skipped tokens ends somewhere in its query
-        first = 0
+        first, groups = 0, None
     last = query_response.size(1) - first
     real = query_response != pad_id  # (B, L)
     scores = model(
@@ -167,7 +167,8 @@ class RewardModel:
         return Scores.from_responses(ensemble_scores(scores, self.ensemble), batch)
 
     def _score(self, model: ScalarModel, batch: Batch) -> Tensor:
-        return end_scores(model, batch.query_response, batch.query.size(1), self.pad_id)
+        Q = batch.query.size(1)
+        return end_scores(model, batch.query_response, Q, self.pad_id, batch.groups)
 
     def metrics(self) -> dict[str, float]:
         return {"reward/disagreement": self.disagreement} if len(self.models) > 1 else {}

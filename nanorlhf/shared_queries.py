@@ -10,9 +10,9 @@ are one row of a first pass, and all responses attend to its keys and values in 
 With queries of 512 tokens and responses of 53, k = 4 takes 724 tokens per query instead of 2,260,
 and k = 8 takes 936 instead of 4,520. Results differ from those of separate rows by rounding only.
 
-A sharded model shares the queries of comparisons only: every rank must gather each block equally
-often, and a rank whose micro-batch has no equal queries would run each block once, the others
-twice.
+Every rank must gather a sharded model's blocks equally often, also a rank whose micro-batch has no
+equal queries. Such a model therefore shares queries only if its caller passes the groups, and then
+always makes two passes: comparisons do so, and GRPO (`Batch.groups`).
 """
 
 from collections.abc import Callable, Sequence

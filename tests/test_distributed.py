@@ -53,7 +53,7 @@ STAGES = {
     "sft": load_gpt, "rm": load_scalar, "regression": load_scalar, "dpo": load_gpt, "ppo": load_gpt, "lora": load_gpt,
     "grpo": load_gpt, "dapo": load_gpt, "kto": load_gpt,
 }  # fmt: skip
-SHARDED = [(stage, "fsdp") for stage in ("sft", "regression", "dpo", "ppo", "lora", "grpo")]
+SHARDED = [(stage, "fsdp") for stage in ("sft", "regression", "dpo", "ppo", "lora", "grpo", "dapo")]
 ROLLOUTS = ("ppo", "lora", "grpo", "dapo")
 
 

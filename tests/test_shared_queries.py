@@ -1,6 +1,7 @@
 """Rows with the same query read it once: hidden states, gradients and samples equal those of separate rows."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ from nanorlhf.checkpoint import scalar_from_gpt
 from nanorlhf.dataset import Comparison
 from nanorlhf.dpo import pair_logprobs
 from nanorlhf.generate import generate
-from nanorlhf.logprobs import response_logprobs
+from nanorlhf.logprobs import read_logprobs, response_logprobs
 from nanorlhf.model import GPT, ScalarModel, Transformer
 from nanorlhf.peft import tune
-from nanorlhf.reward import end_scores, pair_scores
+from nanorlhf.reward import RewardModel, end_scores, pair_scores
 from nanorlhf.shared_queries import Groups, find_groups
 from tests.conftest import TINY
 from tests.test_model import CONFIGS, add_lora, make_model
@@ -155,17 +156,26 @@ def test_a_group_is_prefilled_and_read_once(monkeypatch) -> None:
 def test_ranks_of_a_sharded_model_run_each_block_equally_often(monkeypatch) -> None:
     """A forward pass gathers a block's weights each time it runs: a rank that ran it twice would wait for the others.
 
-    Rollouts have equal queries on some ranks only, so each row reads its query. Comparisons have pairs on every rank.
+    Without groups, as in PPO, each row reads its query. With them, a rank without equal queries makes two passes too.
     """
     model, runs = make_model(TINY), []
     model.transformer.share_queries = False  # as distributed.shard does
     run = Transformer.run
     monkeypatch.setattr(Transformer, "run", lambda self, *x: (runs.append(tuple(x[1].shape[:2])), run(self, *x))[1])
-    ids, mask = group_rows()
-    for rows in (slice(0, 4), slice(0, 12, 4)):  # one query four times, three queries
-        runs.clear()
-        response_logprobs(model, ids[rows], mask[rows], mask[rows, Q:], 1.0)
-        assert len(runs) == TINY.n_layer
+    ids, _ = group_rows()
+    ids[:, Q:] = 7  # a rollout has no empty responses
+    reward_model = scalar_from_gpt(model)
+    reward_model.transformer.share_queries = False
+    scorer = SimpleNamespace(size=12, pad_id=PAD)
+    for rows, num_queries in ((slice(0, 4), 1), (slice(0, 12, 4), 3)):  # one query four times, three queries
+        batch = Batch.of([{}] * 12, ids[:, :Q], ids[:, Q:], torch.zeros(12, T), EOS, PAD, "last_token")[rows]
+        for batch.shares_queries in (False, True):
+            runs.clear()
+            response_logprobs(model, batch.query_response, batch.real, batch.actions, 1.0, batch.groups)
+            read_logprobs(model, model, batch, 1.0, size=12)
+            RewardModel._score(scorer, reward_model, batch)
+            shapes = batch.query_response.shape, (num_queries, batch.query.size(1)), batch.response.shape
+            assert runs[:: TINY.n_layer] == 4 * list(map(tuple, shapes[1:] if batch.shares_queries else shapes[:1]))
     same, different = (Comparison([5, 6, 7], [8, other, EOS], [9, EOS], {}) for other in (10, 11))
     for pairs in ([same, same], [same, different], [same]):
         for score in (pair_logprobs, pair_scores):
@@ -174,6 +184,22 @@ def test_ranks_of_a_sharded_model_run_each_block_equally_often(monkeypatch) -> N
             runs.clear()
             score(scored, pairs, PAD)
             assert runs[:: TINY.n_layer] == [(len(pairs), 3), (2 * len(pairs), 3)]
+
+
+@pytest.mark.parametrize("query_length", [1, 4])
+def test_two_passes_over_different_queries_equal_one(query_length) -> None:
+    """A rank of a sharded model without equal queries makes two passes. Results in float64."""
+    model, results = make_model(TINY).double(), []
+    model.transformer.share_queries = False
+    ids, _ = group_rows()
+    ids = torch.cat((ids[::K, Q - query_length : Q], ids[::K, Q:].clamp(max=36)), dim=1)
+    mask, actions = torch.ones_like(ids, dtype=torch.bool), torch.ones(len(ids), T, dtype=torch.bool)
+    for groups in (None, find_groups(ids[:, :query_length], mask[:, :query_length])):
+        model.zero_grad()
+        logprobs, _ = response_logprobs(model, ids, mask, actions, 1.0, groups)
+        (logprobs * torch.linspace(-1, 1, T, dtype=torch.double)).sum().backward()
+        results.append((logprobs.detach(), *(parameter.grad for parameter in model.parameters())))
+    assert all(torch.allclose(one, other, atol=1e-10) for one, other in zip(*results, strict=True))
 
 
 def test_micro_batches_keep_equal_queries_together() -> None:

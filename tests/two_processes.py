@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -20,10 +21,12 @@ import torch._dynamo  # an optimizer imports it at its first step; here it is im
 
 from kernels.processor import has_int8_matmul
 from nanorlhf import distributed, launch
+from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling
-from nanorlhf.model import GPT
+from nanorlhf.logprobs import response_logprobs
+from nanorlhf.model import GPT, Transformer
 from nanorlhf.pretrained.family import find_family
 from nanorlhf.t5 import T5Config
 from nanorlhf.training.optimizer import FiniteSteps
@@ -268,6 +271,22 @@ def test_sharded_steps_equal_unsharded_ones() -> None:
     for seed in range(5):
         assert step(one, steps, seed) and step(model, sharded_steps, seed)
         assert torch.allclose(weights(one), weights(model), atol=2e-5)
+
+
+def test_ranks_with_and_without_equal_queries_gather_each_block_equally_often() -> None:
+    """GRPO's minibatches are shuffled: here the first rank has one query four times, the second has four queries."""
+    (one, _), (model, _) = make(False), make(True)
+    ids = torch.randint(4, 36, (8, 9), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    ids[:4, :5] = ids[0, :5]
+    batch = Batch.of([{}] * 8, ids[:, :5], ids[:, 5:], torch.zeros(8, 4), eos_id=1, pad_id=36, score_at="last_token")
+    batch.shares_queries = True
+    for replica, mb in ((one, batch), (model, batch.shard())):
+        with mock.patch.object(Transformer, "run", autospec=True, side_effect=Transformer.run) as run:
+            logprobs, _ = response_logprobs(replica, mb.query_response, mb.real, mb.actions, 1.0, mb.groups)
+        logprobs.sum().backward()
+    assert [(run.call_count, len(mb.groups.first))] == [(2 * TINY.n_layer, (1, 4)[distributed.rank()])]
+    for expected, actual in zip(one.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(distributed.full_tensor(actual.grad), expected.grad, atol=1e-4)
 
 
 def test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit() -> None:

@@ -36,7 +36,9 @@ class Teacher:
         return Scores(torch.zeros_like(token_rewards[:, 0]), token_rewards, torch.ones_like(batch.has_eos))
 
     def _logprobs(self, batch: Batch) -> Tensor:
-        logprobs, _ = response_logprobs(self.model, batch.query_response, batch.real, batch.actions, self.temperature)
+        logprobs, _ = response_logprobs(
+            self.model, batch.query_response, batch.real, batch.actions, self.temperature, batch.groups
+        )
         return logprobs
 
     def metrics(self) -> dict[str, float]:
