@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.linear import linear
+from kernels.norm import WIDEST, fuses
+from kernels.norm import add_norm as fused_add_norm
 from nanorlhf.config import GPTConfig
 
 
@@ -69,3 +71,19 @@ def norm(config: GPTConfig, width: int | None = None) -> nn.LayerNorm | RMSNorm:
     """Make a norm over `width` channels; None: over d_model, the residual stream."""
     kind = {"layer": nn.LayerNorm, "rms": RMSNorm, "rms_offset": OffsetRMSNorm}[config.norm]
     return kind(width or config.d_model, eps=config.norm_eps)
+
+
+def add_norm(x: Tensor, residual: Tensor, layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return x + residual and layer(x + residual), with one kernel on a GPU if layer is a norm."""
+    can_fuse = fuses(x) and x.size(-1) <= WIDEST
+    if not can_fuse or not isinstance(layer, nn.LayerNorm | RMSNorm):
+        x = x + residual
+        return x, layer(x)
+    dtype = torch.promote_types(x.dtype, residual.dtype)
+    if isinstance(layer, nn.LayerNorm):
+        # autocast runs a layer norm in float32
+        dtype = torch.float32 if torch.is_autocast_enabled(x.device.type) else dtype
+        return fused_add_norm(x, residual, layer.weight, layer.bias, layer.eps, "layer", dtype)
+    assert layer.eps is not None
+    kind = "rms_offset" if isinstance(layer, OffsetRMSNorm) else "rms"
+    return fused_add_norm(x, residual, layer.weight, None, layer.eps, kind, dtype)

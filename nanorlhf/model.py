@@ -27,7 +27,7 @@ from kernels.decode import Columns, decode_attention
 from kernels.linear import Packed, cast, cast_head, wide_linear
 from nanorlhf.cache import KVCache
 from nanorlhf.config import GPTConfig, RotaryTables
-from nanorlhf.layers import AdaptedLinear, Linear, norm
+from nanorlhf.layers import AdaptedLinear, Linear, add_norm, norm
 from nanorlhf.masks import ALL
 from nanorlhf.packing import Bounds, PackedPrefill, attend_packed
 from nanorlhf.reading import read
@@ -138,8 +138,8 @@ class Block(nn.Module):
         if self.parallel:
             normed = normed if self.shared_norm else self.norm2(x)
             return x + attended + self.post_norm2(self.mlp(normed))
-        x = x + attended
-        return x + self.post_norm2(self.mlp(self.norm2(x)))
+        x, normed = add_norm(x, attended, self.norm2)
+        return x + self.post_norm2(self.mlp(normed))
 
 
 @cache

@@ -22,7 +22,7 @@ from kernels.attention import attend_one
 from kernels.linear import matmul_dtype
 from nanorlhf.cache import KVCache
 from nanorlhf.config import GPTConfig
-from nanorlhf.layers import AdaptedLinear, Linear, norm
+from nanorlhf.layers import AdaptedLinear, Linear, add_norm, norm
 from nanorlhf.masks import ALL, attention_bias, attention_mask
 from nanorlhf.model import Bias, Block, Cache, Transformer, trunk
 from nanorlhf.shared_queries import Groups, find_groups
@@ -160,7 +160,8 @@ class DecoderBlock(Block):
         """x (B, S, C) -> (B, S, C)"""
         assert memory_bias is not None
         assert cache is None or isinstance(cache, DecoderCache)
-        x = x + self.attention(self.norm1(x), bias, rotary, cache, layer, wanted)
+        attended = self.attention(self.norm1(x), bias, rotary, cache, layer, wanted)
+        x, normed = add_norm(x, attended, self.cross_norm)
         if memory is None:
             assert cache is not None
             keys, values = cache.memory[layer]
@@ -168,8 +169,9 @@ class DecoderBlock(Block):
             keys, values = self.cross.keys_and_values(memory)
             if cache is not None:
                 cache.memory.append((keys.contiguous(), values.contiguous()))
-        x = x + self.cross(self.cross_norm(x), keys, values, memory_bias)
-        return x + self.mlp(self.norm2(x))
+        attended = self.cross(normed, keys, values, memory_bias)
+        x, normed = add_norm(x, attended, self.norm2)
+        return x + self.mlp(normed)
 
 
 class DecoderCache(KVCache):

@@ -1,0 +1,170 @@
+"""Whole models with the Triton kernels between their matmuls; without a GPU, Triton runs in its interpreter."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernels.norm
+import nanorlhf.layers
+import nanorlhf.model
+import nanorlhf.packing
+from nanorlhf.generate import generate
+from nanorlhf.model import GPT
+from nanorlhf.packing import read_packed
+from nanorlhf.peft import add_adapters
+from tests.test_model import CONFIGS, add_lora, make_model
+
+pytest.importorskip("triton", reason="triton is not installed")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PAD = 40
+NAMES = ["gpt2", "llama", "gemma3"]
+
+
+@pytest.fixture
+def fuse(monkeypatch):
+    """Return a function that turns the kernels on or off."""
+
+    def choose(on: bool) -> None:
+        for module in (nanorlhf.layers,):
+            monkeypatch.setattr(module, "fuses", lambda x: on)
+
+    return choose
+
+
+def hidden_and_gradient(model: GPT, mask: Tensor, last: int | None = None, autocast: bool = False) -> tuple:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(2, 37, mask.shape, generator=generator).to(DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+        hidden = model(ids, mask.to(DEVICE), last=last)
+    trained = [p for p in model.transformer.parameters() if p.requires_grad]
+    gradient = torch.autograd.grad(hidden.float().square().mean(), trained)
+    return hidden.detach(), torch.cat([g.flatten() for g in gradient])
+
+
+def drawn(*rows: str) -> Tensor:
+    return torch.tensor([[sign == "#" for sign in row] for row in rows])
+
+
+LEFT = drawn("#######", "...####")
+
+
+def assert_equal(fuse, model: GPT, tolerance: float, **settings) -> None:
+    results = []
+    for on in (False, True):
+        fuse(on)
+        results.append(hidden_and_gradient(model, LEFT, **settings))
+    for plain, fused in zip(*results, strict=True):
+        assert plain.dtype == fused.dtype and not torch.equal(plain, fused)
+        assert torch.allclose(fused, plain, atol=tolerance * plain.abs().max().item())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hidden_states_and_gradients_equal_plain_pytorch(name, fuse) -> None:
+    """The last block computes only some tokens."""
+    assert_equal(fuse, make_model(CONFIGS[name]).to(DEVICE), 1e-5, last=3)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_under_autocast_they_are_as_close_to_float64(name, fuse) -> None:
+    """Compared with float64, the kernels are at most twice as far off as plain PyTorch."""
+    model = make_model(CONFIGS[name]).to(DEVICE)
+    results = []
+    for on in (False, True):
+        fuse(on)
+        results.append(hidden_and_gradient(model, LEFT, autocast=True))
+    fuse(False)
+    exact = hidden_and_gradient(model.double(), LEFT)
+    for plain, fused, expected in zip(*results, exact, strict=True):
+        assert plain.dtype == fused.dtype == torch.float32
+        assert 0 < (fused - expected).norm() < 2 * (plain - expected).norm() < 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("change", ["recomputed blocks", "lora", "adapters"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_recomputation_lora_and_adapters_work_with_the_kernels(name, change, fuse) -> None:
+    model = make_model(CONFIGS[name])
+    if change == "recomputed blocks":
+        model.transformer.checkpoint_activations = True
+    elif change == "lora":
+        add_lora(model)
+    else:
+        add_adapters(model)
+        with torch.no_grad():
+            for parameter_name, parameter in model.named_parameters():
+                if ".adapter_" in parameter_name:
+                    parameter.add_(0.1)
+    assert_equal(fuse, model.to(DEVICE), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_packed_rows_equal_padded_ones(name, fuse, monkeypatch) -> None:
+    """Two rows of different length as one row, and their hidden states at real tokens."""
+    model = make_model(CONFIGS[name]).to(DEVICE)
+    fuse(False)
+    expected, _ = hidden_and_gradient(model, LEFT)
+    fuse(True)
+    trunk = model.transformer
+    monkeypatch.setattr(nanorlhf.packing, "attend_packed", nanorlhf.packing.attend_by_row)
+    monkeypatch.setattr(nanorlhf.model, "attend_packed", nanorlhf.packing.attend_by_row)
+    ids = torch.randint(2, 37, LEFT.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    mask = LEFT.to(DEVICE)
+    packed = trunk.norm(read_packed(trunk.run_blocks, model.config.windows, ids, mask, None, LEFT.size(1)))
+    assert torch.allclose(packed[mask], expected[mask], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_sampling_with_the_kernels_gives_the_same_tokens(name, fuse) -> None:
+    model = make_model(CONFIGS[name]).to(DEVICE)
+    generator = torch.Generator().manual_seed(2)
+    query = torch.where(LEFT, torch.randint(2, 37, LEFT.shape, generator=generator), PAD).to(DEVICE)
+    uniforms = torch.rand((2, 4), generator=generator, dtype=torch.float64)
+    results = []
+    for on in (False, True):
+        fuse(on)
+        results.append(generate(model, query, query != PAD, 4, eos_id=1, pad_id=PAD, uniforms=uniforms))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.allclose(results[0][1], results[1][1], atol=1e-5)
+
+
+def launched(model: GPT, monkeypatch) -> list[str]:
+    """Run the model forward and backward and return the names of the functions that start kernels."""
+    names: list[str] = []
+
+    def recording(module, name: str) -> None:
+        function = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *arguments: names.append(name) or function(*arguments))
+
+    for module, name in STARTERS:
+        recording(module, name)
+    hidden_and_gradient(model, LEFT)
+    return names
+
+
+STARTERS: list[tuple] = [(kernels.norm, "add_norm_triton"), (kernels.norm, "add_norm_backward_triton")]
+EXPECTED = {  # in a model of three blocks
+    "gpt2": {"add_norm_triton": 3, "add_norm_backward_triton": 3},
+    "gpt_neox": {},  # its blocks add attention and MLP at once
+    "llama": {"add_norm_triton": 3, "add_norm_backward_triton": 3},
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_which_kernels_a_model_runs(name, fuse, monkeypatch) -> None:
+    fuse(True)
+    names = launched(make_model(CONFIGS[name]).to(DEVICE), monkeypatch)
+    assert {each: names.count(each) for each in names} == EXPECTED[name]
+
+
+def test_on_a_cpu_and_in_compiled_blocks_no_kernel_runs(monkeypatch) -> None:
+    x = torch.zeros(1)
+    assert not kernels.norm.fuses(x)
+
+    class OnGPU:
+        is_cuda, dtype = True, torch.bfloat16
+
+    assert kernels.norm.fuses(OnGPU())
+    monkeypatch.setattr(OnGPU, "dtype", torch.float64)
+    assert not kernels.norm.fuses(OnGPU())
+    monkeypatch.setattr(OnGPU, "dtype", torch.float32)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not kernels.norm.fuses(OnGPU())
