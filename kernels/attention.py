@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from kernels.linear import soft_cap
+from kernels.norm import fuses
+from kernels.rotary import rotary_triton_
 
 
 # -------------------------------------------------------------------------------- rotary positions
@@ -86,7 +88,7 @@ def rotated_heads(
         return split_heads(rotated(qkv, cos, sin, n_head, interleaved), n_head)
     if qkv.requires_grad:
         return RotatedHeads.apply(qkv, cos, sin, n_head, interleaved)
-    return split_heads(apply_rotary_(qkv, cos, sin, n_head, interleaved), n_head)
+    return split_heads(rotate_(qkv, cos, sin, n_head, interleaved), n_head)
 
 
 class RotatedHeads(torch.autograd.Function):
@@ -98,14 +100,14 @@ class RotatedHeads(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
-        return split_heads(apply_rotary_(qkv.detach(), cos, sin, n_head, interleaved), n_head)
+        return split_heads(rotate_(qkv.detach(), cos, sin, n_head, interleaved), n_head)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         cos, sin = ctx.saved_tensors
         grad = torch.cat([g.transpose(1, 2) for g in grads], dim=2)  # (B, S, H + 2K, D)
-        grad = apply_rotary_(grad, cos, -sin, grads[0].size(1), ctx.interleaved)
+        grad = rotate_(grad, cos, -sin, grads[0].size(1), ctx.interleaved)
         return grad, None, None, None, None
 
 
@@ -113,6 +115,11 @@ def split_heads(qkv: Tensor, n_head: int) -> tuple[Tensor, ...]:
     """Split (B, S, H + 2K, D) into q (B, H, S, D), k and v (B, K, S, D)."""
     kv_heads = (qkv.size(2) - n_head) // 2
     return qkv.transpose(1, 2).split([n_head, kv_heads, kv_heads], dim=1)
+
+
+def rotate_(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool) -> Tensor:
+    rotate = rotary_triton_ if fuses(qkv) else apply_rotary_
+    return rotate(qkv, cos, sin, n_head, interleaved)
 
 
 def apply_rotary_(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool) -> Tensor:

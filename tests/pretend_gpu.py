@@ -160,7 +160,8 @@ class PretendGPU(TorchDispatchMode):
             # no FlashAttention and no Triton: their functions in plain PyTorch
             self.patches.enter_context(mock.patch("torch.cuda.get_device_capability", lambda device: (7, 5)))
             self.patches.enter_context(mock.patch("nanorlhf.model.decode_attention", decode_reference))
-            self.patches.enter_context(mock.patch("nanorlhf.layers.fuses", lambda x: False))
+            for module in ("nanorlhf.layers", "kernels.attention"):
+                self.patches.enter_context(mock.patch(f"{module}.fuses", lambda x: False))
             for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
                 self.patches.enter_context(mock.patch.object(torch, name, as_on_a_cpu(getattr(torch, name))))
             torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) creates a host tensor and copies it

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import kernels.attention
 import kernels.norm
 import nanorlhf.layers
 import nanorlhf.model
@@ -17,7 +18,7 @@ from tests.test_model import CONFIGS, add_lora, make_model
 pytest.importorskip("triton", reason="triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAD = 40
-NAMES = ["gpt2", "llama", "gemma3"]
+NAMES = ["gpt2", "gpt_neox", "codegen", "llama", "gemma3", "olmo2"]
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def fuse(monkeypatch):
     """Return a function that turns the kernels on or off."""
 
     def choose(on: bool) -> None:
-        for module in (nanorlhf.layers,):
+        for module in (nanorlhf.layers, kernels.attention):
             monkeypatch.setattr(module, "fuses", lambda x: on)
 
     return choose
@@ -64,7 +65,7 @@ def test_hidden_states_and_gradients_equal_plain_pytorch(name, fuse) -> None:
     assert_equal(fuse, make_model(CONFIGS[name]).to(DEVICE), 1e-5, last=3)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama"])
 def test_under_autocast_they_are_as_close_to_float64(name, fuse) -> None:
     """Compared with float64, the kernels are at most twice as far off as plain PyTorch."""
     model = make_model(CONFIGS[name]).to(DEVICE)
@@ -96,7 +97,7 @@ def test_recomputation_lora_and_adapters_work_with_the_kernels(name, change, fus
     assert_equal(fuse, model.to(DEVICE), 1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt_neox", "llama"])
 def test_packed_rows_equal_padded_ones(name, fuse, monkeypatch) -> None:
     """Two rows of different length as one row, and their hidden states at real tokens."""
     model = make_model(CONFIGS[name]).to(DEVICE)
@@ -112,7 +113,7 @@ def test_packed_rows_equal_padded_ones(name, fuse, monkeypatch) -> None:
     assert torch.allclose(packed[mask], expected[mask], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "codegen", "llama"])
 def test_sampling_with_the_kernels_gives_the_same_tokens(name, fuse) -> None:
     model = make_model(CONFIGS[name]).to(DEVICE)
     generator = torch.Generator().manual_seed(2)
@@ -140,11 +141,14 @@ def launched(model: GPT, monkeypatch) -> list[str]:
     return names
 
 
-STARTERS: list[tuple] = [(kernels.norm, "add_norm_triton"), (kernels.norm, "add_norm_backward_triton")]
+STARTERS = [
+    (kernels.norm, "add_norm_triton"), (kernels.norm, "add_norm_backward_triton"),
+    (kernels.attention, "rotary_triton_"),
+]  # fmt: skip
 EXPECTED = {  # in a model of three blocks
     "gpt2": {"add_norm_triton": 3, "add_norm_backward_triton": 3},
-    "gpt_neox": {},  # its blocks add attention and MLP at once
-    "llama": {"add_norm_triton": 3, "add_norm_backward_triton": 3},
+    "gpt_neox": {"rotary_triton_": 6},  # its blocks add attention and MLP at once
+    "llama": {"add_norm_triton": 3, "add_norm_backward_triton": 3, "rotary_triton_": 6},
 }
 
 
