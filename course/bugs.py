@@ -79,8 +79,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="dropout-on", level=1, where="nanorlhf.model:MLP.forward",
-        old="self.down(self.up(x) if self.gate is None else self.gate(x) * self.up(x))",
-        new="F.dropout(self.down(self.up(x) if self.gate is None else self.gate(x) * self.up(x)), 0.1)",
+        old="self.down(self.up(x) if self.gate is None else gated_linear(self.gate, self.up, x))",
+        new="F.dropout(self.down(self.up(x) if self.gate is None else gated_linear(self.gate, self.up, x)), 0.1)",
         symptom="policy/first_ratio_error is not 0, policy/clip_fraction is high in the first epoch, and the KL is "
         "noise.",
         cause="Dropout is on, so the policy that samples and the policy that is trained are different networks.",

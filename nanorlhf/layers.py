@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.activation import activated, gated
 from kernels.linear import linear
 from kernels.norm import WIDEST, fuses
 from kernels.norm import add_norm as fused_add_norm
@@ -18,7 +19,20 @@ class Linear(nn.Linear):
     activation: str | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, self.activation)
+        if self.activation is not None and self.bias is not None and fuses(x):
+            return activated(linear(x, self.weight), self.bias, self.activation)
+        return self.project(x, self.activation)
+
+    def project(self, x: Tensor, activation: str | None) -> Tensor:
+        """Compute the layer with this activation, or none."""
+        return linear(x, self.weight, self.bias, activation)
+
+
+def gated_linear(gate: Linear, up: Linear, x: Tensor) -> Tensor:
+    """Compute gate(x) * up(x), with one kernel after the matmuls on a GPU."""
+    if gate.activation is None or not fuses(x):
+        return gate(x) * up(x)
+    return gated(gate.project(x, None), up(x), gate.activation)
 
 
 def param_like(weight: Tensor, values: Tensor) -> nn.Parameter:

@@ -27,7 +27,7 @@ from kernels.decode import Columns, decode_attention
 from kernels.linear import Packed, cast, cast_head, wide_linear
 from nanorlhf.cache import KVCache
 from nanorlhf.config import GPTConfig, RotaryTables
-from nanorlhf.layers import AdaptedLinear, Linear, add_norm, norm
+from nanorlhf.layers import AdaptedLinear, Linear, add_norm, gated_linear, norm
 from nanorlhf.masks import ALL
 from nanorlhf.packing import Bounds, PackedPrefill, attend_packed
 from nanorlhf.reading import read
@@ -107,7 +107,7 @@ class MLP(nn.Module):
             self.down = AdaptedLinear(self.down, config.adapter_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x) if self.gate is None else self.gate(x) * self.up(x))
+        return self.down(self.up(x) if self.gate is None else gated_linear(self.gate, self.up, x))
 
 
 class Block(nn.Module):

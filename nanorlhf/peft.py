@@ -109,11 +109,14 @@ class LoRALinear(Linear):
             yield span, down, up * LORA_SCALE
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.project(x, self.activation)
+
+    def project(self, x: Tensor, activation: str | None) -> Tensor:
         """x (..., K) -> (..., N)"""
         y = linear(x, self.weight, self.bias)
         for span, down, up in self.updates():
             y[..., span].add_(linear(linear(x, down), up))
-        return ACTIVATIONS[self.activation][0](y)
+        return ACTIVATIONS[activation][0](y)
 
     @torch.no_grad()
     def merged(self) -> Linear:

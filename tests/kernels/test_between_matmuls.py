@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import kernels.activation
 import kernels.attention
 import kernels.norm
 import nanorlhf.layers
@@ -143,12 +144,16 @@ def launched(model: GPT, monkeypatch) -> list[str]:
 
 STARTERS = [
     (kernels.norm, "add_norm_triton"), (kernels.norm, "add_norm_backward_triton"),
-    (kernels.attention, "rotary_triton_"),
+    (kernels.attention, "rotary_triton_"), (kernels.activation, "activated_triton"),
+    (kernels.activation, "activated_backward_triton"), (kernels.activation, "gated_triton"),
+    (kernels.activation, "gated_backward_triton"),
 ]  # fmt: skip
+NORM = {"add_norm_triton": 3, "add_norm_backward_triton": 3}
 EXPECTED = {  # in a model of three blocks
-    "gpt2": {"add_norm_triton": 3, "add_norm_backward_triton": 3},
-    "gpt_neox": {"rotary_triton_": 6},  # its blocks add attention and MLP at once
-    "llama": {"add_norm_triton": 3, "add_norm_backward_triton": 3, "rotary_triton_": 6},
+    "gpt2": NORM | {"activated_triton": 3, "activated_backward_triton": 3},
+    # its blocks add attention and MLP at once
+    "gpt_neox": {"rotary_triton_": 6, "activated_triton": 3, "activated_backward_triton": 3},
+    "llama": NORM | {"rotary_triton_": 6, "gated_triton": 3, "gated_backward_triton": 3},
 }
 
 
