@@ -45,7 +45,9 @@ from triton.backends.compiler import GPUTarget
 from nanorlhf.cli import run_module
 from nanorlhf.files import write_text
 
-decode, gae, kl, logprobs = (import_module(f"kernels.{name}") for name in ("decode", "gae", "kl", "logprobs"))
+activation, decode, gae, kl, logprobs, norm, rotary = (
+    import_module(f"kernels.{name}") for name in ("activation", "decode", "gae", "kl", "logprobs", "norm", "rotary")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,10 @@ N, V, C = 2048, 50304, 2048
 B, T = 512, 1024
 # a decode step of Pythia 1B and of a model with 124 million weights: rows, heads and head width; columns of the cache
 DECODE, LENGTH = ((64, 8, 256), (8, 12, 64)), 565
+# between the matmuls, of N tokens. Norms of GPT-2 124M and Llama 8B: channels and kind
+NORMS = ((768, "layer"), (4096, "rms"))
+# rotations of Pythia 1B and Llama 8B: heads, of keys and values, head width, rotated channels; MLPs of the same
+ROTATIONS, MLPS = ((8, 8, 256, 64), (32, 8, 128, 128)), (8192, 14336)
 
 MEASURED = Path(__file__).parent.parent / "kernels" / "measured.csv"
 
@@ -136,6 +142,28 @@ def launches() -> list[Launch]:
         result += record_launches(
             logprobs.linear_backward_triton, hidden, weight, labels, bias, 0.7, cap, rows, rows, (rows, rows), ids, None
         )  # fmt: skip
+    return result + launches_between_matmuls()
+
+
+def launches_between_matmuls() -> list[Launch]:
+    """Under autocast: the residual stream is float32, the matmuls' outputs are bfloat16."""
+    result, half = [], torch.bfloat16
+    for width, kind in NORMS:
+        x, weight, dtypes = empty(N, width), empty(width), (torch.float32, half)
+        residual, bias = empty(N, width, dtype=half), empty(width) if kind == "layer" else None
+        result += record_launches(norm.add_norm_triton, x, residual, weight, bias, 1e-5, kind, torch.float32)
+        trained = True, kind == "layer"
+        result += record_launches(norm.add_norm_backward_triton, x, weight, x, x, 1e-5, kind, dtypes, trained)
+    for heads, kv_heads, width, rotated in ROTATIONS:
+        qkv, table = empty(1, N, heads + 2 * kv_heads, width, dtype=half), empty(1, N, 1, rotated // 2)
+        result += record_launches(rotary.rotary_triton_, qkv, table, table, heads, False)
+    (up, bias), gate = (empty(N, MLPS[0], dtype=half), empty(MLPS[0])), empty(N, MLPS[1], dtype=half)
+    for kind in ("gelu", "gelu_new"):
+        result += record_launches(activation.activated_triton, up, bias, kind)
+        result += record_launches(activation.activated_backward_triton, up, bias, up, kind, True)
+    for kind in ("silu", "gelu_new"):
+        result += record_launches(activation.gated_triton, gate, gate, kind)
+        result += record_launches(activation.gated_backward_triton, gate, gate, gate, kind)
     return result
 
 
@@ -148,7 +176,9 @@ def record_launches(call: Callable, *inputs) -> list[Launch]:
     recorded: list[tuple] = []
     kernels = (
         gae.gae_kernel, kl.kl_kernel, logprobs.linear_forward_kernel, logprobs.linear_backward_kernel,
-        decode.decode_kernel, decode.combine_kernel,
+        decode.decode_kernel, decode.combine_kernel, norm.add_norm_kernel, norm.add_norm_backward_kernel,
+        rotary.rotary_kernel, activation.activated_kernel, activation.activated_backward_kernel,
+        activation.gated_kernel, activation.gated_backward_kernel,
     )  # fmt: skip
     for kernel in kernels:
         kernel.run = lambda *arguments, kernel=kernel, **settings: recorded.append((kernel, arguments, settings))
@@ -163,7 +193,8 @@ def record_launches(call: Callable, *inputs) -> list[Launch]:
         if isinstance(kernel, triton.runtime.Autotuner):
             result += [Launch(kernel.fn, arguments, constants, config, grid) for config in kernel.configs]
         else:
-            result.append(Launch(kernel, arguments, {}, triton.Config(constants), grid))
+            config = triton.Config(constants, num_warps=settings.get("num_warps", 4))
+            result.append(Launch(kernel, arguments, {}, config, grid))
     return result
 
 
@@ -244,8 +275,19 @@ def programs(launch: Launch) -> Iterator[list[Step]]:
         for row in range(num_rows):
             inputs = [((x, row), 4 * splits) for x in ("tops", "totals")] + [(("parts", row), 4 * splits * channels)]
             yield [[*inputs, (("y", row), arguments["y"].itemsize * channels)]]
-    else:
+    elif name.startswith("linear"):
         yield from linear_programs(name, arguments, width, launch.constants, launch.config.kwargs)
+    elif name.startswith("add_norm"):
+        yield from norm_programs(arguments, launch.grid[0], launch.config.kwargs)
+    elif name == "rotary_kernel":
+        yield from rotary_programs(arguments, width, launch.config.kwargs["HEADS"])
+    elif name.startswith("activated"):
+        yield from activated_programs(arguments, width, launch.config.kwargs)
+    else:
+        arrays, block = ("gate", "up", "y", "grad_y", "grad_gate", "grad_up"), launch.config.kwargs["BLOCK"]
+        for start in range(0, arguments["size"], block):
+            size = width * min(block, arguments["size"] - start)
+            yield [[((x, start), size) for x in arrays if x in arguments]]
 
 
 def decode_programs(arguments: dict, width: int, splits: int, block: int) -> Iterator[list[Step]]:
@@ -289,6 +331,43 @@ def linear_programs(name: str, arguments: dict, width: int, constants: dict, siz
                 steps[0].append((("four numbers per row", row_block), 16 * rows))
                 steps[0].append((("grad", row_block, first), width * rows * ids))
             yield steps
+
+
+def norm_programs(arguments: dict, num_programs: int, flags: dict) -> Iterator[list[Step]]:
+    """A program of the forward pass has one row, a program of the backward pass every num_programs-th."""
+    channels, is_backward = arguments["C"], "grad_x" in arguments
+    rows = arguments["N"] if is_backward else num_programs
+    arrays = ("s", "grad_s", "grad_y", "grad_x") if is_backward else ("x", "residual", "s", "y")
+    arrays += ("grad_residual",) if is_backward and not flags["SAME"] else ()
+    vectors = ("weight", "bias") if flags.get("HAS_BIAS") else ("weight",)
+    sums = [x for x in ("weight", "bias") if flags.get(f"SUMS_{x.upper()}")]
+    for program in range(num_programs):
+        steps = [[((x,), arguments[x].itemsize * channels) for x in vectors]]
+        for row in range(program, rows, num_programs):
+            steps.append([((x, row), arguments[x].itemsize * channels) for x in arrays])
+        yield [*steps, [((f"{x}_sums", program), 4 * channels) for x in sums]]
+
+
+def rotary_programs(arguments: dict, width: int, block: int) -> Iterator[list[Step]]:
+    tokens, heads, pairs = arguments["qkv"].shape[:2].numel(), arguments["heads"], arguments["pairs"]
+    for first, token in product(range(0, heads, block), range(tokens)):
+        size = width * 2 * pairs * min(block, heads - first)
+        tables = [((x, token), 4 * pairs) for x in ("cos", "sin")]
+        yield [tables + [((x, token, first), size) for x in ("before", "after")]]
+
+
+def activated_programs(arguments: dict, width: int, sizes: dict) -> Iterator[list[Step]]:
+    num_rows, channels, step = arguments["N"], arguments["M"], sizes["STEP"]
+    per_program, block = sizes.get("ROWS", step), sizes["BLOCK_M"]
+    arrays = [x for x in ("x", "y", "grad_y", "grad_x") if x in arguments]
+    for column, first in product(range(0, channels, block), range(0, num_rows, per_program)):
+        columns = min(block, channels - column)
+        steps = [[(("bias", column), arguments["bias"].itemsize * columns)]]
+        for row in range(first, min(first + per_program, num_rows), step):
+            size = width * columns * min(step, num_rows - row)
+            steps.append([((x, row, column), size) for x in arrays])
+        steps.append([(("sums", first, column), 4 * columns)] if sizes.get("SUMS_ROWS") else [])
+        yield steps
 
 
 def requested_bytes(launch: Launch) -> int:

@@ -83,8 +83,8 @@ def test_the_page_shows_the_table_s_summary():
 
 
 def test_each_setting_was_measured_on_a_hopper():
-    unmeasured = ("decode_kernel", "combine_kernel")  # newer than the last measurement
-    hopper = [row for row in TABLE if row["architecture"] == "sm_90" and row["kernel"] not in unmeasured]
+    unmeasured = ("decode", "combine", "add_norm", "rotary", "activated", "gated")  # newer than the last measurement
+    hopper = [row for row in TABLE if row["architecture"] == "sm_90" and not row["kernel"].startswith(unmeasured)]
     compiled = [tuple(row[column] for column in KEY) for row in hopper]
     assert [tuple(row[column] for column in KEY) for row in MEASURED] == compiled
     predicted = {tuple(row[column] for column in KEY): float(row["predicted_us"]) for row in TABLE}
@@ -157,7 +157,8 @@ def calls() -> dict:
 
     The rows and ids of the matmuls are multiples: beyond the last one, the kernels read the last again, from the cache.
     """
-    decode, gae, kl, logprobs = (import_module(f"kernels.{name}") for name in ("decode", "gae", "kl", "logprobs"))
+    names = ("activation", "decode", "gae", "kl", "logprobs", "norm", "rotary")
+    activation, decode, gae, kl, logprobs, norm, rotary = (import_module(f"kernels.{name}") for name in names)
     torch.manual_seed(0)
     q, cache = torch.randn(3, 4, 1, 24), torch.randn(3, 2, 50, 24)
     columns = decode.Columns(torch.tensor([0, 7, 30]), torch.tensor([41]), None)
@@ -166,6 +167,8 @@ def calls() -> dict:
     inputs = hidden, weight, torch.randint(128, (80,)), bias, 0.7, None
     short = (hidden.bfloat16(), weight.bfloat16(), inputs[2], None, 1.0, 5.0)
     block = slice(32, 96)
+    x, layer, half = torch.randn(5, 24), (rows[:24], rows[:24], 1e-5, "layer"), (torch.float32, torch.bfloat16)
+    qkv, table, up = torch.randn(2, 3, 7, 12), torch.randn(2, 3, 1, 5), torch.randn(70, 300).bfloat16()
     return {
         "decode": lambda: decode.decode_attention(q, cache, cache, columns, 0.2),
         "gae": lambda: gae.gae_triton(rewards, values, 1.0, 0.95),
@@ -175,6 +178,16 @@ def calls() -> dict:
         "forward, bfloat16": lambda: logprobs.linear_forward_triton(*short, None),
         "backward": lambda: logprobs.linear_backward_triton(*inputs, rows, rows, (rows, rows), block, None),
         "backward, bfloat16": lambda: logprobs.linear_backward_triton(*short, rows, rows, (rows, rows), block, None),
+        "norm": lambda: norm.add_norm_triton(x, x.bfloat16(), *layer, torch.float32),
+        "norm, backward": lambda: norm.add_norm_backward_triton(x, rows[:24], x, x, *layer[2:], half, (True, True)),
+        "norm, frozen": lambda: norm.add_norm_backward_triton(
+            x, rows[:24], x, x, 1e-5, "rms", half[:1] * 2, (False, False)
+        ),
+        "rotary": lambda: rotary.rotary_triton_(qkv, table, table, 3, True),
+        "activation": lambda: activation.activated_triton(up, torch.randn(300), "gelu"),
+        "activation, backward": lambda: activation.activated_backward_triton(up, torch.randn(300), up, "gelu", True),
+        "gate": lambda: activation.gated_triton(up, up, "silu"),
+        "gate, backward": lambda: activation.gated_backward_triton(up, up, up, "silu"),
     }
 
 
@@ -184,6 +197,8 @@ def test_the_modelled_bytes_equal_the_interpreted_kernels_loads_and_stores(count
 
     monkeypatch.setattr(logprobs, "SPLIT", 64)
     monkeypatch.setattr(logprobs, "GROUP", 32 * 24 * 4)
+    monkeypatch.setattr("kernels.norm.PROGRAMS", 2)
+    monkeypatch.setattr("kernels.rotary.PAIRS", 16)
     for name, call in calls().items():
         modelled = sum(map(compile_kernels.requested_bytes, compile_kernels.record_launches(call)))
         assert modelled == count(call) > 0, name
