@@ -23,6 +23,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from bench.compilers import bench_compile
+from bench.fused import bench_fused
 from bench.generation import bench_decode, bench_generate
 from bench.operations import bench_gae, bench_logprobs
 from bench.settings import SHAPES, Args, Shape
@@ -86,7 +87,8 @@ def main(args: Args) -> None:
     args = replace(args, device=device.type)
     parts = {
         "generate": bench_generate, "decode": bench_decode, "logprobs": bench_logprobs, "gae": bench_gae,
-        "supervised": bench_supervised, "ppo": bench_ppo, "grpo": bench_grpo, "compile": bench_compile,
+        "fused": bench_fused, "supervised": bench_supervised, "ppo": bench_ppo, "grpo": bench_grpo,
+        "compile": bench_compile,
     }  # fmt: skip
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     if args.quick:

@@ -17,10 +17,10 @@ from nanorlhf.tokenizer import load_tokenizer
 class Args:
     shape: Literal["tiny", "small", "124m", "1b", "6.9b"] = "tiny"
     """model and episode sizes, see SHAPES"""
-    parts: tuple[Literal["generate", "decode", "logprobs", "gae", "supervised", "ppo", "grpo", "compile"], ...] = (
-        "generate", "decode", "logprobs", "gae", "supervised", "ppo", "grpo", "compile",
-    )  # fmt: skip
-    """what to measure; without a JDK, compile is skipped unless requested"""
+    parts: tuple[
+        Literal["generate", "decode", "logprobs", "gae", "fused", "supervised", "ppo", "grpo", "compile"], ...
+    ] = ("generate", "decode", "logprobs", "gae", "supervised", "ppo", "grpo", "compile")
+    """what to measure; without a JDK, compile is skipped unless requested; fused: the GPU's kernels between matmuls"""
     rounds: int = 5
     """number of timed rounds; the median is reported"""
     dtype: Literal["float32", "bfloat16"] = "float32"

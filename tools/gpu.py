@@ -62,9 +62,10 @@ def bench(name: str, limit: float, *flags: str) -> Part:
     return Part(name, command, limit)
 
 
+KERNELS = ("logprobs", "kl", "gae", "decode", "norm", "rotary", "activation", "between_matmuls")
 PARTS = (
     # all kernel tests: with a device, they run the Triton kernels on it
-    tests("tests: kernels", 110, *(f"tests/kernels/test_{name}.py" for name in ("logprobs", "kl", "gae", "decode"))),
+    tests("tests: kernels", 110, *(f"tests/kernels/test_{name}.py" for name in KERNELS)),
     tests(
         "tests: packing, generation, a PPO update, NCCL and FSDP2", 90, "-m", "gpu",
         *(
@@ -80,6 +81,7 @@ PARTS = (
     bench("bench: generation, 1b", 75, "--shape", "1b", "--parts", "generate", "decode", "--rounds", "2"),
     bench("bench: a PPO iteration, 124m", 45, "--shape", "124m", "--parts", "ppo", "--rounds", "1"),
     bench("bench: a PPO iteration, 1b", 200, "--shape", "1b", "--parts", "ppo", "--rounds", "1"),
+    bench("bench: between the matmuls, 1b", 75, "--shape", "1b", "--parts", "fused", "--rounds", "3"),
     Part(
         "each kernel at the sizes of the compilers' table",
         (sys.executable, "-m", "tools.compile_kernels", "--measure", "{out}/measured.csv"), 75,

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from bench import __main__ as program
-from bench import compilers, generation, limit, settings, stopwatch, updates
+from bench import compilers, fused, generation, limit, settings, stopwatch, updates
 from kernels.processor import has_int8_matmul
 from nanorlhf import launch, reading
 from nanorlhf.cache import KVCache
@@ -86,6 +86,35 @@ def test_a_decode_step_is_a_share_of_what_follows_the_prefill(moment, tmp_path, 
         steps_only = limit.Work(steps=work.steps).seconds(torch.device("cpu"), torch.bfloat16)
         assert step["limit_seconds"] == pytest.approx(steps_only / 4)
     assert re.search("MFU [0-9]+%, [0-9.]+ GB/s of 10.0\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("runs_kernels", [False, True])
+def test_operations_between_matmuls_are_measured_by_the_bytes_they_must_move(
+    moment, tmp_path, monkeypatch, runs_kernels
+):
+    """Eight tokens of 16 channels and 64 in the MLP, in bfloat16; 2 of 8 channels of both heads rotate."""
+    if runs_kernels:
+        pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(fused, "NUM_TOKENS", {"cpu": 8})
+    monkeypatch.setattr(fused, "fuses", lambda x: runs_kernels)
+    calls = []
+    for name in ("add_norm", "activated", "gated", "rotary_triton_"):
+        kernel = getattr(fused, name)
+        record = lambda *arguments, name=name, kernel=kernel: calls.append(name) or kernel(*arguments)  # noqa: E731
+        monkeypatch.setattr(fused, name, record)
+    program.main(replace(moment, parts=("fused",), json=tmp_path / "speed.json", dtype="bfloat16"))
+    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    stream, matmul, mlp = 8 * 16 * 4, 8 * 16 * 2, 8 * 64 * 2
+    expected = {
+        "residual sum and layer norm, forward + backward": 7 * stream + 2 * matmul,
+        "residual sum and rms norm, forward + backward": 7 * stream + 2 * matmul,
+        "gelu and bias, forward + backward": 5 * mlp,
+        "silu gate, forward + backward": 8 * mlp,
+        "rotation": 2 * (8 * 4 * 2 * 2) + 2 * (8 * 1 * 4),
+    }
+    assert {row["what"]: row["bytes_per_second"] * row["seconds"] for row in rows} == pytest.approx(expected)
+    assert all(row["way"] == "ours" and row["limit_seconds"] * 1e10 == expected[row["what"]] for row in rows)
+    assert set(calls) == ({"add_norm", "activated", "gated", "rotary_triton_"} if runs_kernels else set())
 
 
 def test_the_published_rate_is_looked_up_by_the_name_of_the_card(monkeypatch):

@@ -1,0 +1,80 @@
+"""Operations between a block's matmuls, compared with PyTorch's own kernels and its compiler."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from bench import limit
+from bench.settings import Args, Shape
+from bench.stopwatch import compare, table_rows
+from kernels.activation import activated, activated_reference, gated, gated_reference
+from kernels.attention import apply_rotary_, rotary_tables, rotated
+from kernels.norm import add_norm, add_norm_reference, fuses
+from kernels.rotary import rotary_triton_
+
+NUM_TOKENS = {"cpu": 1024, "cuda": 8192}  # of a micro-batch
+
+
+def bench_fused(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """Measure each kernel forward and backward; the limit is the time to read and write each tensor once.
+
+    The residual stream is float32 and the matmuls' outputs have args.dtype. On a CPU, the library runs plain PyTorch.
+    """
+    config, N, dtype = shape.config, NUM_TOKENS[device.type], getattr(torch, args.dtype)
+    C, H, K, D, M = config.d_model, config.n_head, config.kv_heads, config.head_width, config.d_mlp
+
+    def random(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(size, device=device, dtype=dtype, requires_grad=True)
+
+    x, residual, weight, bias = random(N, C), random(N, C, dtype=dtype), random(C), random(C)
+    up, gate, mlp_bias = random(N, M, dtype=dtype), random(N, M, dtype=dtype), random(M)
+    rows, kind = [], config.activation
+    for norm, inputs in (("layer", (x, residual, weight, bias)), ("rms", (x, residual, weight))):
+        arguments = *inputs, *(None,) * (4 - len(inputs)), config.norm_eps, norm
+        ours = lambda arguments=arguments: add_norm(*arguments, torch.float32)  # noqa: E731
+        plain = lambda arguments=arguments: add_norm_reference(*arguments)  # noqa: E731
+        # both inputs and their gradients; s and y are written, s and two gradients are read
+        num_bytes = 2 * (x.nbytes + residual.nbytes) + 5 * x.nbytes
+        rows += measured(f"residual sum and {norm} norm", ours, plain, inputs, num_bytes, args)
+    rows += measured(
+        f"{kind} and bias", lambda: activated(up, mlp_bias, kind),
+        lambda: activated_reference(up, mlp_bias.to(dtype), kind), (up, mlp_bias), 5 * up.nbytes, args,
+    )  # fmt: skip
+    rows += measured(
+        "silu gate", lambda: gated(gate, up, "silu"), lambda: gated_reference(gate, up, "silu"), (gate, up),
+        8 * up.nbytes, args,
+    )  # fmt: skip
+    if config.rotary_dim:  # the backward pass is the same rotation
+        qkv = random(1, N, H + 2 * K, D, dtype=dtype).detach()
+        cos, sin = rotary_tables(torch.arange(N, device=device)[None], config.rotary_dim, config.rotary_base)
+        num_bytes = 2 * qkv[:, :, : H + K, : config.rotary_dim].numel() * qkv.itemsize + cos.nbytes + sin.nbytes
+        rows += measured(
+            "rotation", lambda: rotary_triton_(qkv, cos, sin, H, False), lambda: apply_rotary_(qkv, cos, sin, H, False),
+            (), num_bytes, args, compiled=lambda: rotated(qkv, cos, sin, H, False),
+        )  # fmt: skip
+    for row in rows:
+        row["size"] = f"N={N} C={C} M={M} {args.dtype}"
+    return rows
+
+
+def measured(
+    what: str, ours: Callable, plain: Callable, inputs: Sequence[Tensor], num_bytes: int, args: Args,
+    compiled: Callable | None = None,
+) -> list[dict]:  # fmt: skip
+    """Compare a kernel with plain PyTorch and, on a GPU, with `compiled` (default: the same) through the compiler."""
+    outputs = plain()
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    device = outputs[0].device
+    grads = [torch.randn_like(y) for y in outputs]
+
+    def run(way: Callable) -> Callable[[], object]:
+        return (lambda: torch.autograd.grad(way(), inputs, grads)) if inputs else way
+
+    ways = {"ours": run(ours if fuses(outputs[0]) else plain)}
+    if device.type == "cuda":
+        ways |= {"plain PyTorch": run(plain), "torch.compile": run(torch.compile(compiled or plain))}
+    rate = limit.read_rate(device, limit.MOST_READ[device.type])
+    rows = table_rows(what + (", forward + backward" if inputs else ""), "", compare(ways, args.rounds, device))
+    added = {"limit_seconds": num_bytes / rate, "read_rate": rate}
+    return [row | added | {"bytes_per_second": num_bytes / row["seconds"]} for row in rows]
