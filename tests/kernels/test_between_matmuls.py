@@ -7,13 +7,16 @@ from torch import Tensor
 import kernels.activation
 import kernels.attention
 import kernels.norm
+import kernels.rotary
 import nanorlhf.layers
 import nanorlhf.model
 import nanorlhf.packing
+from nanorlhf.checkpoint import cast_linear_weights
 from nanorlhf.generate import generate
 from nanorlhf.model import GPT
 from nanorlhf.packing import read_packed
 from nanorlhf.peft import add_adapters
+from tests.pretend_gpu import PretendGPU
 from tests.test_model import CONFIGS, add_lora, make_model
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -126,6 +129,44 @@ def test_sampling_with_the_kernels_gives_the_same_tokens(name, fuse) -> None:
         results.append(generate(model, query, query != PAD, 4, eos_id=1, pad_id=PAD, uniforms=uniforms))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.allclose(results[0][1], results[1][1], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama"])
+def test_frozen_models_and_passes_without_a_gradient_have_the_same_bits(name, fuse) -> None:
+    """PPO's first ratio is 1, and the KL to a reference with bfloat16 weights starts at 0."""
+    fuse(True)
+    model = make_model(CONFIGS[name]).to(DEVICE)
+    if DEVICE == "cpu":  # the interpreter rounds to bfloat16 towards 0
+        with torch.no_grad():
+            for bias in (p for p in model.parameters() if p.ndim == 1):
+                bias.copy_(bias.bfloat16())
+    trained, _ = hidden_and_gradient(model, LEFT, autocast=True)
+    ids = torch.randint(2, 37, LEFT.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16):
+        assert torch.equal(model(ids, LEFT.to(DEVICE)), trained)
+        cast_linear_weights(model, torch.bfloat16)
+        assert torch.equal(model(ids, LEFT.to(DEVICE)), trained)
+
+
+@torch.no_grad()
+def test_launches_can_be_captured_in_a_cuda_graph(monkeypatch) -> None:
+    """Around a launch, which this test skips, nothing waits for the GPU or copies from the host."""
+    with PretendGPU() as gpu:
+        x, residual, weight = (torch.ones(size, device=gpu.device) for size in ((2, 1, 12), (2, 1, 12), (12,)))
+        qkv, table = torch.ones(2, 1, 5, 8, device=gpu.device), torch.ones(2, 1, 1, 3, device=gpu.device)
+        started: list[str] = []
+        for module, name in (
+            (kernels.norm, "add_norm"), (kernels.rotary, "rotary"), (kernels.activation, "activated"),
+            (kernels.activation, "gated"),
+        ):  # fmt: skip
+            kernel = getattr(module, f"{name}_kernel")
+            monkeypatch.setattr(kernel, "run", lambda *arguments, name=name, **settings: started.append(name))
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            kernels.norm.add_norm(x, residual, weight, weight, 1e-5, "layer", torch.float32)
+            kernels.rotary.rotary_triton_(qkv, table, table, 3, False)
+            kernels.activation.activated(x, weight, "gelu")
+            kernels.activation.gated(x, residual, "silu")
+    assert started == ["add_norm", "rotary", "activated", "gated"] and gpu.waits == []
 
 
 def launched(model: GPT, monkeypatch) -> list[str]:
