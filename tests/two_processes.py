@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -287,6 +288,25 @@ def test_ranks_with_and_without_equal_queries_gather_each_block_equally_often() 
     assert [(run.call_count, len(mb.groups.first))] == [(2 * TINY.n_layer, (1, 4)[distributed.rank()])]
     for expected, actual in zip(one.parameters(), model.parameters(), strict=True):
         assert torch.allclose(distributed.full_tensor(actual.grad), expected.grad, atol=1e-4)
+
+
+def test_sharded_blocks_run_the_kernels_between_matmuls() -> None:
+    """FSDP frees a block's weights after the forward pass and gathers them for recomputation and the backward pass."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    gradients = []
+    for on in (False, True):
+        torch.manual_seed(0)
+        model = GPT(replace(TINY, parallel_residual=False))
+        model.transformer.checkpoint_activations = True
+        distributed.shard(model, DEVICE, bfloat16=False)
+        ids = torch.randint(37, (2, 7), generator=torch.Generator().manual_seed(distributed.rank()))
+        with ExitStack() as patches:
+            for module in ("nanorlhf.layers", "kernels.attention"):
+                patches.enter_context(mock.patch(f"{module}.fuses", lambda x, on=on: on))
+            model(ids).square().mean().backward()
+        shards = [distributed.local_tensor(p.grad) for p in model.parameters() if p.grad is not None]
+        gradients.append(torch.cat([shard.flatten() for shard in shards]))
+    assert not torch.equal(*gradients) and torch.allclose(*gradients, atol=1e-5)
 
 
 def test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit() -> None:
