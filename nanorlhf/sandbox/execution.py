@@ -227,7 +227,7 @@ def run_java(timeout: float, memory_mib: int, worker: Worker, program: Program) 
             "NanoRlhfProgram", "/proc/self/fd/{calls}", "/proc/self/fd/{replies}",
         ]  # fmt: skip
         readonly: list[str | Path] = [*java_files(), launcher, classes]
-        return run_tests(worker, box, command, timeout, memory_mib + JVM_OVERHEAD, readonly, loads=False)
+        return run_tests(worker, box, command, timeout, memory_mib + JVM_OVERHEAD, readonly, None)
 
 
 def class_path(box: Path, *directories: Path) -> str:
@@ -242,7 +242,8 @@ def run_python(timeout: float, memory_mib: int, worker: Worker, program: Program
         script = box / "program.py"
         script.write_bytes(program.code.encode(errors="replace"))
         command = [*python_command(worker), "program", "{calls}", "{replies}", str(script)]
-        return run_tests(worker, box, command, timeout, memory_mib, (sys.base_prefix, script), loads=True)
+        readonly = (sys.base_prefix, script)
+        return run_tests(worker, box, command, timeout, memory_mib, readonly, program.tests)
 
 
 def run_all_tests(tests: str) -> str:
@@ -257,19 +258,21 @@ def run_tests(
     timeout: float,
     memory_mib: int,
     readonly: Sequence[Path | str],
-    loads: bool,
+    source: str | None,
 ) -> Verdict:
-    """Start a program and run its tests in the worker's harness, which has compiled them.
+    """Start a program, and run its tests twice: guarded, in the worker's harness, which has compiled them; then plainly,
+    in the program's sandbox.
 
-    {calls} and {replies} in the command become the descriptors of two pipes. With `loads` the program itself reports
-    that it compiles, and then that its top level has run.
+    {calls} and {replies} in the command become the descriptors of two pipes. `source`: of Python tests. A Python program
+    itself reports that it compiles, and then that its top level has run; for Java, the harness compiles programs, and
+    tests for the plain run.
     """
     calls_fd, calls = os.pipe()
     replies, replies_fd = os.pipe()
     argv = [part.replace("{calls}", str(calls_fd)).replace("{replies}", str(replies_fd)) for part in command]
     began = time.monotonic()
     try:
-        started = start(worker, box, argv, timeout, memory_mib, readonly, pipes=(calls_fd, replies_fd))
+        started = start(worker, box, argv, 2 * timeout, memory_mib, readonly, pipes=(calls_fd, replies_fd))
     except BaseException:
         os.close(calls)
         os.close(replies)
@@ -280,17 +283,22 @@ def run_tests(
     assert worker.harness is not None
     harness = worker.harness[0]
     ending = worker.watcher.submit(finish, worker, *started)
+    loads = source is not None
     outcome, printed, compiled, loaded = "", "", not loads, not loads
     try:
         try:
             if loads:
-                outcome = receive(replies).decode(errors="replace")
+                outcome = receive(replies, began + timeout).decode(errors="replace")
                 compiled = outcome == "compiled"
-                outcome = receive(replies).decode(errors="replace") if compiled else outcome
+                outcome = receive(replies, began + timeout).decode(errors="replace") if compiled else outcome
                 loaded = outcome == "loaded"
             if loaded:
-                outcome, printed = converse(worker, calls, replies, began + timeout + TEST_SECONDS)
-        except (EOFError, ValueError):  # it ended, or wrote an invalid message
+                outcome, printed, classes = converse(worker, calls, replies, began + timeout)
+                if outcome == "passed":
+                    outcome = run_plainly(calls, replies, classes if source is None else source.encode(errors="replace"), timeout)
+        except TimeoutError:
+            outcome = "timeout"
+        except (BrokenPipeError, EOFError, ValueError):  # it ended, or wrote an invalid message
             outcome = "ended"
         finally:
             if loads and not loaded:
@@ -325,14 +333,30 @@ def run_tests(
     return Verdict(True, reason in ("passed", "wrong_answer"), reason == "passed", reason, output, seconds)
 
 
-def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple[str, str]:
-    """Pass calls and replies between harness and program; return the verdict and what the tests printed."""
+def run_plainly(calls: int, replies: int, tests: bytes, timeout: float) -> str:
+    """Run the tests in the program's sandbox, in its interpreter, where answers keep their types and identity; return
+    the program's own report.
+    """
+    send(calls, b"")  # the guarded run has ended
+    if select.select([replies], [], [], 0)[0]:
+        return "output"  # an extra answer: it may have replaced another one
+    send(calls, tests)
+    return receive(replies, time.monotonic() + timeout).decode(errors="replace")
+
+
+def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple[str, str, bytes]:
+    """Pass calls and replies between harness and program; return the verdict, what the tests printed, and for Java the
+    tests' classes for the plain run.
+    """
     assert worker.harness is not None
-    harness, outcome = worker.harness[0], ""
+    harness, outcome, classes = worker.harness[0], "", b""
     try:
         tell(harness, b"")
         while True:
-            kind, content = hear(harness, deadline)
+            kind, content = hear(harness, deadline + TEST_SECONDS)
+            if kind == b"p":
+                classes = content
+                continue
             if kind == b"v":
                 verdict, _, printed = content.decode(errors="replace").partition("\n")
                 break
@@ -340,7 +364,9 @@ def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple
             try:
                 if not outcome:
                     send(calls, content)
-                    reply = receive(replies)
+                    reply = receive(replies, deadline)
+            except TimeoutError:
+                outcome = "timeout"
             except (BrokenPipeError, EOFError):
                 outcome = "ended"
             except ValueError:
@@ -348,12 +374,12 @@ def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple
             tell(harness, reply)
     except TimeoutError:
         stop_harness(worker)
-        return "timeout", "the tests did not end"
+        return "timeout", "the tests did not end", b""
     except (EOFError, BrokenPipeError):  # the tests ended their process
-        return {"memory": "memory"}.get(stop_harness(worker), "ended"), ""
+        return {"memory": "memory"}.get(stop_harness(worker), "ended"), "", b""
     if verdict == "died":
         stop_harness(worker)
-    return outcome or verdict, printed
+    return outcome or verdict, printed, classes
 
 
 # --------------------------------------------------------------------------------------------------- 3. the sandbox
@@ -526,14 +552,14 @@ def hear(process: subprocess.Popen, deadline: float) -> tuple[bytes, bytes]:
     return kind, read_exactly(stdout, length, deadline)
 
 
-def receive(fd: int) -> bytes:
-    """Read a message of the program. Raises EOFError if it ended, at the latest at its time limit, and ValueError if
-    the message is too long.
+def receive(fd: int, deadline: float) -> bytes:
+    """Read a message of the program. Raises EOFError if it ended, TimeoutError at the deadline, and ValueError if the
+    message is too long.
     """
-    (size,) = struct.unpack(">i", read_exactly(fd, 4))
+    (size,) = struct.unpack(">i", read_exactly(fd, 4, deadline))
     if not 0 <= size <= VALUE:
         raise ValueError(f"a value of {size} bytes")
-    return read_exactly(fd, size)
+    return read_exactly(fd, size, deadline)
 
 
 def stop_harness(worker: Worker) -> str:
