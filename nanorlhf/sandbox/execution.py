@@ -19,27 +19,35 @@ which limits this machine supports, for callers to print. [RLCF evaluation]
     compile_error                            rejected by javac or Python's compile()
     compile_limit                            the compiler ran out of time or memory, or crashed
 
-The program runs in one process and the tests in another, each in its own sandbox, and this process passes calls between
-them: a function's name and arguments go to the program, a value comes back, and the tests compare only values that they
-built themselves. The program never sees the tests' source or expected answers, and whatever it writes to its pipe is
-treated as an answer. The program is compiled separately, so it can't enclose, comment out or redefine a test.
+A program passes only if it passes two runs.
 
-The tests use the prompt's definitions, not the program's: we parse the helpers, constants and imports of the prefix and
-suffix, and run them in the tests' process. From the program we request only what the response completes, a function or
-a class. If the response isn't part of a definition in the prompt, it defines the names itself. Therefore the tests
-don't see a program's changes to the prompt's globals. Names defined by Python or the JDK are never taken from a
-program.
+Guarded run: the program runs in one process and the tests in another, each in its own sandbox, and this process passes
+calls between them. A function's name and arguments go to the program, a value comes back, and the tests compare values
+that they built themselves. The program never sees the tests' source or expected answers, and whatever it writes to its
+pipe is treated as an answer. It is compiled separately, so it can't enclose, comment out or redefine a test.
 
-Answers are values: numbers, strings, arrays, collections of the standard library, and objects of classes that the
-prompt defines. No other object is accepted, whatever it claims to be equal to or to contain, except that in Python
-functions may be called and iterators advanced. Tests can't pass functions, nor compare or subclass the program's
-objects (such an object equals only itself). Nor can they use a coroutine, a date, a class with __slots__, or in Java a
-StringBuilder, a comparator's order, and fields, records and exceptions of the prompt's classes: there a correct program
-fails.
+Plain run: afterwards the program is loaded again and its tests run in its own interpreter, as the benchmark means them.
+There, answers are not translated, so a wrong program fails even if its error is in a type, an object's identity, a
+comparator or an overload. The program could fake this run, because it shares the process with the tests; that only
+helps a program whose answers are equal to the right ones as values.
 
-Two exploits remain: a program that knows the tests from elsewhere can answer without solving the problem, and tests
-may accept too much, such as a search through an infinite iterator. NaN is within every tolerance that is written
-`if abs(x - y) > eps`, here as in plain Python and Java.
+In the guarded run the tests use the prompt's definitions, not the program's: we parse the helpers, constants, classes
+and imports of the prefix and suffix, and run them in the tests' process. From the program we request only what the
+response completes, a function or a method. If the response isn't part of a definition in the prompt, it defines the
+names itself, but not helpers that judge its answers. If the prompt is already complete, its last definition is
+requested; tests that never call the program don't pass. The tests don't see a program's changes to the prompt's
+globals, class attributes and static fields. Names defined by Python or the JDK are never taken from a program.
+
+Answers are values: numbers, strings, arrays, collections and dates of the standard library, and objects of classes that
+the prompt defines. No other object is accepted, whatever it claims to be equal to or to contain, except functions,
+which may be called, and in Python iterators and objects of a class under test, which are equal if their attributes are.
+The program may call functions that the tests pass. Tests can't subclass the program's classes, nor use a coroutine or
+an object of any other class of the response: there a correct program fails.
+
+What remains: a program that knows the tests from elsewhere can answer without solving the problem, and tests may accept
+too much, such as a search through an infinite iterator, or a returned function that says yes. NaN is within every
+tolerance that is written `if abs(x - y) > eps`, here as in plain Python and Java. A program that ends its process
+before the tests end doesn't pass, even if it has answered well: System.exit(0) can't be told from a faked success.
 
 Wrong answers: the tests of MBJP, MathQA and HumanEval all throw the same exception. It would skip the remaining tests
 and hide a later crash, so in Java we replace that throw by a call that records the failure and continues; `passed` is
@@ -260,12 +268,11 @@ def run_tests(
     readonly: Sequence[Path | str],
     source: str | None,
 ) -> Verdict:
-    """Start a program, and run its tests twice: guarded, in the worker's harness, which has compiled them; then plainly,
-    in the program's sandbox.
+    """Start a program and run its tests guarded, in the worker's harness, then plainly, in the program's sandbox.
 
-    {calls} and {replies} in the command become the descriptors of two pipes. `source`: of Python tests. A Python program
-    itself reports that it compiles, and then that its top level has run; for Java, the harness compiles programs, and
-    tests for the plain run.
+    {calls} and {replies} in the command become the descriptors of two pipes. source: the tests of a Python program,
+    which itself reports that it compiles, and then that its top level has run. For Java (None) the harness compiles the
+    program, and the tests for both runs.
     """
     calls_fd, calls = os.pipe()
     replies, replies_fd = os.pipe()
@@ -295,7 +302,8 @@ def run_tests(
             if loaded:
                 outcome, printed, classes = converse(worker, calls, replies, began + timeout)
                 if outcome == "passed":
-                    outcome = run_plainly(calls, replies, classes if source is None else source.encode(errors="replace"), timeout)
+                    tests = classes if source is None else source.encode(errors="replace")
+                    outcome = run_plainly(calls, replies, tests, timeout)
         except TimeoutError:
             outcome = "timeout"
         except (BrokenPipeError, EOFError, ValueError):  # it ended, or wrote an invalid message
@@ -337,11 +345,11 @@ def run_plainly(calls: int, replies: int, tests: bytes, timeout: float) -> str:
     """Run the tests in the program's sandbox, in its interpreter, where answers keep their types and identity; return
     the program's own report.
     """
-    send(calls, b"")  # the guarded run has ended
     if select.select([replies], [], [], 0)[0]:
         return "output"  # an extra answer: it may have replaced another one
-    send(calls, tests)
-    return receive(replies, time.monotonic() + timeout).decode(errors="replace")
+    send(calls, tests, kind=struct.pack(">i", 0))  # after an empty message: the guarded run has ended
+    word = receive(replies, time.monotonic() + timeout).decode(errors="replace")
+    return word if word in REASONS else "output"
 
 
 def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple[str, str, bytes]:

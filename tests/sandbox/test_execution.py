@@ -108,7 +108,9 @@ def whole(code, tests):
     return Program("import java.util.*;\n", code, "", java("", tests).tests)
 
 
-def python(code, tests=""):
+def python(code, tests=None):
+    if tests is None:
+        code, tests = f"{code}\ndef run(): pass\n", "run()"
     return Program("", code, "", tests)
 
 
@@ -302,13 +304,21 @@ PYTHON_VERDICTS = {
     "exit that says it has passed": (python(
         "import os\nfor fd in range(1, 20):\n    try:\n        os.write(fd, b'passed')\n    except OSError: pass\n"
         "os._exit(0)"), "exit"),
-    "status 3 after the tests": (python("import atexit, os\natexit.register(lambda: os._exit(3))"), "exit"),
+    "status 3 after the tests": (python(
+        "def f(n): return n\nimport atexit, os\natexit.register(lambda: os._exit(3))", "assert f(2) == 2"), "exit"),
+    "status 3 after the plain run": (python(
+        "def f(n): return n\nimport atexit, os, sys\n"
+        "atexit.register(lambda: os._exit(3 * ('tests' in sys.modules['__main__'].__dict__)))",
+        "tests = 1\nassert f(2) == 2"), "exit"),
     "segmentation fault": (python("import ctypes\nctypes.string_at(0)"), "signal"),
     "script": (python(
         "import sys\nassert __name__ == '__main__' and len(sys.argv) == 1\n"
-        "import dataclasses\n@dataclasses.dataclass\nclass A:\n    a: 'int'"), "passed"),
+        "import dataclasses\n@dataclasses.dataclass\nclass A:\n    a: 'int'\ndef f(n): return A(n).a",
+        "assert f(2) == 2"), "passed"),
     "a child that ends well": (python("import os\nif os.fork():\n    os.wait()\n    1 / 0"), "exception"),
-    "a child that does not": (python("import os\nif not os.fork():\n    1 / 0\nos.wait()"), "passed"),
+    "a child that does not": (python(
+        "import os\nif not os.fork():\n    1 / 0\nos.wait()\ndef f(n): return n", "assert f(2) == 2"), "passed"),
+    "tests that ask nothing": (python("def f(n): return n", "assert 2 == 2"), "wrong_answer"),
     "an assertion of the program": (python("def f(n): assert n < 1", "f(2)"), "exception"),
     "the tests' syntax": (python("def f(n): return n", "assert f(2) =="), "compile_error"),
     "the tests exit": (python("def f(n): return n", "import os\nos._exit(0)"), "exit"),
@@ -338,7 +348,7 @@ a = [3, 1, 2]
 sort(a)
 assert a == [1, 2, 3]
 """), "passed"),
-    "a function in an argument": (python("def f(g): return g(1)", "assert f(lambda x: x) == 1"), "exception"),
+    "a function in an argument": (python("def f(g): return g(1)", "assert f(lambda x: x) == 1"), "passed"),
 }  # fmt: skip
 
 
@@ -392,17 +402,15 @@ def f(n):
         try: text += open(path, errors="replace").read()
         except OSError: pass
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        if int(pid) not in (os.getpid(), 1):
+        if int(pid) not in (os.getpid(), os.getppid(), 1):  # its parent knows no more than itself
             try: open(f"/proc/{pid}/mem", "rb")
             except OSError: continue
-            text += f"opened:{pid}"
-    return text
+            print("opened", pid)
+    print("found" if "".join(["98765", "43210"]) in text else "not found", len(text) > 1000)
+    return n
 """
-    answer = "98765" + "43210"
-    tests = f"t = f(1)\nassert '{answer}' not in t and len(t) > 1000\n"
-    tests += "assert not any(f'opened:{n}' in t for n in range(10))"
-    [verdict] = run_programs([python(program, tests)], "python", LONG, way=way)
-    assert verdict.passed, verdict
+    [verdict] = run_programs([python(program, "assert f(1) == 1, '9876543210'")], "python", LONG, way=way)
+    assert verdict.output == "not found True\n" and verdict.passed, verdict
 
 
 # --------------------------------------------------------------------------------------------------- hostile programs
@@ -458,7 +466,7 @@ HOSTILE_PYTHON = {
     "zombies": ("import os\nfor i in range(20):\n    if not os.fork(): os._exit(0)", {"passed"}),
     "kills all it can": (
         "import os, signal\nfor pid in (os.getppid(), {pid}, 1, -1):\n    try: os.kill(pid, signal.SIGKILL)\n"
-        "    except OSError as e: print(e)", {"passed"}),
+        "    except OSError as e: print(e)", {"passed", "signal"}),
     "reads the home": ("try: print(open('{canary}/secret').read())\nexcept OSError: print('DENIED')", {"passed"}),
     "lists the home": ("import os\ntry: print(os.listdir('{canary}'))\nexcept OSError: print('DENIED')", {"passed"}),
     "deletes files": (
@@ -556,7 +564,7 @@ def test_hostile_python_programs_harm_nothing(way, canary):
     verdicts = run_hostile("python", HOSTILE_PYTHON, way, canary)
     assert_harmless(HOSTILE_PYTHON, verdicts)
     cpu, file_size, data, files, core, tasks = json.loads(verdicts["limits"].output)
-    assert (cpu, file_size, data) == ([121, 122], [16 * MIB] * 2, [256 * MIB] * 2)
+    assert (cpu, file_size, data) == ([241, 242], [16 * MIB] * 2, [256 * MIB] * 2)
     assert (files, core) == ([256, 256], [0, 0]) and execution.NUM_TASKS <= tasks[1] < 10000
 
 
@@ -573,7 +581,7 @@ def test_other_processes_are_invisible():
         pytest.skip("no namespaces here")
     program = "import os\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()), os.listdir('/'))"
     [verdict] = run_programs([python(program)], "python", LONG, way="namespaces")
-    assert verdict.output.startswith("[1, 2]") and "home" not in verdict.output
+    assert verdict.output.startswith("[1, 2, 3]") and "home" not in verdict.output
 
 
 # ------------------------------------------------------------------------------------------------------ forged verdicts
@@ -754,7 +762,7 @@ def test_an_interrupt_kills_all_programs(way, scratch, number, code):
                 count += b"program.py" in Path(f"/proc/{pid}/cmdline").read_bytes()[-20:]
         return count
 
-    assert wait_for(lambda: num_running() == 2)
+    assert wait_for(lambda: num_running() >= 2)
     process.send_signal(number)
     assert process.wait(20) == code
     assert wait_for(lambda: not set(sandboxed_processes(scratch)) - before, 5.0)

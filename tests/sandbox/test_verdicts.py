@@ -25,10 +25,10 @@ def assert_all_pass(programs, language):
 
 
 def assert_none_passes(cases, language):
-    """Check the verdicts: cases is name: (program, expected reason)."""
+    """Check the verdicts: cases is name: (program, expected reason, or "one or another")."""
     verdicts = verdicts_on({name: program for name, (program, _) in cases.items()}, language)
     assert {name for name, verdict in verdicts.items() if verdict.passed} == set()
-    assert {name: v.reason for name, v in verdicts.items()} == {name: reason for name, (_, reason) in cases.items()}
+    assert {name: v.reason for name, v in verdicts.items() if v.reason not in cases[name][1].split(" or ")} == {}
 
 
 # ----------------------------------------------------------------------------------------------------------- 1. Python
@@ -388,14 +388,14 @@ names["encoded"] = lambda value, *rest: old(value * value if type(value) is int 
         "wrong_answer"),
     "a reply more": (square("""
     import os, struct
-    data = ('[true, ["int", "%x"], ["list"], []]' % (n * n)).encode()
+    data = ('[true, [], [["int", "%x"]], []]' % (n * n)).encode()
     for fd in range(3, 1024):
         try: os.write(fd, struct.pack(">i", len(data)) + data)
         except OSError: pass
     return n""", "assert f(2) == 4"), "output"),
     "a reply that is no value": (square("""
     import os, struct
-    data = b'[true, ["int", ["4"]], ["list"], []]'
+    data = b'[true, [], [["int", ["4"]]], []]'
     for fd in range(3, 1024):
         try: os.write(fd, struct.pack(">i", len(data)) + data)
         except OSError: pass
@@ -413,7 +413,7 @@ names["encoded"] = lambda value, *rest: old(value * value if type(value) is int 
     "an end without a word": (square("    import os\n    os._exit(0)\n"), "exit"),
     "an end at the end": (square("    return n\nimport atexit, os\natexit.register(os._exit, 0)\n"), "wrong_answer"),
     "the death of what started it": (square(
-        "    import os, signal\n    os.kill(os.getppid(), signal.SIGKILL)\n    return n\n"), "wrong_answer"),
+        "    import os, signal\n    os.kill(os.getppid(), signal.SIGKILL)\n    return n\n"), "signal or wrong_answer"),
     "answers of its children": (square(
         "    import os\n    for i in range(6):\n        if os.fork() == 0:\n            return n + i\n    return n\n",
         "assert f(2) == 4"), "wrong_answer"),
