@@ -300,9 +300,10 @@ def next_lexeme(program: str, position: int) -> re.Match[str] | None:
 def unused_variables(program: str) -> list[Diagnostic]:
     """Return a diagnostic at the name of each local variable that is never read in its scope. [RLCF]
 
-    A variable that is only written, including by the statements `x++;` and `x += 1;`, is unused. Names that the syntax
-    requires are exempt: parameters, fields, and the variables of catch, try-with-resources, for-each and patterns. A
-    name that a nested class redeclares counts as read. A program that doesn't parse has none, as its reads are unknown.
+    A variable that is only written, including by the statements `x++;`, `x += 1;` and `x = x + 1;`, is unused. Names
+    that the syntax requires are exempt: parameters, fields, and the variables of catch, try-with-resources, for-each
+    and patterns. A name that a nested class redeclares counts as read. A program that doesn't parse has none, as its
+    reads are unknown.
     """
     text, origin = translated(program)  # javac does this first, tree-sitter doesn't
     source = text.encode("utf-8", "surrogatepass")
@@ -311,6 +312,7 @@ def unused_variables(program: str) -> list[Diagnostic]:
         return []
     declared: list[tuple[bytes, Node, int]] = []  # name, its node, end of its scope
     reads: dict[bytes, list[int]] = defaultdict(list)  # name -> positions where it is read, ascending
+    own_end: dict[bytes, int] = {}  # name -> end of the last statement `name = ...;` without a call
     for node, field, ancestors in identifiers(root):
         name = source[node.start_byte : node.end_byte]
         (parent, parent_field), (grandparent, _) = ancestors[-1], ancestors[-2]
@@ -320,7 +322,12 @@ def unused_variables(program: str) -> list[Diagnostic]:
                 if scope.type == "switch_block_statement_group":  # later cases see it too
                     scope, _ = ancestors[-4]
                 declared.append((name, node, scope.end_byte))
-        elif is_read(node, field, parent, parent_field, grandparent):
+            continue
+        if field == "left" and parent.type == "assignment_expression" and grandparent.type == "expression_statement":
+            value = parent.child_by_field_name("right")
+            if value is not None and not has_call(value):
+                own_end[name] = value.end_byte
+        if is_read(node, field, parent, parent_field, grandparent) and node.start_byte >= own_end.get(name, 0):
             reads[name].append(node.start_byte)
 
     unused = []
@@ -354,6 +361,16 @@ def identifiers(root: Node) -> Iterator[tuple[Node, str | None, list[tuple[Node,
             if not cursor.goto_parent():
                 return
             ancestors.pop()
+
+
+def has_call(node: Node) -> bool:
+    todo = [node]
+    while todo:
+        part = todo.pop()
+        if part.type in ("method_invocation", "object_creation_expression", "lambda_expression"):
+            return True
+        todo += part.children
+    return False
 
 
 def is_read(name: Node, field: str | None, parent: Node, parent_field: str | None, grandparent: Node) -> bool:

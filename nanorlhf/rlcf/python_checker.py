@@ -4,6 +4,7 @@ nanorlhf/rlcf/compilers.py starts it as a script, so it imports nothing from thi
 """
 
 import ast
+import importlib
 import json
 import re
 import struct
@@ -13,10 +14,16 @@ from typing import BinaryIO
 from pyflakes import messages
 from pyflakes.checker import Checker
 
-UNDEFINED = messages.UndefinedName, messages.UndefinedLocal
+UNDEFINED = messages.UndefinedName, messages.UndefinedLocal, messages.ImportStarUsage
 UNUSED = messages.UnusedVariable, messages.UnusedAnnotation
 NAME = re.compile(r"\w+")
 DEEP = 100_000  # Python frames; pyflakes is pure Python, so the C stack doesn't overflow
+# whose public names we look up, for `from math import *`; importing them has no side effects
+MODULES = set(
+    "abc array bisect cmath collections contextlib copy dataclasses datetime decimal enum fractions functools heapq "
+    "itertools json math operator os random re statistics string sys time typing".split()
+)
+FRESH = ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.List, ast.Dict  # values without another name
 
 
 def check(program: str) -> list[list]:
@@ -76,7 +83,13 @@ def check(program: str) -> list[list]:
         for name in ast.walk(item.optional_vars)
         if isinstance(name, ast.Name)
     }
-    diagnostics = []
+    diagnostics = [
+        ["unused", "UnusedVariable", start, start + len(name.id), f"local variable {name.id!r} is only read by itself"]
+        for name in read_by_itself(tree)
+        for start in (offset_of_bytes(name.lineno, name.col_offset),)
+    ]
+    starred = starred_names(tree)
+    defined = guarded_names(tree)
     recursion_limit = sys.getrecursionlimit()
     sys.setrecursionlimit(DEEP)
     checker_messages = Checker(tree).messages
@@ -84,14 +97,97 @@ def check(program: str) -> list[list]:
     for message in checker_messages:
         if not isinstance(message, UNDEFINED + UNUSED) or (message.lineno, message.col) in exempt:
             continue
+        if isinstance(message, messages.ImportStarUsage):
+            if starred is None or message.message_args[0] in starred:
+                continue
+        if (message.lineno, message.col) in defined:
+            continue
         start = offset_of_bytes(message.lineno, message.col)
         name = NAME.match(program, start)
         if isinstance(message, UNUSED) and (name is None or name.group() != message.message_args[0]):
             continue
         kind = "unused" if isinstance(message, UNUSED) else "error"
-        end = name.end() if name is not None else start + 1
-        diagnostics.append([kind, type(message).__name__, start, end, message.message % message.message_args])
-    return diagnostics
+        code, text = type(message).__name__, message.message % message.message_args
+        if code == "ImportStarUsage":
+            code, text = "UndefinedName", f"undefined name {message.message_args[0]!r}"
+        diagnostics.append([kind, code, start, name.end() if name is not None else start + 1, text])
+    return list({tuple(fields[:4]): fields for fields in diagnostics}.values())
+
+
+# pyflakes trusts some statements to explain everything around them. As a reward, each would be a line that switches a
+# check off, so these functions narrow them down.
+def starred_names(tree: ast.Module) -> set[str] | None:
+    """Return the names that `from ... import *` defines; None if a module isn't one of MODULES."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            if node.level or node.module not in MODULES:
+                return None
+            module = vars(importlib.import_module(node.module))
+            names |= {*module.get("__all__", [name for name in module if not name.startswith("_")])}
+    return names
+
+
+def guarded_names(tree: ast.Module) -> set[tuple[int, int]]:
+    """Make pyflakes ignore handlers of NameError and calls of locals(); return the positions of guarded names that the
+    program defines elsewhere, as in `try: unicode`, `except NameError: unicode = str`.
+    """
+    bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    positions = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "locals":
+            node.func.id = "vars"
+        if isinstance(node, ast.ExceptHandler):
+            caught = [node.type] if node.type is None or isinstance(node.type, ast.Name) else [*ast.walk(node.type)]
+            for name in caught:
+                if isinstance(name, ast.Name) and name.id == "NameError":
+                    name.id = "Exception"
+            if node.type is None:
+                node.type = ast.copy_location(ast.Name("Exception", ast.Load()), node)
+        if isinstance(node, (ast.Try, ast.TryStar)):
+            names = [name for part in node.body for name in ast.walk(part) if isinstance(name, ast.Name)]
+            positions |= {(name.lineno, name.col_offset) for name in names if name.id in bound}
+    return positions
+
+
+def read_by_itself(tree: ast.Module) -> list[ast.Name]:
+    """Return the first assignment of each local variable that only its own updates read: `x += 1`, `x = x + 1`.
+
+    `y += 1` also counts as a read if y may be another name of a list or the like.
+    """
+    found: dict[tuple[int, int], ast.Name] = {}
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        nodes = list(ast.walk(function))
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        # names that something else binds or reads
+        skipped = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        for node in nodes:
+            if isinstance(node, ast.Global) or (isinstance(node, ast.Nonlocal) and node in function.body):
+                skipped.update(node.names)
+            elif isinstance(node, ast.ClassDef):
+                skipped |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+        updates = [node.target for node in nodes if isinstance(node, ast.AugAssign)]
+        updated = {target.id for target in updates if isinstance(target, ast.Name)}
+        own = set()  # ids of the names in the variable's own assignments
+        for node in nodes:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            value = getattr(node, "value", None)
+            is_assignment = isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)
+            if is_assignment and isinstance(target, ast.Name) and value is not None:
+                parts = list(ast.walk(value))
+                own.add(id(target))
+                if not any(isinstance(part, ast.Call | ast.Await | ast.Yield | ast.YieldFrom) for part in parts):
+                    own |= {id(part) for part in parts if isinstance(part, ast.Name) and part.id == target.id}
+                if not isinstance(node, ast.AugAssign) and not isinstance(value, FRESH) and target.id in updated:
+                    skipped.add(target.id)
+        skipped |= {name.id for name in names if id(name) not in own and not isinstance(name.ctx, ast.Del)}
+        for name in sorted(names, key=lambda name: (name.lineno, name.col_offset)):
+            if name.id not in skipped:
+                skipped.add(name.id)
+                found[name.lineno, name.col_offset] = name
+    return list(found.values())
 
 
 def serve(stdin: BinaryIO, stdout: BinaryIO) -> None:

@@ -508,6 +508,9 @@ def test_the_command_line_follows_error_prones_manual(tmp_path):
         ("int a; a = 1; return n;", ["a"]),
         ("int a = 1, b = 2; return b;", ["a"]),
         ("int a = 0; a++; ++a; a += n; return n;", ["a"]),
+        ("int a = 0; a = a + n; a = (a * 2); return n;", ["a"]),
+        ("int a = 0; a = Math.max(a, n); return n;", []),  # a call may do something
+        ("int a = 0, b = 1; a = b; b = a; return n;", []),
         ("int a = 0; return a++;", []),
         ("int a = 0; n = a += 2; return n;", []),
         ("int a; n = a = 2; return n;", ["a"]),
@@ -639,6 +642,20 @@ def corrupt(program: str, rng: random.Random) -> str:
         ("def f():\n  x = 1\n  y", [("unused", "UnusedVariable", "x", 11), ("error", "UndefinedName", "y", 19)]),
         ("def f(g):\n    with g as h: pass\n    try: pass\n    except OSError as e: pass\n    for i in g: pass\n", []),
         ("import os\nx = 1\n", []),
+        ("def f():\n  x = 0\n  x += 1\n  x = (x * 2)\n", [("unused", "UnusedVariable", "x", 11)]),
+        ("def f():\n  x = 1\n  del x\n", [("unused", "UnusedVariable", "x", 11)]),
+        ("def f():\n  x = 1\n  def g():\n    nonlocal x\n    x = 2\n", [("unused", "UnusedVariable", "x", 11)]),
+        ("def f():\n  x = 1\n  locals()\n", [("unused", "UnusedVariable", "x", 11)]),
+        ("def f(a):\n  x = a\n  x += [1]\n", []),  # it changes the list
+        ("def f(g):\n  x = 0\n  while x := g(x): pass\n", []),
+        ("def f():\n  x = 0\n  def g():\n    return x\n  x += 1\n  return g\n", []),
+        ("def f():\n  class A:\n    x = 1\n  return A\n", []),
+        ("from math import *\nsqrt(y)\n", [("error", "UndefinedName", "y", 24)]),
+        ("from unknown import *\ny\n", []),
+        ("try:\n  y\nexcept NameError: pass\n", [("error", "UndefinedName", "y", 7)]),
+        ("try:\n  y\nexcept (OSError, NameError): pass\n", [("error", "UndefinedName", "y", 7)]),
+        ("try:\n  y\nexcept: pass\n", [("error", "UndefinedName", "y", 7)]),
+        ("try:\n  y\nexcept NameError:\n  y = str\n", []),
         ("'\\d' is 1", []),  # warnings are silent
         ("import sys; sys.exit(3)", []),  # nothing is run
     ],
