@@ -124,6 +124,7 @@ class Verdict:
     executed: bool  # compiled, and all tests ran without a crash or timeout: exec@k
     passed: bool  # executed, and every answer was correct: pass@k
     reason: str  # from the table above
+    share: float  # of the tests that passed: assertions in Python, throws in Java; 1 only if `passed`
     output: str  # the last characters printed by the program or its compiler
     seconds: float  # wall-clock time of the run, 0 if it did not compile
 
@@ -291,7 +292,7 @@ def run_tests(
     harness = worker.harness[0]
     ending = worker.watcher.submit(finish, worker, *started)
     loads = source is not None
-    outcome, printed, compiled, loaded = "", "", not loads, not loads
+    outcome, share, printed, compiled, loaded, is_plain = "", 0.0, "", not loads, not loads, False
     try:
         try:
             if loads:
@@ -300,8 +301,8 @@ def run_tests(
                 outcome = receive(replies, began + timeout).decode(errors="replace") if compiled else outcome
                 loaded = outcome == "loaded"
             if loaded:
-                outcome, printed, classes = converse(worker, calls, replies, began + timeout)
-                if outcome == "passed":
+                outcome, share, printed, classes = converse(worker, calls, replies, began + timeout)
+                if is_plain := outcome == "passed":
                     tests = classes if source is None else source.encode(errors="replace")
                     outcome = run_plainly(calls, replies, tests, timeout)
         except TimeoutError:
@@ -327,7 +328,7 @@ def run_tests(
     output = (output + printed)[-TAIL:]
     if not compiled:
         reason = "compile_error" if outcome == "compile_error" else "compile_limit"
-        return Verdict(False, False, False, reason, output, 0.0)
+        return Verdict(False, False, False, reason, 0.0, output, 0.0)
     if outcome in ("timeout", "output"):
         reason = outcome
     elif limit:
@@ -338,7 +339,9 @@ def run_tests(
         reason = "timeout"
     else:
         reason = "signal" if status > 128 else "exit"
-    return Verdict(True, reason in ("passed", "wrong_answer"), reason == "passed", reason, output, seconds)
+    passed = reason == "passed"
+    share = float(passed) if is_plain else share
+    return Verdict(True, passed or reason == "wrong_answer", passed, reason, share, output, seconds)
 
 
 def run_plainly(calls: int, replies: int, tests: bytes, timeout: float) -> str:
@@ -352,9 +355,9 @@ def run_plainly(calls: int, replies: int, tests: bytes, timeout: float) -> str:
     return word if word in REASONS else "output"
 
 
-def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple[str, str, bytes]:
-    """Pass calls and replies between harness and program; return the verdict, what the tests printed, and for Java the
-    tests' classes for the plain run.
+def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple[str, float, str, bytes]:
+    """Pass calls and replies between harness and program; return the verdict, the share of tests that passed, what they
+    printed, and for Java their classes for the plain run.
     """
     assert worker.harness is not None
     harness, outcome, classes = worker.harness[0], "", b""
@@ -366,7 +369,8 @@ def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple
                 classes = content
                 continue
             if kind == b"v":
-                verdict, _, printed = content.decode(errors="replace").partition("\n")
+                words, _, printed = content.decode(errors="replace").partition("\n")
+                verdict, share = words.split()
                 break
             reply = b""
             try:
@@ -382,12 +386,12 @@ def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple
             tell(harness, reply)
     except TimeoutError:
         stop_harness(worker)
-        return "timeout", "the tests did not end", b""
+        return "timeout", 0.0, "the tests did not end", b""
     except (EOFError, BrokenPipeError):  # the tests ended their process
-        return {"memory": "memory"}.get(stop_harness(worker), "ended"), "", b""
+        return {"memory": "memory"}.get(stop_harness(worker), "ended"), 0.0, "", b""
     if verdict == "died":
         stop_harness(worker)
-    return outcome or verdict, printed, classes
+    return outcome or verdict, float(share), printed, classes
 
 
 # --------------------------------------------------------------------------------------------------- 3. the sandbox
@@ -521,7 +525,7 @@ def prepare(worker: Worker, language: str, directory: str, program: Program, tes
         messages = f"the compiler did not answer within {COMPILE_SECONDS:g} s"
     except (EOFError, BrokenPipeError):
         messages = f"the compiler crashed {stop_harness(worker)}"
-    return Verdict(False, False, False, reason, messages[:TAIL], 0.0) if messages else None
+    return Verdict(False, False, False, reason, 0.0, messages[:TAIL], 0.0) if messages else None
 
 
 def start_harness(worker: Worker, language: str) -> None:

@@ -69,6 +69,7 @@ ENDED = 77  # exit status of a process that has sent its verdict
 TAIL = 8000  # characters of the tests' output to keep
 HOLE = "nanorlhf_response"  # placeholder of the response in the prompt's syntax tree
 ASK = "nanorlhf_ask"  # in its place, the call of the program's method
+PASSED, FAILED = "nanorlhf_passed", "nanorlhf_failed"  # what assertions call
 LIBRARY = "math", "collections", "decimal", "fractions", "copy"  # modules for names that tests forgot to import
 
 
@@ -814,9 +815,11 @@ class Session:
         self.classes = {}  # the prompt's classes, by name
         self.fields = {}  # the attributes that their code assigns to, by class
         self.functions = []  # of the tests, that the program may call
-        self.raised = None  # the program's last exception
+        self.raised = []  # the program's exceptions
         self.is_broken = False  # whether the program has answered with an invalid object
         self.calls = 0  # answered
+        self.num_passed = 0  # assertions of the tests
+        self.failures = []  # what the others raised
 
     def get(self, name, is_class):
         """Return a global of the program; raise KeyError if it has none of this name."""
@@ -901,7 +904,7 @@ class Session:
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError) as bad:
                 raise RuntimeError(f"the program's reply is no value: {bad}") from None
             message = self.run(function, args, dict(kwargs))
-        self.raised = error
+        self.raised.append(error)
         raise error
 
     def run(self, function, args, kwargs):
@@ -1056,25 +1059,55 @@ def judges(source, names):
     return found
 
 
+def count_assertions(statements):
+    """Make each assertion report how it ends, so that the next one runs in any case; return their number.
+
+    Assertions in a try block, which may expect them to fail, and in classes, such as unittest's, stay as they are.
+    """
+    number = 0
+    for i, statement in enumerate(statements):
+        if isinstance(statement, ast.Assert):
+            number += 1
+            [block] = ast.parse(f"try: {PASSED}\nexcept Exception as {FAILED}_error: {FAILED}({FAILED}_error)").body
+            block.body = [statement, *ast.parse(f"{PASSED}()").body]
+            statements[i] = block
+        elif isinstance(statement, (*FUNCTION_NODES, ast.For, ast.While, ast.If, ast.With)):
+            number += count_assertions(statement.body) + count_assertions(getattr(statement, "orelse", []))
+    return number
+
+
 def tests(session, source, prefix, suffix, library):
-    """Run the tests; return the verdict and the error."""
-    namespace = {"__name__": "__main__", "__builtins__": builtins}
+    """Run the tests; return the verdict, the share of assertions that passed, and the error."""
+    namespace = {"__name__": "__main__", "__builtins__": builtins, FAILED: session.failures.append}
+
+    def passed():
+        session.num_passed += 1
+
+    namespace[PASSED] = passed
+    tree = ast.parse(source)
+    number = count_assertions(tree.body)
+    verdict, error = "passed", None
     try:
         bind(session, namespace, source, prefix, suffix, library)
-        session.raised = None
-        exec(compile(source, "<tests>", "exec", dont_inherit=True), namespace)
-        assert session.calls or session.is_broken, "the tests never called the program"
+        exec(compile(ast.fix_missing_locations(tree), "<tests>", "exec", dont_inherit=True), namespace)
+        if not session.calls and not session.is_broken:
+            session.failures.append(AssertionError("the tests never called the program"))
     except Ended:
-        return "ended", None
-    except SystemExit as error:
-        return "exit", error
-    except MemoryError as error:
-        return "memory", error
-    except AssertionError as error:
-        return ("exception" if error is session.raised else "wrong_answer"), error
-    except BaseException as error:
-        return "exception", error
-    return ("exception" if session.is_broken else "passed"), None
+        verdict = "ended"
+    except SystemExit as left:
+        verdict, error = "exit", left
+    except MemoryError as full:
+        verdict, error = "memory", full
+    except BaseException as crash:
+        session.failures.append(crash)
+    if session.failures and verdict == "passed":
+        error = session.failures[0]
+        is_wrong = all(isinstance(each, AssertionError) and each not in session.raised for each in session.failures)
+        verdict = "wrong_answer" if is_wrong else "exception"
+    if session.is_broken and verdict == "passed":
+        verdict = "exception"
+    number = max(number, session.num_passed + len(session.failures))
+    return verdict, session.num_passed / number if number else float(verdict == "passed"), error
 
 
 def harness():
@@ -1104,15 +1137,15 @@ def harness():
         if child == 0:
             sys.stdout = sys.stderr = printed = io.StringIO()
             session = Session(stdin, stdout, names)
-            verdict, failure = tests(session, source, prefix, suffix, library)
-            if failure is not None and failure is not session.raised:  # the program prints its own exceptions
+            verdict, share, failure = tests(session, source, prefix, suffix, library)
+            if failure is not None and failure not in session.raised:  # the program prints its own exceptions
                 trace = failure.__traceback__
                 traceback.print_exception(type(failure), failure, trace and trace.tb_next)  # without this file's frame
-            text = f"{verdict}\n{printed.getvalue()[-TAIL:]}"
+            text = f"{verdict} {share}\n{printed.getvalue()[-TAIL:]}"
             send(stdout, text.encode(errors="replace"), b"v")
             os._exit(ENDED)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != ENDED:  # the tests ended their process
-            send(stdout, b"died\n", b"v")
+            send(stdout, b"died 0\n", b"v")
 
 
 if __name__ == "__main__":

@@ -878,4 +878,4 @@ def test_real_programs_get_the_verdicts_of_plain_javac_and_java(real_data, tmp_p
 
 def test_verdict_is_frozen():
     with pytest.raises(AttributeError):
-        Verdict(True, True, True, "passed", "", 0.0).passed = False
+        Verdict(True, True, True, "passed", 1.0, "", 0.0).passed = False
