@@ -100,7 +100,7 @@ def main(args: Args) -> dict[str, float]:
     B, T, k = args.batch_size, args.response_length, args.samples_per_query
     load_device = loading.loading_device(args.shard, device)
     tokenizer, policy = loading.load_policy(args, load_device)
-    sft = args.data / "sft.train.jsonl"  # its queries
+    sft = loading.queries_file(args.data)  # its queries
     rows = load_demonstrations(sft, tokenizer, args.max_query_length, needs_response=False)
     longest = checks.check_policy(tokenizer, policy.config, rows, args.sft, T)
     checks.check_reward_models(args, tokenizer, longest)

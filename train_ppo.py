@@ -91,7 +91,7 @@ def main(args: Args) -> dict[str, float]:
     B, T = args.batch_size, args.response_length
     load_device = loading.loading_device(args.shard, device)
     tokenizer, policy = loading.load_policy(args, load_device)
-    sft = args.data / "sft.train.jsonl"  # its queries
+    sft = loading.queries_file(args.data)  # its queries
     rows = load_demonstrations(sft, tokenizer, args.max_query_length, needs_response=False)
     longest = checks.check_policy(tokenizer, policy.config, rows, args.sft, T, args.value_model)
     checks.check_reward_models(args, tokenizer, longest)

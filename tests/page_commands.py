@@ -267,6 +267,7 @@ def files_read(program: str, args: Any) -> list[str]:
             files = [f"sft.{getattr(args, 'split', 'validation')}"]
     else:
         is_code = program == "train_rlcf.py" or program.startswith("nanorlhf.rlcf.")
+        is_code |= any(parse(item)[0] == "tests" for item in items(getattr(args, "reward", None)))
         rows = getattr(args, "rows", "code" if is_code else "sft")
         samples = program in ("train_ppo.py", "train_grpo.py", "train_rlcf.py") or "baselines" in program
         files = [f"{rows}.train"] if samples else [f"{rows}.train", f"{rows}.validation"]
@@ -291,7 +292,7 @@ def paths_read(program: str, args: Any) -> list[str]:
         paths += [parse(item)[1].partition(":")[0] for item in items(getattr(args, name))]
     if getattr(args, "resume", False):
         paths.append(args.out)
-    return [str(path) for path in paths if path not in (None, "None", "shared")]  # shared: a value model
+    return [str(path) for path in paths if path not in (None, "None", "shared", "")]  # shared: a value model
 
 
 def paths_written(program: str, args: Any) -> list[str]:

@@ -20,7 +20,8 @@ FLOORS = (
     {"nanorlhf.recipes"},
     {"nanorlhf.training"},
     {"nanorlhf.rules"},
-    {"nanorlhf.rewards", "nanorlhf.sandbox"},
+    {"nanorlhf.rewards"},
+    {"nanorlhf.sandbox"},
     {"nanorlhf"},
     {"kernels"},
 )

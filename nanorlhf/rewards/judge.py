@@ -11,7 +11,6 @@ it would no longer be the same run.
 """
 
 import re
-import tomllib
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,12 +20,13 @@ from nanorlhf import distributed
 from nanorlhf.batch import Batch
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out, open_regular, read_text
+from nanorlhf.files import check_out, open_regular
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import Scores
 from nanorlhf.rewards.endpoint import Endpoint, ask_all, completions_url, key_from
 from nanorlhf.rewards.function import Value
 from nanorlhf.rewards.rule import as_scores
+from nanorlhf.rewards.toml_file import read_toml
 from nanorlhf.tokenizer import Tokenizer
 
 FIELDS: dict[str, tuple[type, Any]] = {  # name -> type and default
@@ -97,12 +97,7 @@ def last_grade(answer: str) -> float | None:
 
 def read_settings(flag: str, path: str) -> dict[str, Any]:
     """Read the fields of a judge's file. Raises InputError for a missing, unknown or invalid one."""
-    try:
-        fields = tomllib.loads(read_text(Path(path)))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{flag}: {path} isn't a TOML file ({error}).") from error
-    if unknown := sorted(fields.keys() - FIELDS.keys()):
-        raise InputError(f"{flag}: {path} has the unknown field {unknown[0]!r}; known fields: {', '.join(FIELDS)}.")
+    fields = read_toml(flag, path, FIELDS)
     settings = {name: default for name, (_, default) in FIELDS.items()}
     for name, (kind, default) in FIELDS.items():
         if name in fields or default is None:

@@ -14,7 +14,7 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import Ensemble, RewardModel, Scores
 from nanorlhf.tokenizer import Tokenizer
 
-Kind = Literal["function", "teacher", "judge", "model"]
+Kind = Literal["function", "teacher", "judge", "tests", "model"]
 Weights = Ensemble | tuple[float, ...] | None
 NUM_TRIED = 2  # references to call functions on before training
 
@@ -59,6 +59,8 @@ def parse(item: str) -> tuple[Kind, str]:
         return "teacher", path
     if prefix == "judge":
         return "judge", path
+    if prefix == "tests":
+        return "tests", path
     return "model", item
 
 
@@ -167,6 +169,10 @@ def load_rewards(
             from nanorlhf.rewards.judge import Judge  # imported only if needed
 
             rewards.append(Judge(path, tokenizer))
+        elif kind == "tests":
+            from nanorlhf.rewards.unit_tests import UnitTests
+
+            rewards.append(UnitTests(path, tokenizer, (row.record for row in rows)))
         else:
             rewards.append(RewardModel(flag, (path,), tokenizer, device, size))
     combined = Rewards(rewards, weights if isinstance(weights, tuple) else [1.0] * len(rewards), whole_only)

@@ -155,7 +155,7 @@ def read_by_itself(tree: ast.Module) -> list[ast.Name]:
 
     `y += 1` also counts as a read if y may be another name of a list or the like.
     """
-    found: dict[tuple[int, int], ast.Name] = {}
+    unread: dict[tuple[int, int], ast.Name] = {}
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -170,24 +170,24 @@ def read_by_itself(tree: ast.Module) -> list[ast.Name]:
                 skipped |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
         updates = [node.target for node in nodes if isinstance(node, ast.AugAssign)]
         updated = {target.id for target in updates if isinstance(target, ast.Name)}
-        own = set()  # ids of the names in the variable's own assignments
+        updating = set()  # ids of the names in the variable's own assignments
         for node in nodes:
             target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
             value = getattr(node, "value", None)
             is_assignment = isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)
             if is_assignment and isinstance(target, ast.Name) and value is not None:
                 parts = list(ast.walk(value))
-                own.add(id(target))
+                updating.add(id(target))
                 if not any(isinstance(part, ast.Call | ast.Await | ast.Yield | ast.YieldFrom) for part in parts):
-                    own |= {id(part) for part in parts if isinstance(part, ast.Name) and part.id == target.id}
+                    updating |= {id(part) for part in parts if isinstance(part, ast.Name) and part.id == target.id}
                 if not isinstance(node, ast.AugAssign) and not isinstance(value, FRESH) and target.id in updated:
                     skipped.add(target.id)
-        skipped |= {name.id for name in names if id(name) not in own and not isinstance(name.ctx, ast.Del)}
+        skipped |= {name.id for name in names if id(name) not in updating and not isinstance(name.ctx, ast.Del)}
         for name in sorted(names, key=lambda name: (name.lineno, name.col_offset)):
             if name.id not in skipped:
                 skipped.add(name.id)
-                found[name.lineno, name.col_offset] = name
-    return list(found.values())
+                unread[name.lineno, name.col_offset] = name
+    return list(unread.values())
 
 
 def serve(stdin: BinaryIO, stdout: BinaryIO) -> None:

@@ -45,15 +45,15 @@ The program may call functions that the tests pass. Tests can't subclass the pro
 an object of any other class of the response: there a correct program fails.
 
 What remains: a program that knows the tests from elsewhere can answer without solving the problem, and tests may accept
-too much, such as a search through an infinite iterator, or a returned function that says yes. NaN is within every
-tolerance that is written `if abs(x - y) > eps`, here as in plain Python and Java. A program that ends its process
-before the tests end doesn't pass, even if it has answered well: System.exit(0) can't be told from a faked success.
+too much, such as a search through an infinite iterator, or a returned function that always returns True. NaN is within
+every tolerance that is written `if abs(x - y) > eps`, here as in plain Python and Java. A program that ends its process
+before the tests end fails even if its answers are right: System.exit(0) looks the same as a faked success.
 
 Wrong answers: the tests of MBJP, MathQA and HumanEval all throw the same exception. It would skip the remaining tests
 and hide a later crash, so in Java we replace that throw by a call that records the failure and continues; `passed` is
 the same either way. In other Java tests a wrong answer is a java.lang.Exception or AssertionError, not a subclass,
-created in class Main and ending main; in Python it is an AssertionError raised by the tests. Any other exception is a
-crash.
+created in class Main and ending main. In Python it is an AssertionError raised by the tests; the next assertion runs in
+any case, except in try blocks and classes. Any other exception is a crash.
 """
 
 import atexit

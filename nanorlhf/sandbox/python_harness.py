@@ -134,9 +134,9 @@ def get_attributes(instance):
     attributes = {}
     for kind in get_mro(type(instance)):
         members = get_members(kind)
-        own = members.get("__dict__")
-        if type(own) is GetSetDescriptorType:
-            attributes.update(own.__get__(instance))
+        attributes_slot = members.get("__dict__")
+        if type(attributes_slot) is GetSetDescriptorType:
+            attributes.update(attributes_slot.__get__(instance))
         if not get_flags(kind) & IMMUTABLE:
             for name in members:
                 if type(members[name]) is MemberDescriptorType:
@@ -356,8 +356,8 @@ def from_parts(name, parts):
         return __import__("re").compile(*parts)
     if name == "Match":
         pattern, text, start, end, span = parts
-        found = [pattern.match(text, span[0], end), pattern.search(text, start, end), pattern.fullmatch(text, *span)]
-        return [match for match in found if match and match.span() == span][0]
+        matches = [pattern.match(text, span[0], end), pattern.search(text, start, end), pattern.fullmatch(text, *span)]
+        return [match for match in matches if match and match.span() == span][0]
     kind = getattr(__import__("datetime"), name)
     return kind(*parts) if name == "timedelta" else kind.fromisoformat(*parts)
 
@@ -543,8 +543,8 @@ def perform():
         """Return a function that calls one of the tests'."""
 
         def function(*args, **kwargs):
-            mine = []
-            content = packed([args, (*kwargs.items(),)], classes, mine, {}, keep)
+            arguments_sent = []
+            content = packed([args, (*kwargs.items(),)], classes, arguments_sent, {}, keep)
             send(replies, "".join(to_json(["callback", number, *content], 0)).encode())
             done, parts, table = loads(receive(calls))
             [value] = unpacked(parts, table, classes, [], get_object, set_attributes)
@@ -766,8 +766,8 @@ class Remote:
     def __eq__(self, other):
         if self is other or type(other) is not Remote or self.methods is not None or other.methods is not None:
             return self is other
-        mine, theirs = self.session.ask(self, "__state__"), self.session.ask(other, "__state__")
-        return mine[0] is not None and mine == theirs
+        state, other_state = self.session.ask(self, "__state__"), self.session.ask(other, "__state__")
+        return state[0] is not None and state == other_state
 
     def __hash__(self):
         return hash(self.number)
@@ -892,8 +892,8 @@ class Session:
                 raise Ended
             try:
                 returned, kinds, parts, table = json.loads(answer)
-                own = [] if returned == "callback" else objects
-                values = unpacked(parts, table, self.classes, own, known, self.set_attributes)
+                known_objects = [] if returned == "callback" else objects
+                values = unpacked(parts, table, self.classes, known_objects, known, self.set_attributes)
                 self.calls += returned != "callback" and type(call) is not str
                 if returned is True:
                     return values[0]
@@ -939,11 +939,11 @@ class Session:
             if name not in attributes:
                 del instance.__dict__[name]
         for name, value in attributes.items():
-            found = [vars(kind)[name] for kind in type(instance).__mro__ if name in vars(kind)]
-            is_slot = found and type(found[0]) is MemberDescriptorType
-            is_field = not found or is_slot or name in self.fields.get(type(instance).__name__, ())
-            is_field |= found == [None] and not name.isupper() and type(value) is not Remote  # a default
-            if is_field and (is_slot or not any(hasattr(each, "__get__") for each in found)):
+            class_values = [vars(kind)[name] for kind in type(instance).__mro__ if name in vars(kind)]
+            is_slot = class_values and type(class_values[0]) is MemberDescriptorType
+            is_field = not class_values or is_slot or name in self.fields.get(type(instance).__name__, ())
+            is_field |= class_values == [None] and not name.isupper() and type(value) is not Remote  # a default
+            if is_field and (is_slot or not any(hasattr(each, "__get__") for each in class_values)):
                 set_attribute(instance, name, value)
 
 
@@ -1021,20 +1021,20 @@ def ask_program(owner, method):
     if name.startswith("__") and not name.endswith("__"):
         name = f"_{owner.lstrip('_')}{name}"
     args = method.args
-    given = [ast.Name(each.arg, ast.Load()) for each in (*args.posonlyargs, *args.args)]
-    given += [ast.Starred(ast.Name(args.vararg.arg, ast.Load()), ast.Load())] if args.vararg else []
+    arguments = [ast.Name(each.arg, ast.Load()) for each in (*args.posonlyargs, *args.args)]
+    arguments += [ast.Starred(ast.Name(args.vararg.arg, ast.Load()), ast.Load())] if args.vararg else []
     keywords = [ast.keyword(each.arg, ast.Name(each.arg, ast.Load())) for each in args.kwonlyargs]
     keywords += [ast.keyword(None, ast.Name(args.kwarg.arg, ast.Load()))] if args.kwarg else []
-    call = ast.Call(ast.Name(ASK, ast.Load()), [ast.Constant(f"{owner}.{name}{path}"), *given], keywords)
+    call = ast.Call(ast.Name(ASK, ast.Load()), [ast.Constant(f"{owner}.{name}{path}"), *arguments], keywords)
     return [ast.Return(call)]
 
 
 def judges(source, names):
-    """Return those of a whole program's names that the tests use to judge answers of another one.
+    """Return the names of a whole program that the tests use to judge the answers of its other names.
 
-    Nobody but the response defines such a helper, so it would decide itself: assert close(f(2), 4).
+    Only the response defines such a helper, so the program would decide: assert close(f(2), 4).
     """
-    tree, found = ast.parse(source), set()
+    tree, judging = ast.parse(source), set()
     answers = dict.fromkeys(names)  # names of functions and of variables with their answers -> the function
 
     def mentioned(nodes):
@@ -1043,20 +1043,20 @@ def judges(source, names):
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and mentioned([node.value]):
             answers |= dict.fromkeys(part.id for part in ast.walk(node) if isinstance(part, ast.Name))
-    truths = [node.test for node in ast.walk(tree) if isinstance(node, (ast.Assert, ast.If, ast.While, ast.IfExp))]
-    truths += [node.operand for node in ast.walk(tree) if isinstance(node, ast.UnaryOp)]
-    truths += [value for node in ast.walk(tree) if isinstance(node, ast.BoolOp) for value in node.values]
+    conditions = [node.test for node in ast.walk(tree) if isinstance(node, (ast.Assert, ast.If, ast.While, ast.IfExp))]
+    conditions += [node.operand for node in ast.walk(tree) if isinstance(node, ast.UnaryOp)]
+    conditions += [value for node in ast.walk(tree) if isinstance(node, ast.BoolOp) for value in node.values]
     for node in [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]:
         if any(isinstance(each, ast.Constant) and type(each.value) is bool for each in node.comparators):
-            truths.append(node.left)
+            conditions.append(node.left)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             [*callee] = mentioned([node.func]) & names
-            given = [*node.args, *[keyword.value for keyword in node.keywords]]
-            is_judge = len(given) > 1 or any(node is truth for truth in truths)
-            if len(callee) == 1 and is_judge and mentioned(given) - {*callee}:
-                found |= {*callee}
-    return found
+            arguments = [*node.args, *[keyword.value for keyword in node.keywords]]
+            is_judge = len(arguments) > 1 or any(node is condition for condition in conditions)
+            if len(callee) == 1 and is_judge and mentioned(arguments) - {*callee}:
+                judging |= {*callee}
+    return judging
 
 
 def count_assertions(statements):

@@ -60,8 +60,9 @@ def rewards(settings: dict[str, Any]) -> Iterator[Part]:
         kind, path = parse(item) if flag == "reward" else ("model", item)
         if kind == "function":
             yield from function(flag, f"{number} ", path)
-        elif kind == "judge":
-            yield flag, f"{number} judge", Path(path)
+        elif kind in ("judge", "tests"):
+            if path:  # `--reward tests` has none
+                yield flag, f"{number} {kind}", Path(path)
         else:
             yield from named(flag, f"{number} {kind} ", path, files_of_model(path))
     if is_function(settings.get("gold") or ""):

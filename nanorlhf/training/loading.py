@@ -1,6 +1,7 @@
 """Load the models of the training scripts and move them to their devices."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,6 +75,12 @@ def load_policy(args: RolloutArgs, device: torch.device) -> tuple[Tokenizer, GPT
     """Load the tokenizer and the initial policy, which can't emit [PAD] or an id without a token."""
     tokenizer = load_tokenizer(args.sft)
     return tokenizer, load_gpt(args.sft, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+
+
+def queries_file(data: Path) -> Path:
+    """Return the file whose queries a policy answers: of demonstrations or, if there are none, of programs."""
+    demonstrations, programs = data / "sft.train.jsonl", data / "code.train.jsonl"
+    return programs if programs.exists() and not demonstrations.exists() else demonstrations
 
 
 def load_reward(

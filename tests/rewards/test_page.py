@@ -12,6 +12,7 @@ import train_grpo
 import train_ppo
 from nanorlhf import cli
 from nanorlhf.errors import InputError
+from nanorlhf.rewards import unit_tests
 from nanorlhf.rewards.function import Responses, RewardFunction
 from nanorlhf.rewards.judge import FIELDS, read_settings
 from nanorlhf.rewards.rule import Rule
@@ -99,7 +100,8 @@ def test_the_other_sentences_and_the_one_on_the_page(tmp_path):
 
 
 def test_the_judges_fields_and_defaults_are_those_of_the_page(tmp_path):
-    rows = re.findall(r"^\| (`[^|]+`) \|([^|]*)\|", PAGE.split("## LLM judges")[1].split("## Distillation")[0], re.M)
+    section = PAGE.split("## LLM judges")[1].split("## Tests of programs")[0]
+    rows = re.findall(r"^\| (`[^|]+`) \|([^|]*)\|", section, re.M)
     printed = {}
     for names, defaults in rows:
         names = re.findall(r"`(\w+)`", names)
@@ -110,6 +112,12 @@ def test_the_judges_fields_and_defaults_are_those_of_the_page(tmp_path):
     (tmp_path / "judge.toml").write_text(BLOCKS["judge.toml"])
     settings = read_settings("--reward", str(tmp_path / "judge.toml"))
     assert settings["max_calls"] == 20000 and settings["scale"] == 0.1
+
+
+def test_the_pages_settings_of_tests_are_the_defaults(tmp_path):
+    (tmp_path / "tests.toml").write_text(BLOCKS["tests.toml"])
+    assert unit_tests.read_settings("--reward", str(tmp_path / "tests.toml")) == unit_tests.DEFAULTS
+    assert list(tomllib.loads(BLOCKS["tests.toml"])) == list(unit_tests.DEFAULTS)
 
 
 def test_the_pages_judge_rewards_a_run(miniature, serve, tmp_path, monkeypatch):  # noqa: F811

@@ -349,7 +349,7 @@ WRONG = {
         "            except (OSError,ValueError): pass\n        os._exit(0)\n    return n\n",
         "assert f(2)==5",
     ),
-    "callback tells the answer": program("def f(g, n):\n", "    return g\n", "assert f(lambda x: x+3, 2)==5"),
+    "callback as the answer": program("def f(g, n):\n", "    return g\n", "assert f(lambda x: x+3, 2)==5"),
     "callback as the judge": program("def f(check):\n", "    return check\n", "assert f(lambda x: True) is True"),
     "hides a constant": program(
         ACCOUNT,
@@ -400,7 +400,7 @@ WRONG = {
         "    class T(tuple):\n        _fields=('x','count')\n        def count(s,x): return 5\n    return T((1,2))\n",
         "assert f(2).count(1)==5",
     ),
-    "match that lies": program(
+    "false match": program(
         "import re\ndef f(s):\n",
         "    class M:\n        def group(self,*a): return '5'\n        def __bool__(self): return True\n"
         "    return M()\n",
