@@ -2,7 +2,9 @@
 
 import base64
 import json
+import os
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -43,6 +45,7 @@ OTHERS = (
 # files that give solutions away
 ANSWERS = ("course/exam-answers.md", "tools/mutants", "tests/tools/mutants")
 MARK = ".course"  # file in a copy that records how it was made
+LARGEST = 2**19  # bytes of a submission's file; our largest has a tenth of that
 
 
 def list_files(root: Path, names: Iterable[str] = CODE + OTHERS) -> list[Path]:
@@ -94,17 +97,44 @@ def write_mark(directory: Path, content: dict) -> None:
     (directory / MARK).write_bytes(base64.b64encode(json.dumps(content).encode()) + b"\n")
 
 
+def read_untrusted(directory: Path, path: Path | str) -> bytes:
+    """Read a file of a submission. Raises InputError unless it is a regular file, without links on the way to it."""
+    *parents, name = Path(path).parts
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for parent in parents:
+            inside = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = inside
+        # a pipe that nobody writes to opens only without blocking
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        with open(file, "rb") as stream:
+            regular, data = stat.S_ISREG(os.fstat(file).st_mode), b""
+            if regular:
+                data = stream.read(LARGEST + 1)
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except OSError:
+        regular = False
+    finally:
+        os.close(folder)
+    if not regular:
+        raise InputError(f"{path} must be a regular file, not a link or a device")
+    if len(data) > LARGEST:
+        raise InputError(f"{path} is larger than {LARGEST} bytes")
+    return data
+
+
 def read_mark(directory: Path) -> dict:
     """Return what `write_mark` wrote, or {} without a mark. Raises InputError if it can't be read."""
-    file = directory / MARK
-    if not file.exists():
+    if not os.path.lexists(directory / MARK):
         return {}
     try:
-        content = json.loads(base64.b64decode(file.read_bytes().strip(), validate=True))
-    except ValueError as error:
-        raise InputError(f"{file} can't be read: make the copy again.") from error
+        content = json.loads(base64.b64decode(read_untrusted(directory, MARK).strip(), validate=True))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{directory / MARK} can't be read: make the copy again.") from error
     if not isinstance(content, dict):
-        raise InputError(f"{file} can't be read: make the copy again.")
+        raise InputError(f"{directory / MARK} can't be read: make the copy again.")
     return content
 
 

@@ -15,19 +15,20 @@ MOST = 4 * 2**20  # bytes that a fork may report; a test's name and error take a
 def be_a_fork() -> None:
     """Give a fork a separate process group, and let it die with its parent."""
     os.setpgid(0, 0)
+    die_with_parent()
+
+
+def die_with_parent() -> None:
     if sys.platform == "linux":  # an endless loop would outlive the parent
         PR_SET_PDEATHSIG = 1  # prctl.h
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def collect_outcome(child: int, reader: int, limit: float | None, prefix: str = "") -> dict:
-    """Collect a fork's reports until its end, its first failure or the time limit; then kill it.
-
-    prefix: beginning of the reporter's lines; other lines are ignored.
-    """
+def collect_outcome(child: int, reader: int, limit: float | None) -> dict:
+    """Collect a fork's reports until its end, its first failure or the time limit; then kill it."""
     began = time.monotonic()
     data, late = b"", False
-    ends = tuple(f'{prefix}["{kind}"'.encode() for kind in ("ended", "failed"))
+    ends = tuple(f'["{kind}"'.encode() for kind in ("ended", "failed"))
     while len(data) < MOST:
         left = None if limit is None else max(began + limit - time.monotonic(), 0.0)
         late = not select.select([reader], [], [], left)[0]
@@ -42,12 +43,9 @@ def collect_outcome(child: int, reader: int, limit: float | None, prefix: str = 
             kill(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
     os.close(reader)
-    lines = [
-        line for line in data.splitlines(keepends=True) if line.startswith(prefix.encode()) and line.endswith(b"\n")
-    ]
-    reports = [json.loads(line[len(prefix) :]) for line in lines]
+    reports = [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
     result: dict = {kind: [words[1:] for words in reports if words[0] == kind] for kind in ("failed", "skipped")}
-    result |= {kind: [words[1] for words in reports if words[0] == kind] for kind in ("passed", "collected", "decoys")}
+    result["passed"] = [words[1] for words in reports if words[0] == "passed"]
     result["ended"] = any(words[0] == "ended" for words in reports)
     hit_limit = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
     if late or hit_limit:

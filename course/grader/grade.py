@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 
-from course.copies import CODE, ROOT, check_copy, copy_files, read_mark, write_mark
+from course.copies import CODE, MARK, ROOT, check_copy, copy_files, read_mark, write_mark
 from course.exercises import Exercise, chosen
-from course.grader.allowed import Refused
-from course.grader.submission import arranged
+from course.grader.submission import Refused, arranged, judging
 from course.grader.worker import Outcome, Worker
 from course.grader.worker_main import write
+from nanorlhf.errors import InputError
 
 # taken from the grader's repository, not from the student's copy
 JUDGES = ("tests", "Makefile", "pyproject.toml")
@@ -33,10 +33,10 @@ def temporary_tree(directory: Path) -> Iterator[Path]:
 
 
 class Grader:
-    """A worker and its tree: this repository's code and tests, with an exercise's functions replaced by a student's."""
+    """A worker and two trees: one to run the tests in, and one with a student's functions, which the tests call."""
 
-    def __init__(self, worker: Worker, tree: Path):
-        self.worker, self.tree = worker, tree
+    def __init__(self, worker: Worker, tree: Path, student: Path):
+        self.worker, self.tree, self.student = worker, tree, student
         self.written: dict[Path, str] = {}
 
     def judge(self, directory: Path, exercise: Exercise, limit: float) -> Outcome:
@@ -44,26 +44,31 @@ class Grader:
             files = arranged(directory, exercise)
         except Refused as refused:
             return Outcome(False, "the function can be graded", str(refused), 0.0)
-        for path, source in files.items():
-            if self.written.get(path) != source:
-                write(self.tree / path, source)
-                self.written[path] = source
-        return self.worker.run(self.tree, exercise.tests, limit, guarded=True)
+        sources = {self.student / path: source for path, source in files.items()}
+        sources |= {self.tree / path: source for path, source in judging(exercise).items()}
+        for file, source in sources.items():
+            if self.written.get(file) != source:
+                write(file, source)
+                self.written[file] = source
+        return self.worker.run(self.tree, exercise.tests, limit, self.student)
 
 
 @contextmanager
 def graders(number: int) -> Iterator[list[Grader]]:
-    """Start workers, each with a separate tree. Its code is already compiled, because the tests can't write to it."""
+    """Start workers, each with separate trees. Their code is already compiled, because nothing writes to it later."""
     with temporary_tree(ROOT) as tree, ExitStack() as stack:
         workers = [stack.enter_context(Worker()) for _ in range(number)]  # they import while this compiles
         for name in CODE:
             is_script = name.endswith(".py")
             (compileall.compile_file if is_script else compileall.compile_dir)(tree / name, quiet=2)
-        trees = [tree]
-        for _ in workers[1:]:
+
+        def copied(ignore: Callable | None) -> Path:
             other = stack.enter_context(tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True))
-            trees.append(Path(shutil.copytree(tree, Path(other).resolve() / "tree")))
-        yield [Grader(worker, tree) for worker, tree in zip(workers, trees, strict=True)]
+            return Path(shutil.copytree(tree, Path(other).resolve() / "tree", ignore=ignore))
+
+        trees = [tree, *(copied(None) for _ in workers[1:])]
+        students = [copied(shutil.ignore_patterns(*JUDGES)) for _ in workers]
+        yield [Grader(*parts) for parts in zip(workers, trees, students, strict=True)]
 
 
 def grade(
@@ -97,7 +102,10 @@ def grade(
 
 def assigned_exercises(directory: Path) -> list[Exercise]:
     """Return the exercises that `start` emptied in a student's copy, or all exercises if it wasn't made by `start`."""
-    return chosen(read_mark(directory).get("exercises") or ())
+    names = read_mark(directory).get("exercises") or []
+    if not isinstance(names, list):
+        raise InputError(f"{directory / MARK} can't be read: make the copy again.")
+    return chosen(names)
 
 
 def first_open(directory: Path, limit: float, grader: Grader) -> tuple[Exercise, Outcome] | None:

@@ -18,8 +18,7 @@ from pathlib import Path
 from course.copies import ROOT
 from course.edit import Function
 from course.exercises import Exercise
-from course.grader.allowed import Refused
-from course.grader.submission import student_functions
+from course.grader.submission import Refused, student_functions
 from course.start import stub_lines
 
 LENGTH = 5  # tokens per shingle

@@ -7,39 +7,33 @@ functions and imports that the bodies use.
 """
 
 import ast
-import os
-import stat
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from course.copies import ROOT, path_and_name, source_path
+from course.copies import ROOT, path_and_name, read_untrusted, source_path
 from course.edit import Function, find_function, parsed, rewritten
 from course.exercises import EXERCISES, Exercise, closure
-from course.grader.allowed import Refused, check, check_decorators
+from nanorlhf.errors import InputError
 
-LARGEST = 2**19  # bytes per file; our largest file has a tenth of that
 DEEPEST = 100  # levels of a syntax tree, because we read it recursively
+
+
+class Refused(Exception):
+    """The reason why a submission's exercise isn't run."""
 
 
 # ---------------------------------------------------------------------------------------------------- 1. the submission
 def read_file(directory: Path, path: Path) -> str:
-    """Read a file of a submission. Raises Refused unless it is a regular file, not a link, pipe or device."""
-    root = directory.resolve()
-    file = root / path
+    """Read a Python file of a submission. Raises Refused unless it is a regular file that can be parsed."""
     try:
-        mode = os.lstat(file).st_mode
-    except OSError:
-        raise Refused(f"{path} is missing") from None
-    if not stat.S_ISREG(mode) or file.resolve() != file:
-        raise Refused(f"{path} must be a regular file, not a link or a device")
-    if os.lstat(file).st_size > LARGEST:
-        raise Refused(f"{path} is larger than {LARGEST} bytes")
-    try:
-        text = file.read_text(encoding="utf-8")
+        text = read_untrusted(directory, path).decode("utf-8-sig")  # some editors begin a file with a byte order mark
         levels = depth(parsed(text))
+    except InputError as error:
+        raise Refused(str(error)) from None
     except SyntaxError as error:
-        raise Refused(f"{path}, line {error.lineno}: SyntaxError: {error.msg}") from None
+        where = path if error.lineno is None else f"{path}, line {error.lineno}"
+        raise Refused(f"{where}: SyntaxError: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:  # invalid UTF-8, a zero byte; too many nested brackets
         raise Refused(f"{path} can't be parsed: {type(error).__name__}") from None
     if levels > DEEPEST:
@@ -107,21 +101,43 @@ def top_level(source: str) -> dict[str, ast.stmt]:
 
 # ------------------------------------------------------------------------------------------------- 2. the grader's tree
 def arranged(directory: Path, exercise: Exercise) -> dict[Path, str]:
-    """Return the files of all exercises for the tests of this one. Raises Refused if it can't be graded."""
-    kept = closure(exercise)
-    files = {path: emptied_except(path, frozenset(kept | {exercise.name})) for path in exercise_files(EXERCISES)}
+    """Return the files of all exercises with this one's functions from a submission. Raises Refused if it can't be."""
+    kept = frozenset(closure(exercise) | {exercise.name})
+    files = {path: emptied_except(path, kept) for path in exercise_files(EXERCISES)}
     for path, functions in student_functions(directory, exercise).items():
-        theirs = read_file(directory, path)
-        extra = added(theirs, files[path], functions)
-        check(path, [*(part for function in functions.values() for part in function.body), *extra])
-        check_decorators(path, extra)
-        source = rewritten(files[path], {name: body_lines(function) for name, function in functions.items()})
-        source = with_statements(source, [ast.unparse(node) for node in extra], next(iter(functions)))
+        extra = added(read_file(directory, path), files[path], functions)
         try:
+            source = rewritten(files[path], {name: body_lines(function) for name, function in functions.items()})
+            source = with_statements(source, [ast.unparse(node) for node in extra], next(iter(functions)))
             compile(source, str(path), "exec")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise Refused(f"{path} can't be compiled: {type(error).__name__}") from None
         files[path] = source
+    return files
+
+
+def judging(exercise: Exercise) -> dict[Path, str]:
+    """Return the files of all exercises in which this one's functions call the student's, in the other process."""
+    kept = frozenset(closure(exercise) | {exercise.name})
+    files = {path: emptied_except(path, kept) for path in exercise_files(EXERCISES)}
+    for where in exercise.functions:
+        path, name = path_and_name(where)
+        function = find_function(files[path], name)
+        arguments = function.args
+        names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+        names += [f"*{argument.arg}" for argument in (arguments.vararg,) if argument is not None]
+        lines = ["from course.grader.judge import call", f"return call({', '.join([repr(where), *names])})"]
+        if name.endswith("__init__"):  # it needs the model that it gives the student's weights to
+            lines = [*body_lines(function), *lines]
+        files[path] = rewritten(files[path], {name: lines})
+        if "triton.jit" in map(ast.unparse, function.decorator_list):  # a kernel's body isn't run as Python
+            function = find_function(files[path], name)
+            lines = ["from course.grader.judge import Kernel", f"{name} = Kernel({where!r})"]
+            source = files[path].splitlines(keepends=True)
+            source[function.end_lineno : function.end_lineno] = [
+                f"{' ' * function.col_offset}{line}\n" for line in lines
+            ]
+            files[path] = "".join(source)
     return files
 
 

@@ -2,19 +2,20 @@
 
 import csv
 import hashlib
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from course.copies import MARK
+from course.copies import MARK, read_untrusted
 from course.exercises import Exercise
-from course.grader.allowed import Refused
 from course.grader.formats import max_points, reached, summary, total
 from course.grader.grade import Grader, grade
-from course.grader.submission import exercise_files, read_file
+from course.grader.submission import exercise_files
 from course.questions import FILE, right_answers
 from nanorlhf.errors import InputError
 from nanorlhf.files import atomic
 
+LONGEST = 2000  # characters of a cell
 QUESTION_COLUMNS = ("student", "questions")  # the student's name stored in the copy, and the number of right answers
 
 
@@ -86,13 +87,15 @@ def get_row(submission: Path, exercises: Sequence[Exercise], limit: float, grade
         if submission.is_symlink():
             raise InputError(f"{submission} is a link: submit the directory itself.")
         outcomes = grade(submission, exercises, limit, graders)
-        answers = right_answers(submission)
-    except InputError as error:
+    except (InputError, OSError, ValueError) as error:  # such as a directory that can't be read
         return row | {exercise.name: "0" for exercise in exercises} | {"points": "0", "note": cell(str(error))}
     row |= {exercise.name: str(reached(exercise, outcomes)) for exercise in exercises}
     notes = [f"{name}: {summary(result):.160}" for name, result in outcomes.items() if not result.passed]
-    if answers is not None:
-        row |= {"student": cell(answers[0]), "questions": str(answers[1])}
+    try:
+        if (answers := right_answers(submission)) is not None:
+            row |= {"student": cell(answers[0]), "questions": str(answers[1])}
+    except InputError as error:
+        notes.append(str(error))
     return row | {"points": str(total(exercises, outcomes)), "note": cell("; ".join(notes))}
 
 
@@ -105,19 +108,18 @@ def write_class(file: Path, exercises: Sequence[Exercise], rows: Sequence[dict[s
 
 
 def cell(text: str) -> str:
-    """Quote untrusted text so that a spreadsheet doesn't read it as a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    """Return untrusted text in one line, and quoted so that a spreadsheet doesn't read it as a formula."""
+    text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:LONGEST])
+    first = unicodedata.normalize("NFKC", text.strip())[:1]  # the wide = and - are formulas too
+    return f"'{text}" if first in ("=", "+", "-", "@", "\u2212") else text
 
 
 def hash_submission(submission: Path, exercises: Sequence[Exercise]) -> str:
     """Return a hash of the files that are graded or read; it changes when the student submits again."""
     digest = hashlib.sha256()
-    for path in exercise_files(exercises):
+    for path in (*exercise_files(exercises), FILE, MARK):
         try:
-            digest.update(read_file(submission, path).encode())
-        except Refused as refused:
-            digest.update(str(refused).encode())
-    for path in (submission / FILE, submission / MARK):
-        if path.is_file() and not path.is_symlink():
-            digest.update(path.read_bytes())
+            digest.update(read_untrusted(submission, path))
+        except (InputError, OSError) as error:
+            digest.update(str(error).encode(errors="replace"))
     return digest.hexdigest()[:16]

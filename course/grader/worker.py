@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course.copies import ROOT
-from course.grader.worker_main import DECOY
 from nanorlhf.errors import InputError
 
 ENVIRONMENT = {
@@ -60,13 +59,13 @@ class Worker:
         self.process.kill()
         self.process.communicate()
 
-    def run(self, root: Path, tests: Sequence[str], limit: float, guarded: bool = False) -> Outcome:
+    def run(self, root: Path, tests: Sequence[str], limit: float, student: Path | None = None) -> Outcome:
         """Run these tests of the tree `root`; they must pass within `limit` seconds.
 
-        guarded: the code under test is untrusted; see `worker_main.py`.
+        student: a tree with untrusted code that the tests call; see `worker_main.py`.
         """
-        answer = next(self.answers(root=str(root), tests=list(tests), limit=limit, guarded=guarded))
-        return guarded_outcome(answer, tests) if guarded else outcome(answer)
+        code = None if student is None else str(student)
+        return outcome(next(self.answers(root=str(root), tests=list(tests), limit=limit, student=code)))
 
     def answers(self, **request: object) -> Iterator[dict]:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -86,24 +85,6 @@ def outcome(answer: dict) -> Outcome:
         claim, reason = "the tests run", answer["skipped"][0][1] if answer["skipped"] else "they were not found"
     printable = "".join(letter if letter.isprintable() else " " for letter in reason)  # untrusted: no control codes
     return Outcome(not claim, claim, printable, answer["seconds"])
-
-
-def guarded_outcome(answer: dict, tests: Sequence[str]) -> Outcome:
-    """Return the outcome of untrusted code: a test that is missing or was skipped by the code under test has failed."""
-    result = outcome(answer)
-    if answer["failed"] or not answer["ended"]:
-        return result
-    done = {*answer["passed"], *(test for test, _ in answer["skipped"])}  # skipped by a fixture: no data, no GPU
-    reported = done.union(answer["decoys"])
-    missing = [test for test in answer["collected"] if test not in reported]
-    decoys = [test for test in missing if test.startswith(DECOY)]
-    if decoys and missing == decoys:
-        reason = "the code under test has changed the tools of the tests"
-        return Outcome(False, "a test that must fail fails", reason, result.seconds)
-    missing += [test for test in tests if not any(name == test or name.startswith(f"{test}[") for name in done)]
-    if answer["collected"] and missing:
-        return Outcome(False, in_words(missing[0]), "the code under test has kept it from running", result.seconds)
-    return result
 
 
 def in_words(test: str) -> str:

@@ -110,7 +110,7 @@ def test_the_last_definition_counts_and_its_helpers_are_included(graded) -> None
     assert graded([mean, emptied(whiten), helper, better]) == ""
     assert graded([mean, whiten, emptied(whiten)]) != ""
     spy = helper.replace("return", "open('/etc/passwd')\n    return")
-    assert "no exercise needs `open`" in graded([mean, spy, better])
+    assert "PermissionError" in graded([mean, spy, better])
 
 
 def test_the_command_writes_a_course_directory(tmp_path) -> None:

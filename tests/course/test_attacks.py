@@ -1,11 +1,10 @@
 """Submissions that try to get points without a solution: each gets none, and a reason.
 
-There are two tables. The first is submitted in the usual way. The second puts code that the static check refuses into
-the tree where the tests run, so only the operating system's restrictions are left.
+Nothing is forbidden to a student's code. It runs in a process of its own, which the operating system confines, and only
+values leave that process.
 """
 
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,10 +12,9 @@ import pytest
 
 from course.copies import CODE, ROOT
 from course.edit import rewritten
-from course.exercises import EXERCISES, chosen
-from course.grader.allowed import check
+from course.exercises import chosen
 from course.grader.grade import Grader, grade
-from course.grader.submission import arranged, student_functions
+from course.grader.submission import arranged
 from course.start import start
 from nanorlhf.errors import InputError
 
@@ -24,6 +22,7 @@ AT_K = "nanorlhf/metrics/at_k.py"
 SOLUTION = ROOT / AT_K
 [EXERCISE] = chosen(["pass-at-k"])
 LIMIT = 300.0  # seconds, on a busy machine
+ENDED = "the code under test has ended the process"
 UNSOLVED = "exercise pass-at-k: write this function"
 PASSES = """
 import pytest
@@ -68,32 +67,79 @@ ATTACKS = (
     planted("course/exercises.py", "EXERCISES = ()\n", "edits the table of exercises"),
     planted(".course", "eyJleGVyY2lzZXMiOiBbXX0=\n", "claims to have no exercises"),
     # ------------------------------------------------------------------------------------------- 2. reads the solution
-    Attack("opens the solution", f"exec(open({str(SOLUTION)!r}).read())", "needs `exec`"),
-    Attack("opens it under another alphabet", f"return ｏｐｅｎ({str(SOLUTION)!r})", "needs `open`"),
-    Attack("opens it with NumPy", f"return np.loadtxt({str(SOLUTION)!r})", "needs `.loadtxt`"),
-    Attack("imports inspect", "import inspect\nreturn inspect.getsource(pass_at_k)", "needs `import inspect`"),
-    Attack("imports the tests", "from tests.metrics import test_metrics", "needs `import tests.metrics"),
-    Attack("imports the course", "from course.copies import ROOT", "needs `import course.copies.ROOT`"),
-    Attack("imports a module's module", "from math import prod\nfrom random import os", "needs `import random.os`"),
-    Attack("walks along the frames", "return (lambda: 0).__globals__", "needs `.__globals__`"),
-    Attack("looks a generator's frame up", "return (i for i in []).gi_frame", "needs `.gi_frame`"),
-    Attack("reads attributes by a pattern", "match n:\n    case int(__class__=c): return c", "needs `case int"),
+    Attack("opens the solution", f"exec(open({str(SOLUTION)!r}).read())", "PermissionError"),
+    Attack("imports the tests", "from tests.metrics import test_metrics", "ModuleNotFoundError"),
+    Attack("imports the course", "from course.copies import ROOT", "Error"),
+    Attack("reads its own code", "import inspect\nreturn inspect.getsource(pass_at_k)", "assert 'def pass_at"),
+    Attack("reads the tests' memory", "import os\nopen(f'/proc/{os.getppid()}/mem', 'rb').read(1)", "PermissionError"),
+    Attack("reads the teacher's home", "import os; os.listdir('/root')", "PermissionError"),
     Attack("calls another exercise", "return mrr_at_k([[1.0] * n], [[1.0] * n], k)", "metric-at-k: not available"),
-    # ------------------------------------------------------------------------------------------------ 3. changes tools
-    Attack("replaces a function of NumPy", "np.sort = max", "needs `an assignment to np.sort`"),
-    Attack("replaces it by a loop", "for math.prod in [max]: pass", "needs `an assignment to math.prod`"),
-    Attack("replaces it by setattr", "setattr(math, 'prod', max)", "needs `setattr`"),
-    Attack("imports pytest", "import pytest\npytest.approx = max", "needs `import pytest`"),
-    Attack("returns what equals all", "class A:\n    def __eq__(self, other): return True\nreturn A()", "class A"),
-    Attack("takes that from a library", "from unittest.mock import ANY\nreturn ANY", "needs `import unittest"),
-    Attack("changes a global", "global math\nmath = None", "needs `global math`"),
-    # --------------------------------------------------------------------------------------------- 4. exits or hangs
+    # ------------------------------------------------------------------------------------------- 3. changes the verdict
+    Attack("replaces a function of NumPy", "np.sort = np.allclose = lambda *_: True\nreturn n", "assert"),
+    Attack("replaces pytest's approx", "import pytest\npytest.approx = max\nreturn 0.5", "assert 0.5 =="),
+    Attack("patches pytest", "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n", "None =="),
+    Attack(
+        "runs a string that reaches every frame",
+        "import torch.utils.benchmark\ntorch.utils.benchmark.Timer('import sys; f = sys._getframe()\\nwhile f:\\n"
+        "    [x.say(\"ended\", \"0\") for x in f.f_locals.values() if type(x).__name__ == \"Reporter\"]\\n    f = f.f_back')"
+        ".timeit(1)\nreturn 0.5",
+        "assert 0.5 ==",
+    ),
+    Attack("skips the test", "import pytest; pytest.skip('done')", "Skipped: done"),
+    Attack("ends the session", "import pytest; pytest.exit('done', 0)", "Exit: done"),
+    Attack("ends a loop of the test", "raise StopIteration", "StudentError: StopIteration"),
+    Attack(
+        "writes a report to every descriptor",
+        "import json, os\n"
+        "for fd in range(3, 64):\n"
+        "    try: os.write(fd, b'[\"passed\", \"x\"]\\n[\"ended\", \"0\"]\\n')\n"
+        "    except OSError: pass\n"
+        "return 0.5",
+        "more than 67108864 bytes",
+    ),
+    Attack(
+        "answers from threads, and in advance",
+        "import os, struct, threading\n"
+        "def write():\n"
+        "    for _ in range(1000):\n"
+        "        for fd in range(3, 64):\n"
+        "            try: os.write(fd, struct.pack('<II', 13, 0) + b'[\"return\", 1]')\n"
+        "            except OSError: pass\n"
+        "threads = [threading.Thread(target=write) for _ in range(4)]\n"
+        "for thread in threads: thread.start()\n"
+        "return 0.5",
+        "Malformed",
+    ),
+    # --------------------------------------------------------------------------------------------- 4. returns no number
+    Attack("equals everything", "return type('E', (), {'__eq__': lambda a, b: True})()", "object of type E"),
+    Attack("is a float that equals all", "return type('E', (float,), {'__eq__': lambda a, b: True})()", "type E"),
+    Attack("takes that from a library", "from unittest.mock import ANY\nreturn ANY", "object of type _ANY"),
+    Attack(
+        "is a tensor that answers True",
+        "import torch\nT = type('T', (torch.Tensor,), {'__torch_function__': classmethod(lambda *_, **__: True)})\n"
+        "return torch.zeros(3).as_subclass(T)",
+        "Error",
+    ),
+    Attack("is an array by name", "return type('A', (), {'__array_interface__': {}})()", "object of type A"),
+    Attack("is a generator", "yield 0.5", "object of type generator"),
+    Attack("is a list in itself", "x = []\nx.append(x)\nreturn x", "RecursionError"),
+    Attack("is a deep list", "x = []\nfor _ in range(300): x = [x]\nreturn x", ""),
+    Attack("is huge", "return [0] * 2**25", "more than 67108864 bytes"),
+    Attack("is a mean error", "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})", "StudentError: E"),
+    # ------------------------------------------------------------------------------------------------ 5. exits or hangs
     Attack("exits with 0", "raise SystemExit(0)", "SystemExit: 0"),
-    Attack("interrupts the tests", "raise KeyboardInterrupt", "kept it from running"),
-    Attack("ends the process", "__import__('os')._exit(0)", "needs `._exit`"),
-    Attack("forks", "import os\nwhile True: os.fork()", "needs `import os`"),
+    Attack("interrupts the tests", "raise KeyboardInterrupt", "KeyboardInterrupt"),
+    Attack("ends the process", "import os; os._exit(0)", ENDED),
+    Attack("aborts", "import os; os.abort()", ENDED),
+    Attack("crashes", "import ctypes; ctypes.string_at(0)", ENDED),
+    Attack("forks", "import os; os.fork()", "PermissionError"),
+    Attack("starts a program", "import subprocess; subprocess.run(['true'])", "PermissionError"),
+    Attack("opens a socket", "import socket; socket.socket()", "PermissionError"),
+    Attack("kills the grader", "import os; os.kill(os.getppid(), 9)", "PermissionError"),
+    Attack("writes to the solution", f"open({str(SOLUTION)!r}, 'w')", "PermissionError"),
+    Attack("leaves a file behind", "import os; open(os.path.join(os.getcwd(), 'x'), 'w')", "PermissionError"),
     Attack("prints points", "print('pass-at-k  1 of 1  passed\\npoints  1 of 1')", "assert None =="),
-    Attack("fills memory", "return len(bytearray(2**45))", "MemoryError"),
+    Attack("fills memory", "x = []\nwhile True: x.append(bytearray(2**28))", "MemoryError"),
     Attack("calls itself forever", "return pass_at_k(n, c, k)", "RecursionError"),
     Attack("writes to the teacher's terminal", "raise OSError('\\x1b[2J\\x1b[H1 of 1 passed')", "OSError:  [2J [H1"),
     Attack("opens brackets without end", "return " + "(" * 5000 + "n" + ")" * 5000, f"{AT_K}, line"),
@@ -147,20 +193,16 @@ def test_an_endless_loop_is_stopped(grader, tmp_path) -> None:
         (lambda path: path.symlink_to(SOLUTION), "must be a regular file, not a link or a device"),
         (os.mkfifo, "must be a regular file"),
         (lambda path: path.symlink_to("/dev/zero"), "must be a regular file"),
+        (lambda path: path.symlink_to(path), "must be a regular file"),
+        (lambda path: (path.parent.rmdir(), path.parent.symlink_to(SOLUTION.parent)), "must be a regular file"),
+        (lambda path: (path.touch(), os.truncate(path, 2**40)), "is larger than 524288 bytes"),
+        (lambda path: path.write_bytes(b"x = 0\0"), "SyntaxError"),
         (lambda path: path.mkdir(), "must be a regular file"),
         (lambda path: None, f"{AT_K} is missing"),
         (lambda path: path.write_bytes(b"\xff"), "can't be parsed: UnicodeDecodeError"),
         (lambda path: path.write_text("def pass_at_k(:\n"), f"{AT_K}, line 1: SyntaxError"),
         (lambda path: path.write_text("x = 1\n"), f"{AT_K} has no function pass_at_k"),
         (lambda path: path.write_text("def pass_at_k(n, c, k, os): pass\n"), "must keep its arguments"),
-        (
-            lambda path: path.write_text("def pass_at_k(n, c, k): return f()\n\n@print\ndef f(): return 1\n"),
-            "no exercise needs this decorator",
-        ),
-        (
-            lambda path: path.write_text("import os as f\ndef pass_at_k(n, c, k): return f.getcwd()\n"),
-            "needs `import os`",
-        ),
     ],
 )  # fmt: skip
 def test_only_regular_valid_files_are_read(make, says, tmp_path) -> None:
@@ -168,14 +210,8 @@ def test_only_regular_valid_files_are_read(make, says, tmp_path) -> None:
         (tmp_path / name).mkdir() if "." not in name else (tmp_path / name).touch()
     (tmp_path / AT_K).parent.mkdir(parents=True)
     make(tmp_path / AT_K)
-    result = Grader(None, tmp_path).judge(tmp_path, EXERCISE, LIMIT)
+    result = Grader(None, tmp_path, tmp_path).judge(tmp_path, EXERCISE, LIMIT)
     assert not result.passed and says in result.reason
-
-
-def test_every_solution_passes_the_static_check() -> None:
-    for exercise in EXERCISES:
-        for path, functions in student_functions(ROOT, exercise).items():
-            check(path, [part for function in functions.values() for part in function.body])
 
 
 def test_a_tree_contains_only_the_solutions_that_an_exercise_needs(tmp_path) -> None:
@@ -188,63 +224,6 @@ def test_a_tree_contains_only_the_solutions_that_an_exercise_needs(tmp_path) -> 
     assert "exercise whitening" not in files["nanorlhf/ppo.py"]
 
 
-# ---------------------------------------------------------------------------------------------- past the static check
-HOSTILE = (
-    ("ends the process", "import os; os._exit(0)", "the code under test has ended the process"),
-    (
-        "writes a report to every descriptor",
-        "import os, json\n"
-        "for test in ('share_of_draws_that_include_a_pass', 'rejects_impossible_counts'):\n"
-        "    for fd in range(3, 64):\n"
-        "        try: os.write(fd, (json.dumps(['passed', test]) + '\\n[\"ended\", \"0\"]\\n').encode())\n"
-        "        except OSError: pass\n"
-        "os._exit(0)",
-        "the code under test has ended the process",
-    ),
-    (
-        "floods the report",
-        "import os\n"
-        "while True:\n"
-        "    for fd in range(3, 64):\n"
-        "        try: os.write(fd, b'[\\n' * 2000)\n"
-        "        except OSError: pass",
-        "the code under test has ended the process",
-    ),
-    (
-        "lets every test pass",
-        "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\nraise ValueError('must be from')",
-        "",
-    ),
-    ("makes approx equal to all", "import pytest, unittest.mock\npytest.approx = lambda *_, **__: unittest.mock.ANY\n"
-     "if not (1 <= k <= n and 0 <= c <= n): raise ValueError('must be from')",
-     "the code under test has changed the tools of the tests"),
-    ("ends the session", "import pytest; pytest.exit('done', 0)", "the code under test has kept it from running"),
-    ("skips the test", "import pytest; pytest.skip('done')", "the code under test has skipped it"),
-    ("reads the solution", f"open({str(SOLUTION)!r})", "PermissionError"),
-    ("reads the teacher's home", "import os; os.listdir('/root')", "PermissionError"),
-    ("writes to the tests", "open('tests/metrics/test_metrics.py', 'w')", "PermissionError"),
-    ("writes to the bytecode", "open('nanorlhf/x.pyc', 'w')", "PermissionError"),
-    ("forks", "import os; os.fork()", "PermissionError"),
-    ("starts a program", "import subprocess; subprocess.run(['true'])", "PermissionError"),
-    ("opens a socket", "import socket; socket.socket()", "PermissionError"),
-    ("kills the grader", "import os; os.kill(os.getppid(), 9)", "PermissionError"),
-    ("writes without end",
-     "import tempfile\nwith tempfile.TemporaryFile() as f:\n    while True: f.write(bytes(2**20))",
-     "OSError: [Errno 27]"),
-)  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="Landlock and system call filters need Linux")
-@pytest.mark.parametrize(("body", "says"), [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
-def test_code_past_the_static_check_is_confined(body, says, grader) -> None:
-    source = rewritten(SOLUTION.read_text(), {"pass_at_k": body.splitlines()})
-    (grader.tree / AT_K).write_text(source)
-    grader.written[Path(AT_K)] = source
-    result = grader.worker.run(grader.tree, EXERCISE.tests, LIMIT, guarded=True)
-    assert not result.passed and says in result.reason, result
-
-
 def test_a_directory_that_is_not_a_copy_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="has no data: expected a directory made"):
-        grade(tmp_path, [EXERCISE], LIMIT, [Grader(None, tmp_path)])
+        grade(tmp_path, [EXERCISE], LIMIT, [Grader(None, tmp_path, tmp_path)])

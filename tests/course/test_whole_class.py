@@ -55,7 +55,7 @@ def test_each_submission_gets_a_row_and_an_interrupted_run_continues(tmp_path, g
     }  # fmt: skip
     assert {row["of"] for row in rows} == {"2"} and written["ada"]["note"] == ""
     assert written["bob"]["note"].startswith("pass-at-k: pass at k is the share")
-    assert "needs `open`" in written["eve"]["note"] and "has no data" in written["empty"]["note"]
+    assert "PermissionError" in written["eve"]["note"] and "has no data" in written["empty"]["note"]
     assert "is a link" in written["link"]["note"]
 
     # a second run grades only changed submissions
@@ -79,3 +79,5 @@ def test_a_file_that_cannot_be_continued_is_refused(tmp_path) -> None:
 
 def test_untrusted_text_is_never_a_spreadsheet_formula() -> None:
     assert [cell(text) for text in ("=1", "+1", "-1", "@a", "a=1")] == ["'=1", "'+1", "'-1", "'@a", "a=1"]
+    assert [cell(text) for text in (" =1", "\uff1d1", "\t=1", "\r\n=1")] == ["' =1", "'\uff1d1", "\\t=1", "\\r\\n=1"]
+    assert cell("a\x1b\0\ud800") == "a\\x1b\\x00\\ud800" and len(cell("=" * 10**6)) < 3000
