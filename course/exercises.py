@@ -274,6 +274,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "tests/test_reward.py::test_reward_is_read_at_the_last_token_with_any_padding",
             "tests/test_reward.py::test_a_score_depends_neither_on_padding_nor_on_the_batch",
             "tests/test_reward.py::test_an_empty_response_has_the_score_of_its_query",
+            "tests/test_reward.py::test_a_score_has_the_gradient_of_its_text",
             "tests/test_train_t5.py::test_scores_are_read_at_the_last_token_whichever_side_is_padded",
         ),
         points=2,
@@ -340,6 +341,7 @@ EXERCISES: tuple[Exercise, ...] = (
         tests=(
             "tests/test_train_ppo.py::test_left_padding_does_not_change_the_logprobs_of_a_response[rotary_half]",
             "tests/test_train_ppo.py::test_left_padding_does_not_change_the_logprobs_of_a_response[learned]",
+            "tests/test_train_ppo.py::test_logprobs_and_entropies_have_the_gradients_of_rows_without_padding",
         ),
         points=3,
         level=2,
@@ -367,6 +369,7 @@ EXERCISES: tuple[Exercise, ...] = (
         tests=(
             "tests/test_dpo.py::test_logprobs_are_summed_over_the_response_with_its_eos_and_without_the_query",
             "tests/test_dpo.py::test_implicit_rewards_do_not_depend_on_the_other_rows",
+            "tests/test_dpo.py::test_summed_logprobs_have_the_gradient_of_float64",
         ),
         points=2,
         level=2,
@@ -378,7 +381,10 @@ EXERCISES: tuple[Exercise, ...] = (
         functions=("kernels.kl:k1", "kernels.kl:k2", "kernels.kl:k3"),
         read="Schulman 2020, Approximating KL divergence; the module docstring of kernels/kl.py",
         hint="With x = log p - log q: k1 = x, k2 = x^2 / 2, k3 = exp(-x) - 1 + x; expm1 keeps k3 exact near 0.",
-        tests=("tests/kernels/test_kl.py::test_estimators_have_the_stated_expectation",),
+        tests=(
+            "tests/kernels/test_kl.py::test_estimators_have_the_stated_expectation",
+            "tests/kernels/test_kl.py::test_estimators_have_the_slopes_of_their_formulas",
+        ),
         points=1,
         level=1,
     ),
@@ -511,6 +517,7 @@ EXERCISES: tuple[Exercise, ...] = (
         tests=(
             "tests/test_batch.py::test_a_value_is_computed_at_the_state_before_its_token",
             "tests/test_batch.py::test_a_pooled_value_is_the_mean_over_the_response_so_far",
+            "tests/test_batch.py::test_values_have_the_gradient_of_a_row_without_padding",
         ),
         points=1,
         level=2,
@@ -687,6 +694,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "tests/rlcf/test_discriminator.py::test_the_difference_of_two_numbers_is_not_rounded_to_bf16",
             "tests/rlcf/test_discriminator.py::test_the_order_of_the_two_programs_only_changes_the_sign[ours]",
             "tests/rlcf/test_discriminator.py::test_d_is_tanh_of_the_difference_of_one_number_per_text[ours]",
+            "tests/rlcf/test_discriminator.py::test_d_has_the_gradient_of_the_tanh_of_the_difference",
         ),
         points=2,
         level=2,

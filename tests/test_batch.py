@@ -208,6 +208,16 @@ def test_a_value_is_computed_at_the_state_before_its_token(models):
     assert torch.allclose(values[0, :3], alone[2:5], atol=1e-5) and values[0, 3] == 0
 
 
+def test_values_have_the_gradient_of_a_row_without_padding(models):
+    ids, mask = torch.tensor([[PAD, 5, 6, 7, 8, EOS]]), torch.arange(6)[None] > 0
+    values = response_values(models[2], ids, mask, torch.ones(1, 2, dtype=torch.bool))
+    gradients = [
+        torch.autograd.grad(x.sum(), list(models[2].transformer.parameters()))
+        for x in (values, models[2](torch.tensor([[5, 6, 7, 8]]))[:, 2:])
+    ]
+    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(*gradients, strict=True))
+
+
 @torch.no_grad()
 def test_a_pooled_value_is_the_mean_over_the_response_so_far(models):
     """The value before the first token is the query's; later values don't average it."""

@@ -453,5 +453,5 @@ def test_slices_of_ranks_are_disjoint_and_cover_the_batch():
 
 
 def test_a_negative_seed_gets_one_sentence():
-    with pytest.raises(InputError, match="--seed -1"):
+    with pytest.raises(InputError, match="--seed"):
         batch_indices(5, 2, 0, -1)

@@ -48,6 +48,13 @@ def test_logprobs_are_summed_over_the_response_with_its_eos_and_without_the_quer
     assert without_eos.item() > chosen[0].item() + 1e-3
 
 
+def test_summed_logprobs_have_the_gradient_of_float64(tiny_gpt):
+    model, [row] = tiny_gpt.double(), ROWS[:1]
+    sums = summed_logprobs(model, [row.query], [row.chosen], PAD)[0], float64_sum(model, row.query, row.chosen)
+    gradients = [torch.autograd.grad(x, list(model.parameters())) for x in sums]
+    assert all(torch.allclose(*pair, atol=1e-9) for pair in zip(*gradients, strict=True))
+
+
 def test_implicit_rewards_do_not_depend_on_the_other_rows(tiny_gpt):
     torch.manual_seed(1)
     ref_policy = type(tiny_gpt)(TINY)

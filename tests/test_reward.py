@@ -59,6 +59,16 @@ def test_a_score_depends_neither_on_padding_nor_on_the_batch():
         assert together[b].item() == pytest.approx(alone.item(), abs=1e-5)
 
 
+def test_a_score_has_the_gradient_of_its_text():
+    model = reward_model()
+    padded, text = torch.tensor([[PAD, 5, 6, 4, 3, PAD]]), torch.tensor([[5, 6, 4, 3]])
+    gradients = [
+        torch.autograd.grad(x, list(model.transformer.parameters()))
+        for x in (end_scores(model, padded, 3, PAD)[0], model(text)[0, -1])
+    ]
+    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(*gradients, strict=True))
+
+
 @torch.no_grad()
 def test_an_empty_response_has_the_score_of_its_query():
     """Tested with left padding, and with right padding where responses begin at different positions."""

@@ -82,6 +82,21 @@ def test_left_padding_does_not_change_the_logprobs_of_a_response(tiny_gpt, posit
         assert (logprobs[b, n:] == 0).all() and (entropy[b, n:] == 0).all()
 
 
+def test_logprobs_and_entropies_have_the_gradients_of_rows_without_padding(tiny_gpt):
+    model = tiny_gpt.double()
+    qr, mask, actions, _ = small_rollout(model)
+    coefficients = torch.randn(2, *actions.shape, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    expected = 0.0
+    for b in range(3):
+        row, n = qr[b][mask[b]].tolist(), int(actions[b].sum())
+        table = (model.logits(model(torch.tensor([row])))[0] / 0.7).log_softmax(-1)[-n - 1 : -1]
+        terms = torch.stack((table[range(n), row[-n:]], -(table.exp() * table).sum(-1)))
+        expected = expected + (coefficients[:, b, :n] * terms).sum()
+    total = (coefficients * torch.stack(response_logprobs(model, qr, mask, actions, 0.7))).sum()
+    slopes = [torch.autograd.grad(x, list(model.parameters())) for x in (total, expected)]
+    assert all(torch.allclose(*pair, atol=1e-10) for pair in zip(*slopes, strict=True))
+
+
 def test_two_policies_are_compared_by_the_whole_distribution_of_each_token(tiny_gpt):
     """Expected from each row without padding in float64: log p, log q, and sum_v p_v (log p_v - log q_v)."""
     ref_policy = GPT(replace(TINY, head_bias=True, logit_cap=3.0))

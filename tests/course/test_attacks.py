@@ -81,8 +81,8 @@ ATTACKS = (
     Attack(
         "runs a string that reaches every frame",
         "import torch.utils.benchmark\ntorch.utils.benchmark.Timer('import sys; f = sys._getframe()\\nwhile f:\\n"
-        "    [x.say(\"ended\", \"0\") for x in f.f_locals.values() if type(x).__name__ == \"Reporter\"]\\n    f = f.f_back')"
-        ".timeit(1)\nreturn 0.5",
+        "    [x.say(\"ended\", \"0\") for x in f.f_locals.values() if type(x).__name__ == \"Reporter\"]\\n"
+        "    f = f.f_back').timeit(1)\nreturn 0.5",
         "assert 0.5 ==",
     ),
     Attack("skips the test", "import pytest; pytest.skip('done')", "Skipped: done"),

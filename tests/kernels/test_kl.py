@@ -141,3 +141,14 @@ def test_estimators_have_the_stated_expectation():
     assert (p * k2(p.log(), q.log())).sum() == pytest.approx((p * 0.5 * (p / q).log() ** 2).sum())
     assert (k3(p.log(), q.log()) >= 0).all() and (k2(p.log(), q.log()) >= 0).all() and k1(p.log(), q.log()).min() < 0
     assert k3(torch.zeros(1), torch.full((1,), 1e-4)).item() == pytest.approx(5e-9, rel=1e-2)  # no cancellation
+
+
+def test_estimators_have_the_slopes_of_their_formulas():
+    """With x = log p - log q: 1, x and 1 - exp(-x) for log p, and the same with the other sign for log q."""
+    logprobs, ref_logprobs = torch.tensor([-1.0, -2.0, -0.5]).double(), torch.tensor([-2.0, -2.0, -0.1]).double()
+    x = logprobs - ref_logprobs
+    for estimator, slope in ((k1, torch.ones(3)), (k2, x), (k3, 1 - (-x).exp())):
+        leaves = logprobs.clone().requires_grad_(), ref_logprobs.clone().requires_grad_()
+        estimator(*leaves).sum().backward()
+        for leaf, expected in zip(leaves, (slope, -slope), strict=True):
+            assert leaf.grad.tolist() == pytest.approx(expected.tolist(), abs=1e-12)

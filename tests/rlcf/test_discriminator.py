@@ -110,6 +110,16 @@ def test_d_is_tanh_of_the_difference_of_one_number_per_text(model):
     assert model.compare(QUERIES, FIRST, SECOND).tolist() == pytest.approx(expected, abs=1e-5)
 
 
+def test_d_has_the_gradient_of_the_tanh_of_the_difference():
+    model = our_own()
+    scores = model(QUERIES * 2, FIRST + SECOND)
+    gradients = [
+        torch.autograd.grad(x.sum(), list(model.parameters()), allow_unused=True, materialize_grads=True)
+        for x in (model.compare(QUERIES, FIRST, SECOND), torch.tanh(scores[:3] - scores[3:]))
+    ]
+    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(*gradients, strict=True))
+
+
 @torch.no_grad()
 def test_neither_the_batch_nor_padding_changes_a_number(model):
     together = model(QUERIES * 2, FIRST + SECOND)

@@ -39,6 +39,24 @@ OPTIONAL_CALLS = {
     *("float", "double", "long", "int", "bool", "to", "copy", "reversed", "sorted"),
 }
 NOT_MUTATED = {"device", "strict"}
+# functions whose results a training step differentiates, and how many of them, from the first
+DIFFERENTIATED = dict.fromkeys(
+    (
+        *("demonstration_loss", "end_scores", "contrastive_loss", "regression_loss", "response_hidden", "margin_loss"),
+        *(
+            "summed_logprobs",
+            "k1",
+            "k2",
+            "k3",
+            "stored_kl_divergence",
+            "compared_logprobs",
+            "policy_loss",
+            "value_loss",
+        ),
+        *("response_values", "ppo_loss", "compare", "grounding", "triplet_loss"),
+    ),
+    1,
+) | {"response_logprobs": 2, "stored_logprobs": 2}
 ATOMS = (
     *(ast.stmt, ast.Slice, ast.Name, ast.Call, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Dict, ast.Set),
     ast.Constant,
@@ -338,6 +356,17 @@ def removed_statement(location: Location, function: Function) -> Iterator[ast.AS
         yield ast.Pass()
 
 
+def detached(location: Location, function: Function) -> Iterator[ast.AST]:
+    """return a, b: return a.detach(), b; in functions whose results are differentiated"""
+    node = location.node
+    if isinstance(node, ast.Return) and node.value is not None and function.name in DIFFERENTIATED:
+        parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+        for i, part in enumerate(parts[: DIFFERENTIATED[function.name]]):
+            new = ast.Call(ast.Attribute(part, "detach", ast.Load()), [], [])
+            value = changed(node.value, elts=with_item(parts, i, new)) if part is not node.value else new
+            yield changed(node, value=value)
+
+
 def called(node: ast.Call) -> str:
     """Return the last part of a called function's name; "" if it has no name."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -345,5 +374,5 @@ def called(node: ast.Call) -> str:
 
 OPERATORS: tuple[Callable[[Location, Function], Iterator[ast.AST]], ...] = (
     *(comparison, arithmetic, swapped_operands, dropped_operand, boolean, negated_condition, constant, index),
-    *(swapped_arguments, dropped_argument, another_function, dropped_call, removed_statement),
+    *(swapped_arguments, dropped_argument, another_function, dropped_call, removed_statement, detached),
 )

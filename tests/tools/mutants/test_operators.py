@@ -12,6 +12,14 @@ from tools.mutants.operators import make_mutants
 HEAD = "import torch\n\n\ndef f(a, b, x):\n"
 
 
+def test_only_results_that_are_differentiated_are_detached() -> None:
+    source = HEAD.replace("f(", "policy_loss(") + "    return a, b\n"
+    assert [mutant.change for mutant in make_mutants(source, "policy_loss") if mutant.operator == "detached"] == [
+        "return (a.detach(), b)"
+    ]
+    assert changes("return a, b", "detached") == []
+
+
 def changes(body: str, operator: str) -> list[str]:
     source = HEAD + "".join(f"    {line}\n" for line in body.splitlines())
     mutants = [mutant for mutant in make_mutants(source, "f") if mutant.operator == operator]
