@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import site
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,13 +39,17 @@ class Outcome:
 class Worker:
     """A process that forks to run tests; see `worker_main.py`. Use it as a context manager.
 
-    Raises InputError if the libraries that the tests need are missing: every submission would fail.
+    Raises InputError if the libraries that the tests need are missing, because every submission would fail, or if the
+    repository is installed among Python's packages.
     """
 
     def __init__(self, module: str = "course.grader.worker_main") -> None:
         missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
         if missing:
             raise InputError(f"The tests need {' and '.join(missing)}: run `pip install -e '.[test]'`.")
+        for packages in site.getsitepackages():  # a student's process reads them
+            if (Path(packages) / "nanorlhf").is_dir():
+                raise InputError(f"{packages} contains the solutions: install the repository with `pip install -e .`.")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
         self.process = subprocess.Popen(
             [sys.executable, "-m", module],

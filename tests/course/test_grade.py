@@ -1,6 +1,7 @@
 """Grading gives points for passing the repository's own tests, whatever else the student's code does."""
 
 import importlib.util
+import site
 
 import pytest
 
@@ -116,6 +117,36 @@ def test_nothing_is_graded_without_the_tests_libraries(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "hypothesis" else find(name))
     with pytest.raises(InputError, match="The tests need hypothesis: run `pip install"):
         Worker()
+
+
+def test_nothing_is_graded_where_the_solutions_are_among_the_packages(monkeypatch, tmp_path) -> None:
+    (tmp_path / "nanorlhf").mkdir()
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
+    with pytest.raises(InputError, match="contains the solutions"):
+        Worker()
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_the_repositorys_own_code_gets_all_points(exercise, grader) -> None:
+    outcome = grade(ROOT, [exercise], LIMIT, [grader])[exercise.name]
+    assert outcome.passed, outcome
+
+
+def test_an_argument_is_changed_only_where_the_docstring_says_so(copy, grader) -> None:
+    """Otherwise a function could set both its result and what a test compares it with."""
+    path = copy / "kernels/gae.py"
+    zeros = "rewards.zero_()\nvalues.zero_()\nreturn torch.zeros_like(rewards), torch.zeros_like(rewards)"
+    path.write_text(rewritten(path.read_text(), {"gae_loop": zeros.splitlines()}))
+    outcome = grade(copy, chosen(["gae-loop"]), LIMIT, [grader])["gae-loop"]
+    assert not outcome.passed and outcome.reason.endswith("the function changes an argument in place")
+
+
+def test_a_detached_result_fails(copy, grader) -> None:
+    path = copy / "nanorlhf/ppo.py"
+    source = replaced(path.read_text(), "policy_loss", "torch.maximum(unclipped, clipped)", "unclipped.detach()")
+    path.write_text(source)
+    outcome = grade(copy, chosen(["policy-loss"]), LIMIT, [grader])["policy-loss"]
+    assert not outcome.passed
 
 
 def test_a_test_name_is_turned_into_words() -> None:
