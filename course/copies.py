@@ -106,7 +106,7 @@ def read_untrusted(directory: Path, path: Path | str) -> bytes:
             inside = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
             os.close(folder)
             folder = inside
-        # a pipe that nobody writes to opens only without blocking
+        # opening a pipe without a writer would block
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
         with open(file, "rb") as stream:
             regular, data = stat.S_ISREG(os.fstat(file).st_mode), b""

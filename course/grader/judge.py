@@ -5,7 +5,7 @@ comes back (`values.py`); every comparison is made here, with values that were m
 
 - Tensors are copied. One that the student's function computed from differentiable ones is the output of `Crossing`,
   whose backward pass asks the student's process for the gradients.
-- Models and functions stay here: the student's process gets a stand-in (`student.Remote`) that calls them here. So
+- Models and functions stay here: the student's process gets a `student.Remote`, which calls them in this one. So
   hooks, parameters and their gradients are the tests' own. Other objects of the project are copied.
 - What a test replaces in a module (`monkeypatch`) is replaced over there during the call.
 - Only functions in CHANGES may change an argument: otherwise a test that reads it afterwards would compare a result
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from course.grader import values
 from course.grader.values import Malformed, raw
 
-CHANGES = {  # functions that change an argument in place, as their docstrings say
+CHANGES = {  # functions whose docstrings allow them to change an argument in place
     *("kernels.attention:apply_rotary_", "nanorlhf.cache:KVCache.append", "nanorlhf.distributed:sum_gradients"),
     *("nanorlhf.training.supervised:backward", "train_rm:normalise", "nanorlhf.ppo:KLCoefficient.update"),
     "kernels.gae:gae_kernel",
@@ -138,11 +138,11 @@ class Crossing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple:
-        found = ctx.student.gradients(ctx.call, ctx.number, gradient, ctx.wanted)
-        for tensor, (shape, dtype) in zip(found, ctx.shapes, strict=True):
+        gradients = ctx.student.gradients(ctx.call, ctx.number, gradient, ctx.wanted)
+        for tensor, (shape, dtype) in zip(gradients, ctx.shapes, strict=True):
             if tensor is not None and (tensor.shape != shape or tensor.dtype != dtype):
                 raise Malformed("a gradient doesn't have the shape of its tensor")
-        return None, None, None, None, *found
+        return None, None, None, None, *gradients
 
 
 class Student:
@@ -192,12 +192,12 @@ class Student:
         kind, *rest = self.receive()
         if kind == "raise":
             raise self.error(*rest)
-        [found] = [self.decode(call, node) for node in rest]
-        if kind != "gradients" or not isinstance(found, list) or len(found) != len(wanted):
+        [gradients] = [self.decode(call, node) for node in rest]
+        if kind != "gradients" or not isinstance(gradients, list) or len(gradients) != len(wanted):
             raise Malformed("the answer isn't a list of gradients")
-        if not all(tensor is None or isinstance(tensor, Tensor) for tensor in found):
+        if not all(tensor is None or isinstance(tensor, Tensor) for tensor in gradients):
             raise Malformed("the answer isn't a list of gradients")
-        return found
+        return gradients
 
     def send(self, call: Call, message: tuple) -> None:
         file = io.BytesIO()
@@ -256,10 +256,10 @@ class Student:
         decoded = [self.decode(call, node) for node in rest]
         if len(decoded) != 6:
             raise Malformed("the answer isn't a message")
-        result, storages, tensors, gradients, attributes, others = decoded
-        if (storages or tensors or gradients or attributes or others) and not call.may_change:
+        result, storages, tensors, gradients, attributes, in_arrays = decoded
+        if (storages or tensors or gradients or attributes or in_arrays) and not call.may_change:
             raise StudentError("the function changes an argument in place")
-        if others:
+        if in_arrays:
             raise StudentError("the function changes an array in place")
         ours = {number: storage for number, storage in call.storages.values()}
         try:
@@ -288,28 +288,28 @@ class Student:
             raise Malformed("the answer isn't a message")
         decoded = [self.decode(call, node) for node in rest]
         try:
-            found = answers[kind](call, *decoded)
+            answer = answers[kind](call, *decoded)
         except (Malformed, StudentError):
             raise
         except Exception as error:  # the student's function may catch it; if not, it passes through to the test
             self.errors.append(error)
             self.send(call, ("error", type(error).__name__, str(error), len(self.errors) - 1))
         else:
-            self.send(call, ("answer", *found))
+            self.send(call, ("answer", *answer))
 
     def get(self, call: Call, model: Any, name: Any) -> tuple:
         """Return a model's public attribute, and whether it is a method."""
         if not isinstance(model, nn.Module) or not isinstance(name, str) or name.startswith("_"):
             raise AttributeError(name)
-        found = getattr(model, name)
-        if isinstance(found, types.MethodType):
+        value = getattr(model, name)
+        if isinstance(value, types.MethodType):
             if name not in READING | (CHANGING if call.may_change else set()):
                 raise AttributeError(name)
             return True, None
-        plain = found is None or isinstance(found, bool | int | float | str | Tensor | nn.Module | torch.device)
-        if not plain and type(found).__module__.partition(".")[0] not in PROJECT:
+        plain = value is None or isinstance(value, bool | int | float | str | Tensor | nn.Module | torch.device)
+        if not plain and type(value).__module__.partition(".")[0] not in PROJECT:
             raise AttributeError(name)
-        return False, found
+        return False, value
 
     def set(self, call: Call, model: Any, name: Any, value: Any) -> tuple:
         """Set a model's parameter or buffer."""

@@ -1,4 +1,4 @@
-"""The student's process: it alone runs a student's code, confined, and answers the calls of the tests (`judge.py`)."""
+"""The confined process that runs a student's code and answers the calls of the tests (`judge.py`)."""
 
 import builtins
 import functools
@@ -35,10 +35,10 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        is_method, found = self._student.ask("get", self, name)
+        is_method, value = self._student.ask("get", self, name)
         if is_method:
             return lambda *args, **kwargs: self._student.run(self, name, args, kwargs)
-        return found
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._student.ask("set", self, name, value)
@@ -228,10 +228,10 @@ class Process:
         module, _, path = name.partition(":")
         *parts, last = path.split(".")
         with in_context(*modes), replacements(replaced):
-            found = functools.reduce(getattr, parts, importlib.import_module(module))
+            owner = functools.reduce(getattr, parts, importlib.import_module(module))
             if last == "__init__":
-                return ["return", parts_of(found(*args[1:], **kwargs)), *call.changes()]
-            function = getattr(found, last)
+                return ["return", parts_of(owner(*args[1:], **kwargs)), *call.changes()]
+            function = getattr(owner, last)
             if hasattr(function, "__getitem__"):  # a Triton kernel: the first argument is the grid
                 function, args = function[args[0]], args[1:]
             result = function(*args, **kwargs)
@@ -240,9 +240,11 @@ class Process:
     def gradients(self, call: Call, number: int, gradient: tuple, wanted: list[int]) -> list:
         name, shape, content = gradient
         edges = [call.edges[i] for i in wanted]
-        given = values.tensor(DTYPES[name], shape, content)
-        found = torch.autograd.grad(call.outputs[number], edges, given, retain_graph=True, allow_unused=True)
-        return ["gradients", list(found)]
+        output_gradient = values.tensor(DTYPES[name], shape, content)
+        gradients = torch.autograd.grad(
+            call.outputs[number], edges, output_gradient, retain_graph=True, allow_unused=True
+        )
+        return ["gradients", list(gradients)]
 
 
 def described(error: BaseException) -> tuple[str, str, int | None]:
@@ -268,11 +270,11 @@ def replacements(replaced: dict[tuple[str, str], Any]) -> Iterator[None]:
     """Replace what a test has replaced in modules."""
     before = {}
     for (module, name), value in replaced.items():
-        found = importlib.import_module(module)
-        before[found, name] = getattr(found, name)
-        setattr(found, name, value)
+        target = importlib.import_module(module)
+        before[target, name] = getattr(target, name)
+        setattr(target, name, value)
     try:
         yield
     finally:
-        for (found, name), value in before.items():
-            setattr(found, name, value)
+        for (target, name), value in before.items():
+            setattr(target, name, value)

@@ -117,7 +117,7 @@ def arranged(directory: Path, exercise: Exercise) -> dict[Path, str]:
 
 
 def judging(exercise: Exercise) -> dict[Path, str]:
-    """Return the files of all exercises in which this one's functions call the student's, in the other process."""
+    """Return the files of all exercises; this one's functions call the student's in the other process."""
     kept = frozenset(closure(exercise) | {exercise.name})
     files = {path: emptied_except(path, kept) for path in exercise_files(EXERCISES)}
     for where in exercise.functions:

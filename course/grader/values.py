@@ -88,13 +88,13 @@ def send(pipe: int, message: list, known: Callable[[Any], Any]) -> None:
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
-        found = known(value)
-        if isinstance(found, tuple):
-            tensor, number = found
+        sent = known(value)
+        if isinstance(sent, tuple):
+            tensor, number = sent
             name = str(tensor.dtype).removeprefix("torch.")
             return ["tensor", name, list(tensor.shape), *put(raw(tensor)), number]
-        if found is not None:
-            return found
+        if sent is not None:
+            return sent
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return ["named", f"{kind.__module__}:{kind.__qualname__}", [node(item) for item in value]]
         if kind in (list, tuple, torch.Size):

@@ -1,6 +1,6 @@
 """Submissions that try to get points without a solution: each gets none, and a reason.
 
-Nothing is forbidden to a student's code. It runs in a process of its own, which the operating system confines, and only
+Nothing is forbidden to a student's code. It runs in a separate process, which the operating system confines, and only
 values leave that process.
 """
 
@@ -81,7 +81,7 @@ ATTACKS = (
     Attack(
         "runs a string that reaches every frame",
         "import torch.utils.benchmark\ntorch.utils.benchmark.Timer('import sys; f = sys._getframe()\\nwhile f:\\n"
-        "    [x.say(\"ended\", \"0\") for x in f.f_locals.values() if type(x).__name__ == \"Reporter\"]\\n"
+        "    [x.pytest_collectreport(None) for x in f.f_locals.values() if type(x).__name__ == \"Reporter\"]\\n"
         "    f = f.f_back').timeit(1)\nreturn 0.5",
         "assert 0.5 ==",
     ),

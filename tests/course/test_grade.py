@@ -132,7 +132,7 @@ def test_the_repositorys_own_code_gets_all_points(exercise, grader) -> None:
     assert outcome.passed, outcome
 
 
-def test_an_argument_is_changed_only_where_the_docstring_says_so(copy, grader) -> None:
+def test_an_argument_is_changed_only_where_the_docstring_allows_it(copy, grader) -> None:
     """Otherwise a function could set both its result and what a test compares it with."""
     path = copy / "kernels/gae.py"
     zeros = "rewards.zero_()\nvalues.zero_()\nreturn torch.zeros_like(rewards), torch.zeros_like(rewards)"

@@ -76,7 +76,7 @@ def test_an_object_of_another_type_is_not_sent(value) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_no_value_is_refused(node) -> None:
+def test_a_malformed_value_is_refused(node) -> None:
     with pytest.raises(Malformed):
         print(crossed(message(node, b"\0\0\x80\x3f")))
 

@@ -89,14 +89,14 @@ def with_body(body: str):
     return lambda copy: (copy / AT_K).write_text(rewritten((copy / AT_K).read_text(), {"pass_at_k": body.splitlines()}))
 
 
-SOLVED = {  # what is done to a solved copy, which still gets its point
+SOLVED = {  # changes to a solved copy, which still gets its point
     "right": lambda copy: None,
     "a mark that is a link to a device": lambda copy: (copy / MARK).symlink_to("/dev/zero"),
     "a mark that is a link to itself": lambda copy: (copy / MARK).symlink_to(copy / MARK),
     "a mark of a terabyte": lambda copy: ((copy / MARK).touch(), os.truncate(copy / MARK, 2**40)),
     "a mark nested 100,000 deep": marked(b"[" * 100_000 + b"]" * 100_000),
     "a mark of 5,000 digits": marked(b'{"student": ' + b"1" * 5000 + b"}"),
-    "a mark that is no UTF-8": marked(b"\xff\xfe"),
+    "a mark in UTF-16": marked(b"\xff\xfe"),
     "=1+1": marked(b'{"student": "=1+1"}'),
     "\t=1+1": marked(b'{"student": "\\t=1+1"}'),
     "\r\n\x1b[2J": marked(b'{"student": "\\r=1+1\\u0000"}'),

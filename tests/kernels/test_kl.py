@@ -144,7 +144,7 @@ def test_estimators_have_the_stated_expectation():
 
 
 def test_estimators_have_the_slopes_of_their_formulas():
-    """With x = log p - log q: 1, x and 1 - exp(-x) for log p, and the same with the other sign for log q."""
+    """The slopes in log p are 1, x and 1 - exp(-x) with x = log p - log q, and minus these in log q."""
     logprobs, ref_logprobs = torch.tensor([-1.0, -2.0, -0.5]).double(), torch.tensor([-2.0, -2.0, -0.1]).double()
     x = logprobs - ref_logprobs
     for estimator, slope in ((k1, torch.ones(3)), (k2, x), (k3, 1 - (-x).exp())):

@@ -30,7 +30,7 @@ CEILINGS = {
     "nanorlhf/selfrank": 2,
     "nanorlhf/stackoverflow": 1,
     "nanorlhf/training": 6,
-    "tests": 51,
+    "tests": 50,
     "tests/course": 10,
     "tests/data": 26,
     "tests/doctor": 2,
