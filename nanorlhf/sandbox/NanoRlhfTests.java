@@ -1,61 +1,50 @@
-import java.lang.reflect.Constructor;
-import java.util.HashMap;
-import java.util.Map;
+import java.io.PrintStream;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Method;
+import java.util.Arrays;
 
-/** What the tests and the stubs of the program's classes call. The tests are trusted, the program's replies are not. */
+/** What the tests and the prompt's classes call. They are trusted, the program's replies are not. */
 public class NanoRlhfTests {
-    /** The program has ended, or its reply isn't a valid value. */
+    /** The program has ended. */
     static class Ended extends Error {
         Ended() {
             raised = this;
         }
     }
 
-    /** The program has answered with an object of a class that isn't the prompt's. */
+    /** The program has answered with an object of a class that isn't the prompt's, or with an invalid message. */
     static class NoValue extends Error {
-        NoValue(String type) {
-            super("the program's answer is no value but an object of " + type);
+        NoValue(String problem) {
+            super(problem);
             isBroken = true;
         }
     }
 
-    /** An exception of the program that isn't one of the JDK's. */
+    /** A value that can't be sent. */
     static class ProgramException extends RuntimeException {
         ProgramException(String message) {
             super(message);
         }
     }
 
-    /** An object of the program. It equals only itself: the program must not decide what is equal. */
-    public static class Remote {
-        final int number;
-
-        protected Remote(Handle handle) {
-            number = handle.number;
-        }
-    }
-
-    public static class Handle {
-        final int number;
-
-        Handle(int number) {
-            this.number = number;
-        }
+    /** No object: marks the stubs' constructors for subclasses. */
+    public static class None {
     }
 
     static int failures;
+    static int answers; // of the program
     static boolean isBroken; // whether an answer was an invalid object
     static Throwable raised; // the program's last exception
-    static ClassLoader loader;
-    private static final Map<Integer, Object> REMOTES = new HashMap<>();
+    private static NanoRlhfSession session;
+    private static String[] classes; // for the program, until it has them
 
     /** For the next program. */
-    static void begin(ClassLoader ofTheTests) {
-        failures = 0;
+    static void begin(NanoRlhfSession ofTheTests, String[] classesOfThePrompt) {
+        failures = answers = 0;
         isBroken = false;
         raised = null;
-        loader = ofTheTests;
-        REMOTES.clear();
+        session = ofTheTests;
+        classes = classesOfThePrompt;
     }
 
     /** Called instead of a test's throw for a wrong answer, so that the remaining tests still run. */
@@ -64,74 +53,112 @@ public class NanoRlhfTests {
         System.err.println(message);
     }
 
-    /** types: null for a field; target: null if static. */
-    public static Object call(String owner, String name, String[] types, Object target, Object... arguments) {
-        Object[] parts = {owner, name, types, target, arguments};
-        byte[] call = NanoRlhfValues.toBytes(parts, NanoRlhfTests::numberOf);
-        String type;
-        String message;
-        try {
-            Object[] reply = (Object[]) NanoRlhfValues.fromBytes(NanoRlhfHarness.ask(call), NanoRlhfTests::remote);
-            if ((boolean) reply[0]) {
-                Object[] after = (Object[]) reply[2];
-                for (int i = 0; i < Math.min(arguments.length, after.length); i++) {
-                    NanoRlhfValues.restore(arguments[i], after[i]);
-                }
-                return reply[1];
-            }
-            type = (String) reply[1];
-            message = (String) reply[2];
-        } catch (RuntimeException error) {
-            throw new ProgramException("the program's reply is no value: " + error);
+    /**
+     * Ask the program: call a method, or read a static field (types: null). Calls of the program to the tests' objects
+     * come before its reply.
+     */
+    public static synchronized Object call(String owner, String name, String types, Object target, Object... arguments) {
+        if (classes != null) {
+            Object[] first = classes;
+            classes = null;
+            call(null, null, null, null, first);
+            answers--;
         }
-        throw thrown(type, message);
-    }
-
-    public static Handle handle(Object made) {
-        return new Handle(made instanceof Remote remote ? remote.number : -1);
-    }
-
-    private static int numberOf(Object object) {
-        if (object instanceof Remote remote) {
-            return remote.number;
-        }
-        String name = object.getClass().getName();
-        throw new ProgramException("the tests pass a " + name + ": only plain values can be sent");
-    }
-
-    private static Object remote(int number, String type) {
-        return REMOTES.computeIfAbsent(number, n -> {
+        NanoRlhfValues graph = new NanoRlhfValues(session);
+        Object[] message = {owner, name, types, target, arguments};
+        for (char kind = 'c'; ; kind = 'r') {
+            byte[] bytes;
             try {
-                Constructor<?> made = Class.forName(type, true, loader).getDeclaredConstructor(Handle.class);
-                made.setAccessible(true);
-                return made.newInstance(new Handle(n));
-            } catch (ReflectiveOperationException error) {
-                throw new NoValue(type);
+                bytes = graph.write(message);
+            } catch (NanoRlhfValues.Refused error) {
+                throw new ProgramException("the tests pass a " + error.getMessage() + ": only values can be sent");
             }
-        });
+            bytes = NanoRlhfHarness.ask(kind, bytes);
+            try {
+                Object[] reply = (Object[]) graph.read(bytes, 0);
+                switch ((String) reply[0]) {
+                    case "answer":
+                        answers++;
+                        return reply[1];
+                    case "exception":
+                        answers++;
+                        raised = (Throwable) reply[1];
+                        break;
+                    case "call":
+                        message = called(reply[1], (String) reply[2], (String) reply[3], (Object[]) reply[4]);
+                        continue;
+                    default: throw new NoValue("the program's answer is no value but an object of " + reply[1]);
+                }
+            } catch (RuntimeException | ReflectiveOperationException | LinkageError error) {
+                throw new NoValue("the program's reply is no value: " + error);
+            }
+            throw sneak(raised);
+        }
     }
 
-    /** Throws the same exception if the JDK has it: the tests may expect it. */
-    private static RuntimeException thrown(String type, String message) {
-        Throwable error = new ProgramException(type + ": " + message);
-        try {
-            Class<?> known = Class.forName(type, false, null); // the JDK's only
-            if (Throwable.class.isAssignableFrom(known)) {
-                try {
-                    error = (Throwable) known.getConstructor(String.class).newInstance(message);
-                } catch (NoSuchMethodException none) {
-                    error = (Throwable) known.getConstructor().newInstance();
+    /** Make an object by a constructor of the program: `object` gets its fields. */
+    public static void construct(Object object, String owner, String types, Object... arguments) {
+        call(owner, "<init>", types, session.number(object), arguments);
+    }
+
+    /** Make an object in the program too, where its class has fields that the prompt's doesn't. */
+    public static void twin(Object object, String owner, String types, Object... arguments) {
+        if (!session.has(object)) {
+            call(owner, "<twin>", types, session.number(object), arguments);
+        }
+    }
+
+    /** Call an object of the tests for the program. */
+    private static Object[] called(Object object, String name, String types, Object[] arguments)
+        throws ReflectiveOperationException {
+        for (Class<?> type : session.interfaces(object)) {
+            for (Method method : type.getMethods()) {
+                if (method.getName().equals(name) && NanoRlhfProgram.types(method).equals(types)) {
+                    method.setAccessible(true);
+                    try {
+                        return new Object[] {true, method.invoke(object, arguments)};
+                    } catch (InvocationTargetException error) {
+                        return new Object[] {false, error.getCause()};
+                    }
                 }
             }
-        } catch (ReflectiveOperationException unknown) {
-            // stays a ProgramException
         }
-        raised = error;
-        return sneak(error);
+        throw new NoSuchMethodException(name);
     }
 
     @SuppressWarnings("unchecked")
     private static <E extends Throwable> RuntimeException sneak(Throwable error) throws E {
         throw (E) error;
+    }
+
+    /** Run the tests; return the reason of a verdict. */
+    static String run(ClassLoader loader, PrintStream err) {
+        Throwable thrown = null;
+        try {
+            Method main = Class.forName("Main", true, loader).getMethod("main", String[].class);
+            main.setAccessible(true);
+            main.invoke(null, (Object) new String[0]);
+        } catch (InvocationTargetException error) {
+            thrown = error.getCause();
+        } catch (Throwable error) {
+            thrown = error;
+        }
+        if (thrown instanceof ExceptionInInitializerError error && error.getCause() != null) {
+            thrown = error.getCause();
+        }
+        if (thrown instanceof OutOfMemoryError) {
+            return "memory";
+        } else if (thrown != null) {
+            StackTraceElement[] frames = thrown.getStackTrace();
+            boolean byTheTest = frames.length > 0 && frames[0].getClassName().equals("Main");
+            boolean isVerdict = thrown.getClass() == Exception.class || thrown.getClass() == AssertionError.class;
+            if (thrown != raised) { // the program prints its own exceptions
+                thrown.setStackTrace(Arrays.stream(frames).filter(f -> f.getClassName().startsWith("Main"))
+                    .toArray(StackTraceElement[]::new));
+                thrown.printStackTrace(err);
+            }
+            return byTheTest && isVerdict && thrown != raised ? "wrong_answer" : "exception";
+        }
+        return isBroken ? "exception" : failures > 0 ? "wrong_answer" : "passed";
     }
 }

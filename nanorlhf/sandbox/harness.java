@@ -1,32 +1,31 @@
 // The two Java processes of execution.py, compiled once per Python process: the harness compiles programs and runs their
-// tests; the program, in a separate sandbox, only answers calls. They exchange plain values. An object of a class that
-// the prompt doesn't declare is rejected, and ends the tests.
+// tests; the program, in a separate sandbox, answers calls. A program passes only if it passes two runs.
 //
-// The tests are compiled with the prompt's classes, not with the program's. Their static members are the prompt's own
-// code, which runs in the harness; the method that the response completes calls the program, and so do constructors and
-// methods of objects, with the prompt's signatures. So the tests see no overload, static block or class of the response.
-// The harness reads the program's signatures only if the response declares a class or member itself.
+// The guarded run: the tests run in the harness, and values.java carries values to the program and back. The harness's
+// classes are the prompt's text; only the member that holds the response calls the program, and so do the members and
+// classes that the response itself declares. So all other code of the prompt is trusted: helpers, constants, equals()
+// of its classes, constructors. Whatever the program does in its process, it can only choose the values of its answers.
+//
+// The plain run: the program's process loads the program again in a new class loader, with the tests compiled against
+// its real classes, and runs them as the benchmark means them. A program can forge its report, but an honest one fails
+// here if it is wrong in what values lose: types, identity, comparators, unmodifiable views, overloads.
+//
+// Not excluded: a program that answers from knowledge of the tests, tests that accept too much, and one that is right in
+// the values of its answers but forges the rest. A program that ends its process, even with status 0, doesn't pass,
+// because that can't be told from a forgery. A correct program fails if the tests use what can't be sent: streams,
+// iterators and lambdas of the program, or static variables of the prompt that both the response and the tests change.
 
 import java.io.*;
 import java.lang.reflect.*;
-import java.math.BigDecimal;
-import java.math.BigInteger;
 import java.net.URI;
-import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.*;
-import java.util.function.BiFunction;
-import java.util.function.Function;
-import java.util.function.ToIntFunction;
-import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
-import java.util.stream.Stream;
 import javax.lang.model.element.*;
 import javax.lang.model.element.Modifier; // java.lang.reflect has one too
 import javax.lang.model.type.TypeKind;
 import javax.lang.model.type.TypeMirror;
-import javax.lang.model.util.ElementFilter;
 import javax.lang.model.util.Elements;
 import javax.lang.model.util.Types;
 import javax.tools.*;
@@ -34,316 +33,204 @@ import javax.tools.*;
 import com.sun.source.tree.*;
 import com.sun.source.util.JavacTask;
 import com.sun.source.util.SourcePositions;
-import com.sun.source.util.TreePath;
+import com.sun.source.util.TreePathScanner;
+import com.sun.source.util.TreeScanner;
 import com.sun.source.util.Trees;
 
 // ------------------------------------------------------------------------------------------------- 1. the program
-/** Answers calls of class files: NanoRlhfProgram CALLS REPLIES, two pipes. Ends when CALLS does. */
+/**
+ * Answers calls of class files: NanoRlhfProgram CALLS REPLIES, two pipes. Ends when CALLS does.
+ *
+ *   calls     'c', a call: class, method, parameter types (null: a static field), target, arguments
+ *             'r', the result of the program's call to an object of the tests: true, value; or false, exception
+ *             nothing: the next message has the tests' classes, for the plain run
+ *   replies   "answer", value; "exception", exception; "refused", class: not a value
+ *             "call", object of the tests, method, parameter types, arguments
+ *             after the plain run only its verdict
+ */
 class NanoRlhfProgram {
-    private static final List<Object> OBJECTS = new ArrayList<>(); // objects that the tests refer to, by number
-    private static final Map<Object, Integer> NUMBERS = new IdentityHashMap<>();
+    private static final NanoRlhfSession SESSION = new NanoRlhfSession(NanoRlhfProgram.class.getClassLoader(), false);
+    private static final PrintStream OUT = System.out, ERR = System.err; // the program may replace them
+    private static DataInputStream calls;
+    private static DataOutputStream replies;
+    private static NanoRlhfValues graph; // of the call that is being answered
 
     public static void main(String[] args) throws IOException {
-        DataInputStream calls = new DataInputStream(new FileInputStream(args[0]));
-        DataOutputStream replies = new DataOutputStream(new FileOutputStream(args[1]));
-        PrintStream err = System.err; // the program may replace System.err
-        while (true) {
-            byte[] call;
-            try {
-                call = calls.readNBytes(calls.readInt());
-            } catch (EOFException end) {
-                return;
-            }
-            byte[] reply;
-            try {
-                reply = answer(call);
-            } catch (Throwable error) {
-                Throwable thrown = error instanceof InvocationTargetException ? error.getCause() : error;
-                String name = thrown.getClass().getName();
-                String message = "";
-                try {
-                    message = String.valueOf(thrown.getMessage());
-                    thrown.printStackTrace(err);
-                } catch (Throwable another) { // from a method of the program's own exception
-                    err.println(name);
-                }
-                reply = NanoRlhfValues.toBytes(new Object[] {false, name, message}, NanoRlhfProgram::numberOf);
-            }
-            replies.writeInt(reply.length);
-            replies.write(reply);
+        String path = System.getProperty("java.class.path");
+        File directory = new File(path.substring(path.lastIndexOf(':') + 1)).getAbsoluteFile();
+        calls = new DataInputStream(new BufferedInputStream(new FileInputStream(args[0])));
+        replies = new DataOutputStream(new BufferedOutputStream(new FileOutputStream(args[1])));
+        for (byte[] message = receive(); message != null; message = receive()) {
+            send(message.length == 0 ? runPlainly(receive(), directory) : answer(message));
         }
     }
 
-    /**
-     * A call: class, name, types (null: a field), target, arguments.
-     * A reply: true, value, and the arguments after the call; or false, the exception's class and message.
-     */
-    private static byte[] answer(byte[] bytes) throws Throwable {
-        Object[] call = (Object[]) NanoRlhfValues.fromBytes(bytes, (number, type) -> OBJECTS.get(number));
+    /** The next message; null at the end. */
+    private static byte[] receive() throws IOException {
+        try {
+            return calls.readNBytes(calls.readInt());
+        } catch (EOFException end) {
+            return null;
+        }
+    }
+
+    private static void send(byte[] message) throws IOException {
+        replies.writeInt(message.length);
+        replies.write(message);
+        replies.flush();
+    }
+
+    private static byte[] answer(byte[] message) {
+        NanoRlhfValues outer = graph;
+        NanoRlhfValues own = new NanoRlhfValues(SESSION);
+        graph = own;
+        String refused;
+        try {
+            return own.write(new Object[] {"answer", perform((Object[]) own.read(message, 1))});
+        } catch (NanoRlhfValues.Refused error) {
+            refused = error.getMessage();
+        } catch (Throwable error) {
+            Throwable thrown = error instanceof InvocationTargetException ? error.getCause() : error;
+            try {
+                thrown.printStackTrace(ERR);
+                return own.write(new Object[] {"exception", thrown});
+            } catch (Throwable another) { // from a method of the program's own exception
+                refused = thrown.getClass().getName();
+            }
+        } finally {
+            graph = outer;
+        }
+        return own.write(new Object[] {"refused", refused}, false);
+    }
+
+    private static Object perform(Object[] call) throws Throwable {
+        Object[] arguments = (Object[]) call[4];
+        if (call[0] == null) {
+            for (Object line : arguments) {
+                declare(((String) line).split(" "));
+            }
+            return null;
+        }
         Class<?> owner = Class.forName((String) call[0]);
         String name = (String) call[1];
-        String[] types = (String[]) call[2];
+        String types = (String) call[2];
         Object target = call[3];
-        Object[] arguments = (Object[]) call[4];
-        Object value;
         if (types == null) {
             Field field = owner.getDeclaredField(name);
             field.setAccessible(true);
-            value = field.get(target);
-        } else if (name.equals("<init>")) {
+            return field.get(null);
+        } else if (name.startsWith("<")) {
             Constructor<?> constructor = (Constructor<?>) find(owner.getDeclaredConstructors(), owner.getName(), types);
-            value = constructor.newInstance(arguments);
-        } else {
-            value = ((Method) find(owner.getDeclaredMethods(), name, types)).invoke(target, arguments);
+            Object made = constructor.newInstance(arguments);
+            SESSION.put((int) target, made);
+            return name.equals("<init>") ? made : null;
         }
-        return NanoRlhfValues.toBytes(new Object[] {true, value, arguments}, NanoRlhfProgram::numberOf);
+        Method method = (Method) find(owner.getDeclaredMethods(), name, types);
+        boolean isAbstract = java.lang.reflect.Modifier.isAbstract(method.getModifiers());
+        if (target != null && target.getClass() != owner && !isAbstract) { // perhaps a call of super
+            var lookup = java.lang.invoke.MethodHandles.privateLookupIn(owner, java.lang.invoke.MethodHandles.lookup());
+            return lookup.unreflectSpecial(method, owner).bindTo(target).invokeWithArguments(arguments);
+        }
+        return method.invoke(target, arguments);
     }
 
-    private static Executable find(Executable[] all, String name, String[] types) throws NoSuchMethodException {
+    /** A class of the prompt, and its fields. */
+    private static void declare(String[] words) throws ReflectiveOperationException {
+        Field[] fields = new Field[words.length - 1];
+        for (int i = 0; i < fields.length; i++) {
+            int dot = words[i + 1].lastIndexOf('.');
+            Class<?> owner = Class.forName(words[i + 1].substring(0, dot), false, SESSION.loader);
+            fields[i] = owner.getDeclaredField(words[i + 1].substring(dot + 1));
+            fields[i].setAccessible(true);
+        }
+        SESSION.fields.put(words[0], fields);
+    }
+
+    private static Executable find(Executable[] all, String name, String types) throws NoSuchMethodException {
         for (Executable one : all) {
-            Object[] own = Arrays.stream(one.getParameterTypes()).map(Class::getCanonicalName).toArray();
-            boolean bridge = one instanceof Method method && method.isBridge();
-            if (one.getName().equals(name) && Arrays.equals(own, types) && !bridge) {
+            boolean bridge = one instanceof Method && ((Method) one).isBridge();
+            if (one.getName().equals(name) && types(one).equals(types) && !bridge) {
                 one.setAccessible(true);
                 return one;
             }
         }
-        throw new NoSuchMethodException(name + Arrays.toString(types));
+        throw new NoSuchMethodException(name + "(" + types + ")");
     }
 
-    private static int numberOf(Object object) {
-        return NUMBERS.computeIfAbsent(object, o -> {
-            OBJECTS.add(o);
-            return OBJECTS.size() - 1;
+    static String types(Executable executable) {
+        StringJoiner types = new StringJoiner(",");
+        for (Class<?> type : executable.getParameterTypes()) {
+            types.add(type.getCanonicalName());
+        }
+        return types.toString();
+    }
+
+    /** An object in place of one of the tests. */
+    static Object function(int number, Class<?>[] interfaces) {
+        return Proxy.newProxyInstance(SESSION.loader, interfaces, (proxy, method, arguments) -> {
+            if (method.getDeclaringClass() == Object.class) {
+                return method.getName().equals("equals") ? proxy == arguments[0]
+                    : method.getName().equals("hashCode") ? (Object) number : "an object of the tests";
+            } else if (method.isDefault()) {
+                return InvocationHandler.invokeDefault(proxy, method, arguments);
+            }
+            Object[] given = arguments == null ? new Object[0] : arguments;
+            return callTests(new Object[] {"call", proxy, method.getName(), types(method), given});
         });
+    }
+
+    private static synchronized Object callTests(Object[] call) throws Throwable {
+        NanoRlhfValues own = graph;
+        send(own.write(call));
+        for (byte[] message = receive(); message != null; message = receive()) {
+            if (message[0] == 'r') {
+                Object[] result = (Object[]) own.read(message, 1);
+                if ((boolean) result[0]) {
+                    return result[1];
+                }
+                throw (Throwable) result[1];
+            }
+            send(answer(message)); // the tests' object calls the program
+        }
+        throw new EOFException();
+    }
+
+    private static byte[] runPlainly(byte[] tests, File directory) throws IOException {
+        DataInputStream in = new DataInputStream(new ByteArrayInputStream(tests));
+        Map<String, byte[]> classes = new HashMap<>();
+        for (int count = in.readInt(); count > 0; count--) {
+            String name = in.readUTF();
+            classes.put(name, in.readNBytes(in.readInt()));
+        }
+        ClassLoader loader = new ClassLoader(SESSION.loader) {
+            @Override protected Class<?> loadClass(String name, boolean resolve) throws ClassNotFoundException {
+                synchronized (getClassLoadingLock(name)) {
+                    Class<?> found = findLoadedClass(name);
+                    byte[] code = classes.get(name);
+                    File file = new File(directory, name.replace('.', '/') + ".class");
+                    if (found == null && code == null && !name.startsWith("NanoRlhf") && file.exists()) {
+                        try (FileInputStream in = new FileInputStream(file)) {
+                            code = in.readAllBytes();
+                        } catch (IOException error) {
+                            throw new ClassNotFoundException(name, error);
+                        }
+                    }
+                    return found != null ? found
+                        : code == null ? super.loadClass(name, resolve) : defineClass(name, code, 0, code.length);
+                }
+            }
+        };
+        for (String name : classes.keySet()) {
+            loader.setClassAssertionStatus(name, true);
+        }
+        Thread.currentThread().setContextClassLoader(loader);
+        System.setOut(OUT);
+        System.setErr(ERR);
+        return NanoRlhfTests.run(loader, ERR).getBytes(StandardCharsets.UTF_8);
     }
 }
 
-// ------------------------------------------------------------------------------------------------- 2. plain values
-/**
- * Plain values as bytes: numbers, strings, arrays and java.util's containers, each by its type. Any other object is
- * written as a number that refers to it. A subclass is written as the class of java.util that it extends: the reader
- * builds new values and runs no code of the writer.
- */
-class NanoRlhfValues {
-    /** By class: make a container of these items. A map's items are its keys and values in turn. */
-    private static final Map<String, Function<List<Object>, Object>> CONTAINERS = new HashMap<>();
-
-    static {
-        CONTAINERS.put("java.util.ArrayList", ArrayList::new);
-        CONTAINERS.put("java.util.Arrays$ArrayList", items -> items);
-        CONTAINERS.put("java.util.LinkedList", LinkedList::new);
-        CONTAINERS.put("java.util.Vector", Vector::new);
-        CONTAINERS.put("java.util.Stack", items -> {
-            Stack<Object> stack = new Stack<>();
-            stack.addAll(items);
-            return stack;
-        });
-        CONTAINERS.put("java.util.ImmutableCollections$AbstractImmutableList", Collections::unmodifiableList);
-        CONTAINERS.put("java.util.HashSet", HashSet::new);
-        CONTAINERS.put("java.util.LinkedHashSet", LinkedHashSet::new);
-        CONTAINERS.put("java.util.TreeSet", TreeSet::new);
-        CONTAINERS.put("java.util.ArrayDeque", ArrayDeque::new);
-        CONTAINERS.put("java.util.PriorityQueue", PriorityQueue::new);
-        CONTAINERS.put("java.util.HashMap", items -> new HashMap<>(map(items)));
-        CONTAINERS.put("java.util.LinkedHashMap", NanoRlhfValues::map);
-        CONTAINERS.put("java.util.TreeMap", items -> new TreeMap<>(map(items)));
-        CONTAINERS.put("java.util.ImmutableCollections$AbstractImmutableMap", i -> Collections.unmodifiableMap(map(i)));
-        CONTAINERS.put("java.util.AbstractMap$SimpleEntry", i -> new AbstractMap.SimpleEntry<>(i.get(0), i.get(1)));
-        CONTAINERS.put("java.util.Optional", items -> items.stream().findFirst());
-    }
-
-    private static Map<Object, Object> map(List<Object> items) {
-        Map<Object, Object> map = new LinkedHashMap<>();
-        for (int i = 0; i + 1 < items.size(); i += 2) {
-            map.put(items.get(i), items.get(i + 1));
-        }
-        return map;
-    }
-
-    /** The class of java.util that a container extends. */
-    private static String classOf(Object container) {
-        for (Class<?> type = container.getClass(); type != null; type = type.getSuperclass()) {
-            if (CONTAINERS.containsKey(type.getName())) {
-                return type.getName();
-            }
-        }
-        boolean isMap = container instanceof Map;
-        return container instanceof List ? "java.util.ArrayList" : container instanceof Set ? "java.util.LinkedHashSet"
-            : isMap ? "java.util.LinkedHashMap" : "java.util.AbstractMap$SimpleEntry";
-    }
-
-    /** The items of a container; null for any other object. */
-    private static Object[] itemsOf(Object value) {
-        if (value instanceof Map<?, ?> map) {
-            return map.entrySet().stream().flatMap(entry -> Stream.of(entry.getKey(), entry.getValue())).toArray();
-        } else if (value instanceof Map.Entry<?, ?> entry) {
-            return new Object[] {entry.getKey(), entry.getValue()};
-        } else if (value instanceof Optional<?> optional) {
-            return optional.stream().toArray();
-        }
-        boolean isQueue = value instanceof ArrayDeque || value instanceof PriorityQueue;
-        return isQueue || value instanceof List || value instanceof Set ? ((Collection<?>) value).toArray() : null;
-    }
-
-    static byte[] toBytes(Object value, ToIntFunction<Object> numberOf) {
-        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
-        try {
-            write(new DataOutputStream(bytes), value, numberOf);
-        } catch (IOException error) {
-            throw new UncheckedIOException(error);
-        }
-        return bytes.toByteArray();
-    }
-
-    /** objectOf: from an object's number and class. Throws a RuntimeException for bytes that aren't a valid value. */
-    static Object fromBytes(byte[] bytes, BiFunction<Integer, String, Object> objectOf) {
-        try {
-            return read(new DataInputStream(new ByteArrayInputStream(bytes)), objectOf);
-        } catch (IOException | ClassNotFoundException error) {
-            throw new IllegalArgumentException(error);
-        }
-    }
-
-    private static void writeText(DataOutputStream out, String text) throws IOException {
-        out.writeInt(text.length());
-        out.writeChars(text); // UTF-16 can encode any string, unlike UTF-8
-    }
-
-    private static String readText(DataInputStream in) throws IOException {
-        return ByteBuffer.wrap(in.readNBytes(2 * in.readInt())).asCharBuffer().toString();
-    }
-
-    private static void write(DataOutputStream out, Object value, ToIntFunction<Object> numberOf) throws IOException {
-        if (value == null) {
-            out.writeByte('n');
-        } else if (value instanceof Boolean v) {
-            out.writeByte('z');
-            out.writeBoolean(v);
-        } else if (value instanceof Byte v) {
-            out.writeByte('b');
-            out.writeByte(v);
-        } else if (value instanceof Short v) {
-            out.writeByte('s');
-            out.writeShort(v);
-        } else if (value instanceof Character v) {
-            out.writeByte('c');
-            out.writeChar(v);
-        } else if (value instanceof Integer v) {
-            out.writeByte('i');
-            out.writeInt(v);
-        } else if (value instanceof Long v) {
-            out.writeByte('l');
-            out.writeLong(v);
-        } else if (value instanceof Float v) {
-            out.writeByte('f');
-            out.writeInt(Float.floatToRawIntBits(v));
-        } else if (value instanceof Double v) {
-            out.writeByte('d');
-            out.writeLong(Double.doubleToRawLongBits(v));
-        } else if (value instanceof String v) {
-            out.writeByte('S');
-            writeText(out, v);
-        } else if (value.getClass() == BigInteger.class) {
-            out.writeByte('I');
-            writeText(out, value.toString());
-        } else if (value.getClass() == BigDecimal.class) {
-            out.writeByte('D');
-            writeText(out, ((BigDecimal) value).unscaledValue().toString());
-            out.writeInt(((BigDecimal) value).scale());
-        } else if (value.getClass().isArray() && plain(value.getClass())) {
-            out.writeByte('[');
-            writeItems(out, value.getClass().descriptorString().replace('/', '.'), value, numberOf);
-        } else {
-            Object[] items = itemsOf(value);
-            if (items != null) {
-                out.writeByte('C');
-                writeItems(out, classOf(value), items, numberOf);
-            } else {
-                out.writeByte('R');
-                out.writeInt(numberOf.applyAsInt(value));
-                writeText(out, value.getClass().getName());
-            }
-        }
-    }
-
-    private static void writeItems(DataOutputStream out, String type, Object items, ToIntFunction<Object> numberOf)
-        throws IOException {
-        writeText(out, type);
-        int length = Array.getLength(items);
-        out.writeInt(length);
-        for (int i = 0; i < length; i++) {
-            write(out, Array.get(items, i), numberOf);
-        }
-    }
-
-    private static boolean plain(Class<?> array) {
-        Class<?> type = array.getComponentType();
-        return type.isArray() ? plain(type) : type.getClassLoader() == null; // the JDK's
-    }
-
-    private static Object read(DataInputStream in, BiFunction<Integer, String, Object> objectOf)
-        throws IOException, ClassNotFoundException {
-        int tag = in.readByte();
-        switch (tag) {
-            case 'n': return null;
-            case 'z': return in.readBoolean();
-            case 'b': return in.readByte();
-            case 's': return in.readShort();
-            case 'c': return in.readChar();
-            case 'i': return in.readInt();
-            case 'l': return in.readLong();
-            case 'f': return Float.intBitsToFloat(in.readInt());
-            case 'd': return Double.longBitsToDouble(in.readLong());
-            case 'S': return readText(in).intern(); // like the literals in the tests: programs compare them by ==
-            case 'I': return new BigInteger(readText(in));
-            case 'D': return new BigDecimal(new BigInteger(readText(in)), in.readInt());
-            case 'R': return objectOf.apply(in.readInt(), readText(in));
-            case '[': case 'C': {
-                String type = readText(in);
-                int length = in.readInt();
-                if (length > in.available()) { // each item takes at least a byte
-                    throw new IOException(length + " items");
-                }
-                Class<?> array = tag == '[' ? Class.forName(type, false, null) : Object[].class;
-                Object items = Array.newInstance(array.getComponentType(), length);
-                for (int i = 0; i < length; i++) {
-                    Array.set(items, i, read(in, objectOf));
-                }
-                return tag == '[' ? items : CONTAINERS.get(type).apply(Arrays.asList((Object[]) items));
-            }
-            default: throw new IOException("a value of type " + tag);
-        }
-    }
-
-    /** After a call, copy the program's changes of an argument into the tests' object. */
-    @SuppressWarnings("unchecked")
-    static void restore(Object mine, Object after) {
-        if (mine == null || after == null || mine.equals(after)) {
-            return;
-        }
-        if (mine.getClass().isArray() && mine.getClass() == after.getClass()) {
-            for (int i = 0; i < Math.min(Array.getLength(mine), Array.getLength(after)); i++) {
-                Object old = Array.get(mine, i);
-                if (old != null && old.getClass().isArray()) {
-                    restore(old, Array.get(after, i));
-                } else {
-                    Array.set(mine, i, Array.get(after, i));
-                }
-            }
-        } else if (mine instanceof List && after instanceof List && ((List<?>) mine).size() == ((List<?>) after).size()) {
-            Collections.copy((List<Object>) mine, (List<Object>) after); // Arrays.asList has a fixed size
-        } else if (mine instanceof Collection && after instanceof Collection) {
-            ((Collection<Object>) mine).clear();
-            ((Collection<Object>) mine).addAll((Collection<Object>) after);
-        } else if (mine instanceof Map && after instanceof Map) {
-            ((Map<Object, Object>) mine).clear();
-            ((Map<Object, Object>) mine).putAll((Map<Object, Object>) after);
-        }
-    }
-}
-
-// -------------------------------------------------------------------------------------------------- 3. the harness
+// ------------------------------------------------------------------------------------------------- 2. the harness
 /**
  * Compiles one program after another and runs their tests. All messages start with their length.
  *
@@ -352,6 +239,7 @@ class NanoRlhfValues {
  *   in    an empty message: run the tests; any other: don't, the program has already failed
  *   out   'q', a call for the program                                     } any number of times
  *   in    the program's reply, or nothing if it has ended                 }
+ *   out   'p', the tests' classes for the plain run, if the tests have passed
  *   out   'v', the verdict, a line feed, the tests' output
  */
 class NanoRlhfHarness {
@@ -361,23 +249,27 @@ class NanoRlhfHarness {
     private static final DataOutputStream OUT = new DataOutputStream(new FileOutputStream(FileDescriptor.out));
 
     public static void main(String[] args) throws IOException {
+        File launcher = new File(args[0]);
         while (true) { // until the input ends: EOFException
             String[] request = new String[5];
             for (int i = 0; i < request.length; i++) {
                 request[i] = new String(receive(), StandardCharsets.UTF_8);
             }
-            Map<String, byte[]> classes = new HashMap<>();
-            String problem = compile(
-                new File(args[0]), new File(request[0]), request[1], request[2], request[3], request[4], classes);
+            File directory = new File(request[0]);
+            Compilation compilation = new Compilation(launcher, directory);
+            String problem = compilation.compile(request[1], request[2], request[3], request[4]);
             send('c', problem.getBytes(StandardCharsets.UTF_8));
             if (problem.isEmpty() && receive().length == 0) {
-                send('v', run(classes).getBytes(StandardCharsets.UTF_8));
+                send('v', run(compilation).getBytes(StandardCharsets.UTF_8));
             }
         }
     }
 
-    static byte[] ask(byte[] call) {
+    static byte[] ask(char kind, byte[] message) {
         try {
+            byte[] call = new byte[1 + message.length];
+            call[0] = (byte) kind;
+            System.arraycopy(message, 0, call, 1, message.length);
             send('q', call);
             byte[] reply = receive();
             if (reply.length == 0) {
@@ -400,58 +292,83 @@ class NanoRlhfHarness {
         OUT.flush();
     }
 
-    // ------------------------------------------------------------------------------------------------ 3.1 the tests
-    private static String run(Map<String, byte[]> classes) {
-        ClassLoader loader = new ClassLoader(NanoRlhfHarness.class.getClassLoader()) {
-            @Override protected Class<?> findClass(String name) throws ClassNotFoundException {
-                byte[] code = classes.get(name);
-                if (code == null) {
-                    throw new ClassNotFoundException(name);
-                }
-                return defineClass(name, code, 0, code.length);
-            }
-        };
-        NanoRlhfTests.begin(loader);
+    // ------------------------------------------------------------------------------------------------ 2.1 the tests
+    private static String run(Compilation compilation) throws IOException {
         Tail tail = new Tail();
         PrintStream stdout = System.out, stderr = System.err;
         PrintStream captured = new PrintStream(tail, true, StandardCharsets.UTF_8);
         System.setOut(captured);
         System.setErr(captured);
-        Throwable thrown = null;
+        String word;
         try {
-            Method main = Class.forName("Main", true, loader).getMethod("main", String[].class);
-            main.setAccessible(true);
-            main.invoke(null, (Object) new String[0]);
-        } catch (InvocationTargetException error) {
-            thrown = error.getCause();
-        } catch (Throwable error) {
-            thrown = error;
+            ClassLoader loader = new ClassLoader(NanoRlhfHarness.class.getClassLoader()) {
+                @Override protected Class<?> findClass(String name) throws ClassNotFoundException {
+                    byte[] code = compilation.classes.get(name);
+                    if (code == null) {
+                        throw new ClassNotFoundException(name);
+                    }
+                    return defineClass(name, code, 0, code.length);
+                }
+            };
+            compilation.testClasses.forEach(name -> loader.setClassAssertionStatus(name, true));
+            NanoRlhfSession session = new NanoRlhfSession(loader, true);
+            NanoRlhfTests.begin(session, declare(compilation, session));
+            word = NanoRlhfTests.run(loader, captured);
         } finally {
             System.setOut(stdout);
             System.setErr(stderr);
         }
-        if (thrown instanceof ExceptionInInitializerError error && error.getCause() != null) {
-            thrown = error.getCause();
-        }
-        String word = "passed";
-        if (thrown instanceof OutOfMemoryError) {
-            word = "memory";
-        } else if (thrown != null) {
-            StackTraceElement[] frames = thrown.getStackTrace();
-            boolean byTheTest = frames.length > 0 && frames[0].getClassName().equals("Main");
-            boolean isVerdict = thrown.getClass() == Exception.class || thrown.getClass() == AssertionError.class;
-            word = byTheTest && isVerdict ? "wrong_answer" : "exception";
-            if (thrown != NanoRlhfTests.raised) { // the program prints its own exceptions
-                thrown.setStackTrace(
-                    Arrays.stream(frames).filter(f -> f.getClassName().startsWith("Main")).toArray(StackTraceElement[]::new));
-                thrown.printStackTrace(captured);
-            }
-        } else if (NanoRlhfTests.isBroken) {
-            word = "exception";
-        } else if (NanoRlhfTests.failures > 0) {
+        if (word.equals("passed") && NanoRlhfTests.answers == 0) {
+            captured.println("the tests never called the program");
             word = "wrong_answer";
+        } else if (word.equals("passed")) {
+            Map<String, byte[]> classes = new LinkedHashMap<>();
+            String problem = compilation.compilePlainly(classes);
+            if (!problem.isEmpty()) {
+                captured.println(problem);
+                word = "exception";
+            }
+            ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+            DataOutputStream out = new DataOutputStream(bytes);
+            out.writeInt(classes.size());
+            for (Map.Entry<String, byte[]> each : classes.entrySet()) {
+                out.writeUTF(each.getKey());
+                out.writeInt(each.getValue().length);
+                out.write(each.getValue());
+            }
+            send('p', bytes.toByteArray());
         }
         return word + "\n" + tail.toString(StandardCharsets.UTF_8);
+    }
+
+    /** The classes whose objects the program may send: for each its name, and the fields with their classes. */
+    private static String[] declare(Compilation compilation, NanoRlhfSession session) {
+        List<String> lines = new ArrayList<>();
+        for (String name : compilation.promptClasses) {
+            try {
+                Class<?> type = Class.forName(name, false, session.loader);
+                List<Field> fields = new ArrayList<>();
+                Class<?> base = type;
+                for (; base != null && base.getClassLoader() == session.loader; base = base.getSuperclass()) {
+                    for (Field field : base.getDeclaredFields()) {
+                        if (!java.lang.reflect.Modifier.isStatic(field.getModifiers())) {
+                            field.setAccessible(true);
+                            fields.add(field);
+                        }
+                    }
+                }
+                boolean isPlain = base == null || base == Object.class || base == Enum.class || base == Record.class
+                    || Throwable.class.isAssignableFrom(base);
+                if (isPlain && !type.isAnonymousClass() && !type.isLocalClass()) {
+                    session.fields.put(name, fields.toArray(Field[]::new));
+                    lines.add(fields.stream().map(f -> " " + f.getDeclaringClass().getName() + "." + f.getName())
+                        .collect(Collectors.joining("", name, "")));
+                }
+            } catch (ClassNotFoundException | LinkageError error) {
+                throw new IllegalStateException(error);
+            }
+        }
+        return lines.toArray(String[]::new);
     }
 
     /** Keeps the end of what is written. */
@@ -469,308 +386,713 @@ class NanoRlhfHarness {
         }
     }
 
-    // --------------------------------------------------------------------------------------------- 3.2 the compiler
+    // --------------------------------------------------------------------------------------------- 2.2 the compiler
     private static final JavaCompiler JAVAC = ToolProvider.getSystemJavaCompiler();
     private static final StandardJavaFileManager FILES = JAVAC.getStandardFileManager(null, null, null);
     private static final List<String> OPTIONS = List.of("-proc:none", "-nowarn", "-implicit:none");
 
-    /**
-     * Compile a program separately, to a directory, then its tests against stubs of its classes, to memory. No text of
-     * the response reaches the compilation of the tests: the stubs come from the prompt, or from the signatures of
-     * classes that the response declares. Returns "" or javac's messages.
-     */
-    private static String compile(
-        File launcher, File directory, String prefix, String response, String suffix, String tests,
-        Map<String, byte[]> classes
-    ) throws IOException {
-        DiagnosticCollector<JavaFileObject> found = new DiagnosticCollector<>();
-        StringWriter crash = new StringWriter(); // what javac prints besides its diagnostics
-        FILES.setLocation(StandardLocation.CLASS_PATH, List.of());
-        FILES.setLocation(StandardLocation.CLASS_OUTPUT, List.of(directory));
-        Source source = new Source("Main", prefix + response + suffix);
-        JavacTask task = (JavacTask) JAVAC.getTask(crash, FILES, found, OPTIONS, null, List.of(source));
-        Map<String, TypeElement> own = new LinkedHashMap<>(); // the program's top-level classes
-        ElementFilter.typesIn(task.analyze()).forEach(type -> own.put(type.getQualifiedName().toString(), type));
-        String problem = problems(found, crash, "");
-        if (!problem.isEmpty()) {
-            return problem;
+    /** Messages of a run of javac. */
+    private static class Messages {
+        final DiagnosticCollector<JavaFileObject> found = new DiagnosticCollector<>();
+        final StringWriter crash = new StringWriter(); // what javac prints besides
+
+        JavacTask task(JavaFileManager files, Source... sources) {
+            return (JavacTask) JAVAC.getTask(crash, files, found, OPTIONS, null, List.of(sources));
         }
-        Matcher declared = Pattern.compile("\\bclass\\s+([\\w$]+)").matcher(tests);
-        while (declared.find()) {
-            if (own.containsKey(declared.group(1))) {
-                return "error: duplicate class: " + declared.group(1) + ", the tests have one of this name";
+
+        String errors(String prefix) {
+            StringBuilder messages = new StringBuilder();
+            for (Diagnostic<?> diagnostic : found.getDiagnostics()) {
+                if (diagnostic.getKind() == Diagnostic.Kind.ERROR) {
+                    messages.append(prefix).append(diagnostic).append('\n');
+                }
             }
-        }
-        Prompt prompt = new Prompt(prefix, suffix);
-        Set<String> closed = new HashSet<>(own.keySet());
-        closed.removeIf(name -> prompt.types.containsKey(name) || !prompt.means(name));
-        Map<String, String> stubs = new LinkedHashMap<>();
-        prompt.types.forEach((name, type) -> stubs.put(name, stub(type, prompt, task, own, closed, true, false)));
-        if (!prompt.holdsResponse) {
-            own.keySet().removeIf(name -> closed.contains(name) || stubs.containsKey(name));
-            own.forEach((name, type) -> stubs.put(name, stub(type, null, task, own, closed, false, false)));
-        }
-        Map<String, String> asked = new LinkedHashMap<>(stubs); // without the prompt's own code
-        prompt.types.forEach((name, type) -> asked.put(name, stub(type, prompt, task, own, closed, false, false)));
-        task.generate(); // afterwards javac has dropped the classes
-        problem = problems(found, crash, "");
-        if (!problem.isEmpty()) {
-            return problem;
-        }
-        FILES.setLocation(StandardLocation.CLASS_PATH, List.of(launcher));
-        problem = compileTests(tests, prompt.imports, mentioned(stubs, tests), classes);
-        if (!problem.isEmpty()) { // the prompt's own code may need its objects' fields, which the program has
-            StringBuilder text = new StringBuilder();
-            prompt.types.values().forEach(type -> text.append(stub(type, prompt, task, Map.of(), Set.of(), true, false)));
-            if (!compileTests("", prompt.imports, text.toString(), new HashMap<>()).isEmpty()) {
-                classes.clear();
-                problem = compileTests(tests, prompt.imports, mentioned(asked, tests), classes);
+            if (messages.isEmpty() && !crash.toString().isEmpty()) {
+                throw new IllegalStateException(crash.toString()); // out of memory or stack, or a bug in javac
             }
+            return messages.toString();
         }
-        return problem;
     }
 
-    private static String compileTests(String tests, String imports, String stubs, Map<String, byte[]> classes) {
-        DiagnosticCollector<JavaFileObject> found = new DiagnosticCollector<>();
-        StringWriter crash = new StringWriter();
-        List<Source> sources = List.of(new Source("Main", imports + tests), new Source("Stubs", imports + stubs));
-        JAVAC.getTask(crash, new InMemory(classes), found, OPTIONS, null, sources).call();
-        return problems(found, crash, "the tests don't fit the program: ");
-    }
+    /** A program and its tests. */
+    private static class Compilation {
+        final Map<String, byte[]> classes = new LinkedHashMap<>(); // of the guarded run
+        final Set<String> promptClasses = new LinkedHashSet<>(); // of these, all that aren't the tests'
+        final List<String> testClasses = new ArrayList<>(); // on the top level
+        private final File launcher;
+        private final File directory;
+        private String source; // the tests with the prompt's imports
 
-    /** The text of the stubs that the tests mention, directly or through other stubs. */
-    private static String mentioned(Map<String, String> stubs, String tests) {
-        StringBuilder text = new StringBuilder();
-        Set<String> done = new HashSet<>();
-        Deque<String> todo = new ArrayDeque<>(namesIn(tests, stubs.keySet()));
-        while (!todo.isEmpty()) {
-            String name = todo.poll();
-            if (done.add(name)) {
-                text.append(stubs.get(name));
-                todo.addAll(namesIn(stubs.get(name), stubs.keySet()));
-            }
+        Compilation(File launcher, File directory) {
+            this.launcher = launcher;
+            this.directory = directory;
         }
-        return text.toString();
+
+        /**
+         * Compile a program to the directory, and its tests with the prompt's classes to memory. No text of the response
+         * reaches the tests' compilation, only signatures of members and classes that the response declares. Returns ""
+         * or javac's messages.
+         */
+        String compile(String prefix, String response, String suffix, String tests) throws IOException {
+            Messages messages = new Messages();
+            FILES.setLocation(StandardLocation.CLASS_PATH, List.of());
+            FILES.setLocation(StandardLocation.CLASS_OUTPUT, List.of(directory));
+            JavacTask task = messages.task(FILES, new Source("Main", prefix + response + suffix));
+            CompilationUnitTree unit = task.parse().iterator().next();
+            task.analyze();
+            if (!messages.errors("").isEmpty()) {
+                return messages.errors("");
+            }
+            Prompt prompt = new Prompt(prefix, suffix);
+            source = prompt.imports + tests;
+            CompilationUnitTree testTree = new Messages().task(FILES, new Source("Main", source)).parse().iterator().next();
+            for (Tree type : testTree.getTypeDecls()) {
+                if (type instanceof ClassTree tree) {
+                    testClasses.add(tree.getSimpleName().toString());
+                }
+            }
+            for (Tree type : unit.getTypeDecls()) {
+                if (type instanceof ClassTree tree && testClasses.contains(tree.getSimpleName().toString())) {
+                    return "error: duplicate class: " + tree.getSimpleName() + ", the tests have one of this name";
+                }
+            }
+            Stubs stubs = new Stubs(task, unit, prompt, prefix.length() + response.length(), testTree);
+            String code = stubs.promptCode();
+            Source[] sources = {new Source("Main", source), new Source("Prompt", code), new Source("Stubs", stubs.classes(code))};
+            task.generate(); // afterwards javac has dropped the classes
+            if (!messages.errors("").isEmpty()) {
+                return messages.errors("");
+            }
+            FILES.setLocation(StandardLocation.CLASS_PATH, List.of(launcher));
+            Messages rest = new Messages();
+            rest.task(new InMemory(classes, promptClasses), sources).call();
+            return rest.errors("the tests don't fit the program: ");
+        }
+
+        /** Compile the tests against the program's own classes. */
+        String compilePlainly(Map<String, byte[]> plain) throws IOException {
+            FILES.setLocation(StandardLocation.CLASS_PATH, List.of(launcher, directory));
+            Messages messages = new Messages();
+            messages.task(new InMemory(plain, new HashSet<>()), new Source("Main", source)).call();
+            return messages.errors("the tests don't fit the program: ");
+        }
     }
 
-    /** The classes that the prompt declares, as javac sees them without the response. */
+    /** What the prompt declares, as javac parses it with a filler in place of the response. */
     private static class Prompt {
         private static final Pattern NO_CODE = Pattern.compile( // comments, text blocks, strings, characters
             "/\\*.*?\\*/|//[^\\r\\n]*|\"\"\".*?\"\"\"|\"(?:\\\\.|[^\"\\\\\\r\\n])*\"|'(?:\\\\.|[^'\\\\])+'", Pattern.DOTALL);
-        private static final List<String> FILLERS = List.of("\nthrow null;", "\n", "\nnull;", "\nnull);", "\n;");
-        final Map<String, TypeElement> types = new LinkedHashMap<>(); // the top-level ones
+        private static final List<String> FILLERS = List.of("\nthrow null;", "\n", "\nnull;", "\nnull", "\nnull);", "\n;");
         final String imports; // one per line
-        final boolean holdsResponse; // the response is part of one of these classes
-        final JavacTask task;
-        private final String text;
-        private final int hole;
-        private final CompilationUnitTree unit;
-        private final Trees trees;
-        private final SourcePositions positions;
+        String text;
+        int hole; // where the response is
+        int last; // the last token before it, if the prompt ends in the middle of a line
+        CompilationUnitTree unit;
+        private SourcePositions positions;
 
         Prompt(String prefix, String suffix) throws IOException {
-            String code = NO_CODE.matcher(prefix).replaceAll(" ");
-            long depth = code.chars().filter(c -> c == '{').count() - code.chars().filter(c -> c == '}').count();
-            String end = "}".repeat((int) Math.max(depth, 0));
-            List<String> texts = new ArrayList<>();
-            FILLERS.forEach(filler -> texts.add(prefix + filler + suffix));
-            FILLERS.forEach(filler -> texts.add(prefix + filler + end));
-            texts.add(prefix);
-            JavacTask parsed = null;
-            CompilationUnitTree tree = null;
-            String whole = null;
-            for (Iterator<String> each = texts.iterator(); each.hasNext(); ) { // the last one as javac repairs it
-                DiagnosticCollector<JavaFileObject> found = new DiagnosticCollector<>();
-                whole = each.next();
-                parsed = (JavacTask) JAVAC.getTask(
-                    new StringWriter(), FILES, found, OPTIONS, null, List.of(new Source("Prompt", whole)));
-                tree = parsed.parse().iterator().next();
-                if (found.getDiagnostics().stream().noneMatch(d -> d.getKind() == Diagnostic.Kind.ERROR)) {
-                    break;
+            String code = NO_CODE.matcher(prefix).replaceAll(match -> " ".repeat(match.end() - match.start()));
+            int cut = Math.max(code.lastIndexOf('{'), Math.max(code.lastIndexOf('}'), code.lastIndexOf(';'))) + 1;
+            boolean isFound = false;
+            for (int end : new int[] {prefix.length(), cut}) { // up to the last statement if nothing else can be parsed
+                String closed = closers(code.substring(0, end));
+                List<String> rests = new ArrayList<>();
+                FILLERS.forEach(filler -> rests.add(filler + suffix));
+                FILLERS.forEach(filler -> rests.add(filler + closed));
+                for (int i = 0; i < rests.size() && !isFound; i++) {
+                    isFound = parse(prefix.substring(0, end) + rests.get(i));
+                    hole = end;
                 }
             }
-            task = parsed;
-            text = whole;
-            unit = tree;
-            hole = prefix.length();
-            trees = Trees.instance(task);
-            positions = trees.getSourcePositions();
-            task.analyze();
-            boolean holds = false;
-            for (Tree type : unit.getTypeDecls()) {
-                if (trees.getElement(TreePath.getPath(unit, type)) instanceof TypeElement element
-                    && !element.getSimpleName().toString().startsWith("NanoRlhf")) {
-                    types.put(element.getQualifiedName().toString(), element);
-                    holds |= holds(type);
-                }
+            if (!isFound) { // a part that javac repairs: it will be replaced
+                hole = prefix.length();
+                parse(prefix + FILLERS.get(0) + closers(code));
             }
-            holdsResponse = holds;
+            String tail = prefix.substring(0, hole).stripTrailing();
+            last = prefix.substring(tail.length(), hole).matches("(?s).*\\R.*") ? hole : Math.max(tail.length() - 1, 0);
             String lines = unit.getImports().stream().map(Tree::toString).collect(Collectors.joining());
             imports = lines.isEmpty() ? "import java.util.*;\n" : lines.replaceAll("\\R+", "\n");
         }
 
-        private boolean holds(Tree tree) {
-            return positions.getStartPosition(unit, tree) <= hole && hole < positions.getEndPosition(unit, tree);
+        private boolean parse(String whole) throws IOException {
+            Messages messages = new Messages();
+            JavacTask task = messages.task(FILES, new Source("Prompt", whole));
+            text = whole;
+            unit = task.parse().iterator().next();
+            positions = Trees.instance(task).getSourcePositions();
+            return messages.errors("").isEmpty();
         }
 
-        /** Whether the response is between this class's members. */
-        boolean completes(TypeElement type) {
-            ClassTree tree = trees.getTree(type);
-            return holds(tree) && tree.getMembers().stream().noneMatch(this::holds);
+        /** What closes the brackets that are open at the end of this code. */
+        private static String closers(String code) {
+            StringBuilder open = new StringBuilder();
+            for (char c : code.toCharArray()) {
+                if ("({[".indexOf(c) >= 0) {
+                    open.append(c);
+                } else if (")}]".indexOf(c) >= 0 && !open.isEmpty()) {
+                    open.setLength(open.length() - 1);
+                }
+            }
+            StringBuilder closers = new StringBuilder();
+            for (int i = open.length() - 1; i >= 0; i--) {
+                closers.append(")}]".charAt("({[".indexOf(open.charAt(i))));
+                if (open.charAt(i) != '{' && i > 0 && open.charAt(i - 1) == '{') {
+                    closers.append(';');
+                }
+            }
+            return closers.toString();
+        }
+
+        int start(Tree tree) {
+            return (int) positions.getStartPosition(unit, tree);
+        }
+
+        int end(Tree tree) {
+            return (int) positions.getEndPosition(unit, tree);
+        }
+
+        /** The classes around a position, from the outermost; and then the member that it is in, if it is in one. */
+        List<Tree> path(int position) {
+            List<Tree> path = new ArrayList<>();
+            List<? extends Tree> trees = unit.getTypeDecls();
+            for (int i = 0; i < trees.size(); i++) {
+                Tree tree = trees.get(i);
+                if (start(tree) <= position && position < end(tree) && !(tree instanceof EmptyStatementTree)) {
+                    boolean hasBody = tree instanceof VariableTree field && field.getInitializer() instanceof NewClassTree made
+                        && made.getClassBody() != null && made.getIdentifier().toString().equals(
+                            path.isEmpty() ? "" : ((ClassTree) path.get(path.size() - 1)).getSimpleName().toString());
+                    Tree inner = hasBody ? ((NewClassTree) ((VariableTree) tree).getInitializer()).getClassBody() : tree;
+                    path.add(inner); // of an enumeration's constant, its body
+                    if (!(inner instanceof ClassTree type)) {
+                        break;
+                    }
+                    trees = type.getMembers();
+                    i = -1;
+                }
+            }
+            return path;
+        }
+    }
+
+    /** The tests' view of the program: the prompt's classes and stubs, which call it. */
+    private static class Stubs {
+        private final Prompt prompt;
+        private final Trees trees;
+        private final Types types;
+        private final Elements elements;
+        private final Map<Integer, Element> program = new HashMap<>(); // members by their start
+        private final Map<Element, Integer> starts = new HashMap<>();
+        private final Map<String, TypeElement> own = new LinkedHashMap<>(); // the top-level classes of the response
+        private final Map<String, String> stubs = new LinkedHashMap<>(); // of these
+        private final Set<String> closed = new HashSet<>(); // the response may not give these names a meaning
+        private final Set<String> used = new HashSet<>(); // names in the tests
+        private final TreeMap<Integer, String> edits = new TreeMap<>(Comparator.reverseOrder()); // of the prompt's text
+        private final Map<Integer, Integer> ends = new HashMap<>();
+        private final int end; // of the response
+        private final boolean isWhole; // no class of the prompt holds the response
+
+        Stubs(JavacTask task, CompilationUnitTree unit, Prompt prompt, int end, CompilationUnitTree tests) {
+            this.prompt = prompt;
+            this.end = end;
+            trees = Trees.instance(task);
+            types = task.getTypes();
+            elements = task.getElements();
+            SourcePositions positions = trees.getSourcePositions();
+            new TreePathScanner<Void, Void>() {
+                @Override public Void visitClass(ClassTree tree, Void none) {
+                    super.visitClass(tree, none);
+                    return put(tree);
+                }
+
+                @Override public Void visitMethod(MethodTree tree, Void none) {
+                    return positions.getEndPosition(unit, tree) < 0 ? none : put(tree); // without a default constructor
+                }
+
+                @Override public Void visitVariable(VariableTree tree, Void none) {
+                    super.visitVariable(tree, none);
+                    return put(tree);
+                }
+
+                private Void put(Tree tree) {
+                    Element element = trees.getElement(getCurrentPath());
+                    program.put((int) positions.getStartPosition(unit, tree), element);
+                    starts.put(element, (int) positions.getStartPosition(unit, tree));
+                    return null;
+                }
+            }.scan(unit, null);
+            for (Tree tree : unit.getTypeDecls()) {
+                int start = (int) positions.getStartPosition(unit, tree);
+                if (program.get(start) instanceof TypeElement type && isResponse(type)) {
+                    String name = type.getSimpleName().toString();
+                    own.put(name, type);
+                    if (isTaken(name)) {
+                        closed.add(name);
+                    }
+                }
+            }
+            names(tests, used);
+            own.keySet().removeAll(closed);
+            isWhole = prompt.path(prompt.hole).isEmpty();
+            if (isWhole) {
+                own.keySet().removeAll(judges(tests, own.keySet()));
+            }
+        }
+
+        private boolean isResponse(Element element) {
+            int start = starts.getOrDefault(element, -1);
+            return prompt.hole <= start && start < end;
+        }
+
+        /** The names that a tree uses, without those that it only declares. */
+        private static void names(Tree tree, Set<String> names) {
+            new TreeScanner<Void, Void>() {
+                @Override public Void visitIdentifier(IdentifierTree name, Void none) {
+                    names.add(name.getName().toString());
+                    return none;
+                }
+
+                @Override public Void visitMemberSelect(MemberSelectTree name, Void none) {
+                    names.add(name.getIdentifier().toString());
+                    return super.visitMemberSelect(name, none);
+                }
+            }.scan(tree, null);
         }
 
         /** The response may not define a name that java.lang or an import already defines, such as Math. */
-        boolean means(String name) {
-            Elements elements = task.getElements();
+        private boolean isTaken(String name) {
             boolean isTaken = name.startsWith("NanoRlhf") || name.equals("java") || name.equals("javax");
             isTaken |= elements.getTypeElement("java.lang." + name) != null;
-            for (ImportTree each : unit.getImports()) {
+            for (ImportTree each : prompt.unit.getImports()) {
                 String imported = each.getQualifiedIdentifier().toString();
                 String owner = imported.substring(0, imported.lastIndexOf('.'));
                 isTaken |= imported.equals(owner + "." + name)
                     || imported.endsWith("*") && elements.getTypeElement(owner + "." + name) != null;
             }
-            return isTaken || unit.getImports().isEmpty() && elements.getTypeElement("java.util." + name) != null;
+            return isTaken || prompt.unit.getImports().isEmpty() && elements.getTypeElement("java.util." + name) != null;
         }
 
-        /** The members of a class that need no object, as the prompt writes them, without what the response is in. */
-        Map<Element, String> staticCode(TypeElement type) {
-            Map<Element, String> code = new LinkedHashMap<>();
-            Element last = type; // to which the blocks between the members belong
-            long start = -1;
-            for (Tree member : trees.getTree(type).getMembers()) {
-                Element element = trees.getElement(new TreePath(trees.getPath(type), member));
-                boolean isBlock = member instanceof BlockTree block && block.isStatic();
-                boolean isStatic = isBlock || element != null && element.getModifiers().contains(Modifier.STATIC)
-                    && (element.getKind() == ElementKind.FIELD || element.getKind() == ElementKind.METHOD);
-                if (isStatic && !holds(member)) {
-                    String slice = text.substring(
-                        (int) positions.getStartPosition(unit, member), (int) positions.getEndPosition(unit, member));
-                    if (start == positions.getStartPosition(unit, member)) { // int a, b;
-                        code.put(last, "");
+        /**
+         * Classes of a response without a prompt that would judge its other classes: the tests pass an answer of these
+         * to a method, together with another argument, or where its truth decides.
+         */
+        private static Set<String> judges(CompilationUnitTree tests, Set<String> classes) {
+            Set<String> judges = new HashSet<>();
+            Set<Tree> conditions = Collections.newSetFromMap(new IdentityHashMap<>());
+            Map<String, Set<String>> variables = new HashMap<>(); // the classes that their values come from
+            new TreeScanner<Void, Void>() {
+                private Set<String> origins(Tree tree) {
+                    Set<String> names = new HashSet<>();
+                    names(tree, names);
+                    Set<String> origins = new HashSet<>(names);
+                    origins.retainAll(classes);
+                    names.forEach(name -> origins.addAll(variables.getOrDefault(name, Set.of())));
+                    return origins;
+                }
+
+                private void decides(Tree tree) {
+                    while (tree instanceof ParenthesizedTree inner) {
+                        tree = inner.getExpression();
                     }
-                    start = positions.getStartPosition(unit, member);
-                    last = isBlock ? last : element;
-                    code.merge(last, slice + "\n", String::concat);
+                    conditions.add(tree);
+                }
+
+                @Override public Void visitVariable(VariableTree tree, Void none) {
+                    if (tree.getInitializer() != null) {
+                        if (tree.getType() != null && tree.getType().toString().equals("boolean")) {
+                            decides(tree.getInitializer());
+                        }
+                        variables.computeIfAbsent(tree.getName().toString(), n -> new HashSet<>())
+                            .addAll(origins(tree.getInitializer()));
+                    }
+                    return super.visitVariable(tree, none);
+                }
+
+                @Override public Void visitAssignment(AssignmentTree tree, Void none) {
+                    variables.computeIfAbsent(tree.getVariable().toString(), n -> new HashSet<>())
+                        .addAll(origins(tree.getExpression()));
+                    return super.visitAssignment(tree, none);
+                }
+
+                @Override public Void visitIf(IfTree tree, Void none) {
+                    decides(tree.getCondition());
+                    return super.visitIf(tree, none);
+                }
+
+                @Override public Void visitWhileLoop(WhileLoopTree tree, Void none) {
+                    decides(tree.getCondition());
+                    return super.visitWhileLoop(tree, none);
+                }
+
+                @Override public Void visitAssert(AssertTree tree, Void none) {
+                    decides(tree.getCondition());
+                    return super.visitAssert(tree, none);
+                }
+
+                @Override public Void visitConditionalExpression(ConditionalExpressionTree tree, Void none) {
+                    decides(tree.getCondition());
+                    return super.visitConditionalExpression(tree, none);
+                }
+
+                @Override public Void visitUnary(UnaryTree tree, Void none) {
+                    decides(tree.getExpression());
+                    return super.visitUnary(tree, none);
+                }
+
+                @Override public Void visitBinary(BinaryTree tree, Void none) {
+                    if (tree.getKind() == Tree.Kind.CONDITIONAL_AND || tree.getKind() == Tree.Kind.CONDITIONAL_OR) {
+                        decides(tree.getLeftOperand());
+                        decides(tree.getRightOperand());
+                    }
+                    return super.visitBinary(tree, none);
+                }
+
+                @Override public Void visitMethodInvocation(MethodInvocationTree tree, Void none) {
+                    if (tree.getMethodSelect() instanceof MemberSelectTree method) {
+                        Set<String> owners = origins(method.getExpression());
+                        for (Tree argument : tree.getArguments()) {
+                            Set<String> others = origins(argument);
+                            others.removeAll(owners);
+                            if (!others.isEmpty() && (tree.getArguments().size() > 1 || conditions.contains(tree))) {
+                                judges.addAll(owners);
+                            }
+                        }
+                    }
+                    return super.visitMethodInvocation(tree, none);
+                }
+            }.scan(tests, null);
+            return judges;
+        }
+
+        // ---------------------------------------------------------------------------------- 2.3 the prompt's classes
+        /** The prompt's text with a call of the program in place of what the response completes. */
+        String promptCode() {
+            List<Tree> path = prompt.path(prompt.last);
+            Tree target = path.isEmpty() || path.get(path.size() - 1) instanceof ClassTree ? null : path.get(path.size() - 1);
+            List<Tree> inside = prompt.path(prompt.hole);
+            boolean isBetween = inside.isEmpty() || inside.get(inside.size() - 1) instanceof ClassTree;
+            boolean isOwn = isWhole && own.keySet().stream().anyMatch(used::contains);
+            Set<String> mentioned = new HashSet<>(); // by the prompt's own code
+            for (Tree tree : prompt.unit.getTypeDecls()) {
+                names(tree, mentioned);
+            }
+            for (ClassTree type : classes()) {
+                isOwn |= complete(type, isBetween && inside.contains(type), mentioned);
+            }
+            if (target == null && !isOwn) { // the prompt is complete: the last method that the tests call
+                for (ClassTree type : classes()) {
+                    for (Tree member : type.getMembers()) {
+                        if (member instanceof MethodTree method && method.getBody() != null && prompt.end(method) <= prompt.hole
+                            && used.contains(method.getName().toString())
+                            && (target == null || prompt.start(target) < prompt.start(method))) {
+                            target = method;
+                        }
+                    }
+                }
+                path = target == null ? path : prompt.path(prompt.start(target));
+            }
+            if (target != null) {
+                ask(target, (ClassTree) path.get(path.size() - 2));
+            }
+            for (Tree tree : prompt.unit.getTypeDecls()) {
+                if (tree instanceof ClassTree type && type.getSimpleName().toString().startsWith("NanoRlhf")) {
+                    edit(prompt.start(tree), prompt.end(tree), "");
                 }
             }
-            return code;
+            StringBuilder text = new StringBuilder(prompt.text);
+            edits.forEach((start, replacement) -> text.replace(start, Math.max(start, ends.get(start)), replacement));
+            return text.toString();
         }
-    }
 
-    private static String problems(DiagnosticCollector<JavaFileObject> found, StringWriter crash, String prefix) {
-        StringBuilder messages = new StringBuilder();
-        for (Diagnostic<?> diagnostic : found.getDiagnostics()) {
-            if (diagnostic.getKind() == Diagnostic.Kind.ERROR) {
-                messages.append(prefix).append(diagnostic).append('\n');
+        private void edit(int start, int stop, String replacement) {
+            edits.merge(start, replacement, String::concat);
+            ends.merge(start, stop, Math::max);
+        }
+
+        /** All classes of the prompt that are a class's member or on the top level. */
+        private List<ClassTree> classes() {
+            List<ClassTree> classes = new ArrayList<>();
+            Deque<Tree> todo = new ArrayDeque<>(prompt.unit.getTypeDecls());
+            while (!todo.isEmpty()) {
+                if (todo.poll() instanceof ClassTree type) {
+                    classes.add(type);
+                    todo.addAll(type.getMembers());
+                }
+            }
+            return classes;
+        }
+
+        /**
+         * Add members that the response declares: to the class between whose members it is, all that have a new name; to
+         * others those that the prompt's code mentions. Returns whether the tests use one.
+         */
+        private boolean complete(ClassTree type, boolean isBetween, Set<String> mentioned) {
+            if (!(program.get(prompt.start(type)) instanceof TypeElement element)) {
+                return false;
+            }
+            Set<String> given = new HashSet<>();
+            given(element, given);
+            boolean hasConstructor = type.getMembers().stream()
+                .anyMatch(member -> member instanceof MethodTree method && method.getReturnType() == null);
+            boolean hasGiven = hasConstructor;
+            boolean isUsed = false;
+            boolean hasFields = false;
+            StringBuilder text = new StringBuilder();
+            for (Element member : element.getEnclosedElements()) {
+                String name = member.getSimpleName().toString();
+                if (isResponse(member)) {
+                    isUsed |= isBetween && used.contains(name.equals("<init>") ? type.getSimpleName().toString() : name);
+                    hasFields |= member.getKind() == ElementKind.FIELD && !member.getModifiers().contains(Modifier.STATIC);
+                    hasConstructor |= member.getKind() == ElementKind.CONSTRUCTOR;
+                    boolean isNew = member.getKind() == ElementKind.CONSTRUCTOR ? !hasGiven : !given.contains(name);
+                    if (isNew && (isBetween || mentioned.contains(name))) {
+                        text.append(stub(member, element, false));
+                    }
+                }
+            }
+            boolean isInner = element.getNestingKind().isNested() && !element.getModifiers().contains(Modifier.STATIC);
+            if (hasFields && element.getKind() == ElementKind.CLASS && !isInner) {
+                twin(type, element, hasConstructor, text);
+            }
+            if (text.length() > 0) {
+                edit(prompt.end(type) - 1, prompt.end(type) - 1, text.toString());
+            }
+            return isUsed;
+        }
+
+        /** The names that the prompt gives to members of a class, of its base classes and of those around it. */
+        private void given(TypeElement type, Set<String> names) {
+            for (Element member : type.getEnclosedElements()) {
+                boolean isOpen = member.getModifiers().contains(Modifier.ABSTRACT) && member instanceof ExecutableElement;
+                if (starts.containsKey(member) && !isResponse(member) && !isOpen) {
+                    names.add(member.getSimpleName().toString());
+                }
+            }
+            for (TypeMirror base : types.directSupertypes(type.asType())) {
+                given((TypeElement) types.asElement(base), names);
+            }
+            if (type.getEnclosingElement() instanceof TypeElement outer) {
+                given(outer, names);
             }
         }
-        if (messages.isEmpty() && !crash.toString().isEmpty()) {
-            throw new IllegalStateException(crash.toString()); // out of memory or stack, or a bug in javac
-        }
-        return messages.toString();
-    }
 
-    private static List<String> namesIn(String text, Set<String> among) {
-        return NAME.matcher(text).results().map(match -> match.group()).filter(among::contains).distinct().toList();
-    }
-
-    /**
-     * A class with the name and signatures of another, whose methods call the program. With `copies`, static members are
-     * the prompt's own code instead. Without a prompt, the class is the response's.
-     */
-    private static String stub(
-        TypeElement type, Prompt prompt, JavacTask program, Map<String, TypeElement> own, Set<String> closed, boolean copies,
-        boolean nested
-    ) {
-        JavacTask task = prompt == null ? program : prompt.task;
-        Map<Element, String> code = copies ? prompt.staticCode(type) : Map.of();
-        String name = type.getSimpleName().toString();
-        boolean inner = type.getNestingKind().isNested() && !type.getModifiers().contains(Modifier.STATIC);
-        String owner = "NanoRlhfTests.call(\"" + task.getElements().getBinaryName(type) + "\", \"";
-        StringBuilder text = new StringBuilder(nested ? "public static class " : "class ").append(name);
-        text.append(parameters(type.getTypeParameters())).append(" extends NanoRlhfTests.Remote {\n");
-        text.append(name).append("(NanoRlhfTests.Handle handle) { super(handle); }\n");
-        List<Element> members = new ArrayList<>(type.getEnclosedElements());
-        if (prompt != null && own.containsKey(name) && !nested && prompt.completes(type)) { // the response writes members of its own
-            Set<String> given = members.stream().map(m -> m.getSimpleName().toString()).collect(Collectors.toSet());
-            own.get(name).getEnclosedElements().stream().filter(m -> !given.contains(m.getSimpleName().toString()))
-                .forEach(members::add);
-        }
-        text.append(code.getOrDefault(type, ""));
-        for (Element member : members) {
-            boolean isStatic = member.getModifiers().contains(Modifier.STATIC);
-            String ask = owner + member.getSimpleName() + "\", ";
-            String head = "";
-            String body = "";
-            if (code.containsKey(member)) {
-                body = code.get(member);
-            } else if (member.getModifiers().contains(Modifier.PRIVATE)) {
-                continue;
-            } else if (member instanceof TypeElement memberType) {
-                body = stub(memberType, prompt, program, own, closed, false, true);
-            } else if (member instanceof VariableElement && isStatic) {
-                head = "public static " + member.asType() + " " + member.getSimpleName();
-                body = " = (" + member.asType() + ") " + ask + "null, null);\n";
-            } else if (member.getKind() == ElementKind.CONSTRUCTOR && type.getKind() == ElementKind.CLASS && !inner) {
-                ExecutableElement constructor = (ExecutableElement) member;
-                head = name + signature(constructor);
-                body = " { super(NanoRlhfTests.handle(" + ask + passed(constructor, task.getTypes(), "null") + ")); }\n";
-            } else if (member.getKind() == ElementKind.METHOD && !isOfObject((ExecutableElement) member)) {
-                ExecutableElement method = (ExecutableElement) member;
-                TypeMirror result = method.getReturnType();
-                head = "public " + (isStatic ? "static " : "") + parameters(method.getTypeParameters()) + " " + result
-                    + " " + method.getSimpleName() + signature(method);
-                body = " { " + (result.getKind() == TypeKind.VOID ? "" : "return (" + result + ") ") + ask
-                    + passed(method, task.getTypes(), isStatic ? "null" : "this") + "; }\n";
+        /** Make the objects of a class in the program too: the response has added fields to it. */
+        private void twin(ClassTree type, TypeElement element, boolean hasConstructor, StringBuilder text) {
+            String call = "NanoRlhfTests.twin(this, \"" + elements.getBinaryName(element) + "\", ";
+            if (!hasConstructor) {
+                text.append(type.getSimpleName()).append("() { ").append(call).append("\"\"); }\n");
             }
-            if (namesIn(head, closed).isEmpty()) {
-                text.append(head).append(body);
+            for (Tree member : type.getMembers()) {
+                if (member instanceof MethodTree method && method.getReturnType() == null && method.getBody() != null
+                    && program.get(prompt.start(method)) instanceof ExecutableElement constructor) {
+                    int start = firstCall(method) == null ? prompt.start(method.getBody()) + 1 : prompt.end(firstCall(method));
+                    String arguments = method.getParameters().stream().map(p -> ", " + p.getName()).collect(Collectors.joining());
+                    edit(start, start, call + "\"" + erased(constructor) + "\"" + arguments + ");");
+                }
             }
         }
-        return text.append("}\n").toString();
-    }
 
-    /** Never answered by the program: it must not decide what is equal. */
-    private static boolean isOfObject(ExecutableElement method) {
-        String name = method.getSimpleName().toString();
-        int count = method.getParameters().size();
-        return name.equals("equals") && count == 1 || name.equals("hashCode") && count == 0
-            || Set.of("getClass", "finalize", "clone", "wait", "notify", "notifyAll").contains(name);
-    }
+        /** A constructor's call of another one. */
+        private static Tree firstCall(MethodTree constructor) {
+            for (Tree statement : constructor.getBody().getStatements()) {
+                return statement.toString().matches("(?s)(this|super)\\(.*") ? statement : null;
+            }
+            return null;
+        }
 
-    private static String parameters(List<? extends TypeParameterElement> parameters) {
-        if (parameters.isEmpty()) {
-            return "";
+        /** Replace the body of a method or constructor, or a static variable's value, by a call of the program. */
+        private void ask(Tree target, ClassTree type) {
+            Element element = program.get(prompt.start(target));
+            String owner = program.get(prompt.start(type)) instanceof TypeElement known
+                ? "\"" + elements.getBinaryName(known) + "\", " : "getClass().getName(), ";
+            if (target instanceof VariableTree field && field.getInitializer() != null) {
+                edit(prompt.start(field.getInitializer()), prompt.end(field.getInitializer()),
+                    "(" + field.getType() + ") NanoRlhfTests.call(" + owner + "\"" + field.getName() + "\", null, null)");
+            } else if (target instanceof BlockTree block) { // a static block assigns variables
+                StringBuilder text = new StringBuilder("{ ");
+                for (Tree member : type.getMembers()) {
+                    if (member instanceof VariableTree field && field.getInitializer() == null
+                        && field.getModifiers().getFlags().contains(Modifier.STATIC) && block.isStatic()) {
+                        text.append(field.getName()).append(" = (").append(field.getType()).append(") NanoRlhfTests.call(")
+                            .append(owner).append('"').append(field.getName()).append("\", null, null); ");
+                    }
+                }
+                int start = prompt.text.indexOf('{', prompt.start(block));
+                edit(start, prompt.end(block), text + "}");
+            } else if (target instanceof MethodTree method && method.getBody() != null
+                && element instanceof ExecutableElement executable) {
+                StringJoiner arguments = new StringJoiner(", ", ", new Object[] {", "}); }");
+                method.getParameters().forEach(parameter -> arguments.add(parameter.getName()));
+                String body;
+                if (method.getReturnType() == null) {
+                    body = construct(type, method, owner + "\"" + erased(executable) + "\"" + arguments);
+                } else {
+                    boolean isStatic = executable.getModifiers().contains(Modifier.STATIC);
+                    body = "{ " + (method.getReturnType().toString().equals("void") ? "" : "return (" + method.getReturnType() + ") ")
+                        + "NanoRlhfTests.call(" + owner + "\"" + method.getName() + "\", \"" + erased(executable) + "\", "
+                        + (isStatic ? "null" : "this") + arguments;
+                }
+                edit(prompt.start(method.getBody()), prompt.end(method.getBody()), body);
+            }
         }
-        return parameters.stream().map(p -> p + p.getBounds().stream().map(TypeMirror::toString)
-            .collect(Collectors.joining(" & ", " extends ", ""))).collect(Collectors.joining(", ", "<", ">"));
-    }
 
-    /** Parameters and exceptions: only the JDK's; the program's exceptions arrive as unchecked ones. */
-    private static String signature(ExecutableElement method) {
-        List<String> parts = new ArrayList<>();
-        for (VariableElement parameter : method.getParameters()) {
-            parts.add(parameter.asType() + " a" + parts.size());
+        /** A constructor's body: the program makes the object, whose fields can't be final here. */
+        private String construct(ClassTree type, MethodTree constructor, String call) {
+            for (Tree member : type.getMembers()) {
+                if (member instanceof VariableTree field && field.getInitializer() == null
+                    && field.getModifiers().getFlags().contains(Modifier.FINAL)) {
+                    int start = prompt.start(field.getModifiers());
+                    int stop = prompt.end(field.getModifiers());
+                    edit(start, stop, prompt.text.substring(start, stop).replaceAll("\\bfinal\\b", ""));
+                }
+            }
+            Tree first = firstCall(constructor);
+            boolean isGiven = first != null && prompt.end(first) <= prompt.hole;
+            return "{ " + (isGiven ? prompt.text.substring(prompt.start(first), prompt.end(first)) : "")
+                + "NanoRlhfTests.construct(this, " + call;
         }
-        if (method.isVarArgs()) {
-            int last = parts.size() - 1;
-            parts.set(last, parts.get(last).replaceFirst("\\[\\] (a\\d+)$", "... $1"));
-        }
-        String jdk = method.getThrownTypes().stream().map(TypeMirror::toString).filter(t -> t.contains("."))
-            .collect(Collectors.joining(", "));
-        return "(" + String.join(", ", parts) + ")" + (jdk.isEmpty() ? "" : " throws " + jdk);
-    }
 
-    /** Types, target and arguments of a call; the arguments as an array, because a single one may itself be an array. */
-    private static String passed(ExecutableElement method, Types types, String target) {
-        StringJoiner erased = new StringJoiner(", ", "new String[] {", "}, ");
-        StringJoiner arguments = new StringJoiner(", ", ", new Object[] {", "})");
-        for (int i = 0; i < method.getParameters().size(); i++) {
-            erased.add("\"" + types.erasure(method.getParameters().get(i).asType()) + "\"");
-            arguments.add("a" + i);
+        // ---------------------------------------------------------------------------------- 2.4 the response's classes
+        /** Classes of the response with its signatures, whose members call the program: those that other code mentions. */
+        String classes(String promptCode) throws IOException {
+            Set<String> mentioned = isWhole ? new HashSet<>(used) : new HashSet<>();
+            names(new Messages().task(FILES, new Source("Prompt", promptCode)).parse().iterator().next(), mentioned);
+            Set<String> done = new LinkedHashSet<>();
+            Deque<String> todo = new ArrayDeque<>(own.keySet());
+            todo.removeIf(name -> !mentioned.contains(name));
+            StringBuilder text = new StringBuilder(prompt.imports);
+            while (!todo.isEmpty()) {
+                String name = todo.poll();
+                if (done.add(name)) {
+                    stubs.put(name, stub(own.get(name), null, false));
+                    todo.addAll(namesIn(stubs.get(name), own.keySet()));
+                }
+            }
+            stubs.values().forEach(text::append);
+            return text.toString();
         }
-        return erased + target + arguments;
+
+        private static List<String> namesIn(String text, Set<String> among) {
+            return NAME.matcher(text).results().map(match -> match.group()).filter(among::contains).distinct().toList();
+        }
+
+        /** The text of a member or class of the response; "" if the tests may not use it. */
+        private String stub(Element element, TypeElement owner, boolean isInterface) {
+            Set<Modifier> modifiers = element.getModifiers();
+            boolean isStatic = modifiers.contains(Modifier.STATIC);
+            String name = element.getSimpleName().toString();
+            if (modifiers.contains(Modifier.PRIVATE)) {
+                return "";
+            } else if (element instanceof TypeElement type) {
+                boolean isHidden = type.getKind() == ElementKind.ANNOTATION_TYPE || owner != null && isTaken(name);
+                return isHidden ? "" : classStub(type, owner != null);
+            }
+            String ask = "NanoRlhfTests.call(\"" + elements.getBinaryName(owner) + "\", \"" + name + "\", ";
+            String head;
+            String body = ";\n";
+            if (element instanceof VariableElement field) {
+                String type = field.asType().toString();
+                head = "public " + (isStatic ? "static " : "") + type + " " + name;
+                body = isStatic ? " = (" + type + ") " + ask + "null, null);\n" : body;
+            } else if (element instanceof ExecutableElement method) {
+                StringJoiner arguments = new StringJoiner(", ", ", new Object[] {", "}); }\n");
+                for (int i = 0; i < method.getParameters().size(); i++) {
+                    arguments.add("a" + i);
+                }
+                boolean isInner = owner.getNestingKind().isNested() && !owner.getModifiers().contains(Modifier.STATIC);
+                if (element.getKind() == ElementKind.CONSTRUCTOR) {
+                    if (isInner || owner.getKind() == ElementKind.ENUM) {
+                        return "";
+                    }
+                    head = owner.getSimpleName() + signature(method);
+                    body = " { NanoRlhfTests.construct(this, \"" + elements.getBinaryName(owner) + "\", \"" + erased(method)
+                        + "\"" + arguments;
+                } else if (isOfObject(method) || owner.getKind() == ElementKind.ENUM && isStatic
+                    && (name.equals("values") || name.equals("valueOf"))) {
+                    return "";
+                } else {
+                    TypeMirror result = method.getReturnType();
+                    head = (isInterface && !isStatic ? "default " : "public ") + (isStatic ? "static " : "")
+                        + parameters(method.getTypeParameters()) + " " + result + " " + name + signature(method);
+                    body = " { " + (result.getKind() == TypeKind.VOID ? "" : "return (" + result + ") ") + ask
+                        + "\"" + erased(method) + "\", " + (isStatic ? "null" : "this") + arguments;
+                }
+            } else {
+                return "";
+            }
+            boolean isSafe = namesIn(head, closed).isEmpty() && !head.contains("@"); // an annotation may contain any text
+            return isSafe ? head + body : "";
+        }
+
+        private String classStub(TypeElement type, boolean isNested) {
+            boolean isInterface = type.getKind() == ElementKind.INTERFACE;
+            boolean isEnum = type.getKind() == ElementKind.ENUM;
+            StringBuilder text = new StringBuilder(isNested ? "public static " : "");
+            text.append(isInterface ? "interface " : isEnum ? "enum " : "class ").append(type.getSimpleName());
+            text.append(parameters(type.getTypeParameters()));
+            List<String> interfaces = new ArrayList<>();
+            type.getInterfaces().forEach(each -> interfaces.add(each.toString()));
+            interfaces.removeIf(each -> namesIn(each, own.keySet()).isEmpty() || each.contains("."));
+            String base = type.getSuperclass().toString();
+            boolean hasBase = own.containsKey(base);
+            text.append(hasBase ? " extends " + base : "");
+            if (!interfaces.isEmpty()) {
+                text.append(isInterface ? " extends " : " implements ").append(String.join(", ", interfaces));
+            }
+            text.append(" {\n");
+            if (isEnum) {
+                text.append(type.getEnclosedElements().stream().filter(e -> e.getKind() == ElementKind.ENUM_CONSTANT)
+                    .map(e -> e.getSimpleName().toString()).collect(Collectors.joining(", "))).append(";\n");
+            }
+            boolean isBase = own.values().stream().anyMatch(e -> e.getSuperclass().toString().equals(type.getSimpleName().toString()));
+            if (isBase && type.getTypeParameters().isEmpty()) { // only for subclasses
+                text.append(type.getSimpleName()).append("(NanoRlhfTests.None a, NanoRlhfTests.None b) { ")
+                    .append(hasBase ? "super(a, b); " : "").append("}\n");
+            }
+            for (Element member : type.getEnclosedElements()) {
+                if (member.getKind() != ElementKind.ENUM_CONSTANT) {
+                    String one = stub(member, type, isInterface);
+                    text.append(hasBase && member.getKind() == ElementKind.CONSTRUCTOR
+                        ? one.replace(" { NanoRlhfTests.construct", " { super((NanoRlhfTests.None) null, null); NanoRlhfTests.construct") : one);
+                }
+            }
+            return text.append("}\n").toString();
+        }
+
+        /** Never answered by a class of the response: it must not decide what is equal. */
+        private static boolean isOfObject(ExecutableElement method) {
+            String name = method.getSimpleName().toString();
+            int count = method.getParameters().size();
+            return name.equals("equals") && count == 1 || name.equals("hashCode") && count == 0
+                || Set.of("getClass", "finalize", "clone", "wait", "notify", "notifyAll").contains(name);
+        }
+
+        private static String parameters(List<? extends TypeParameterElement> parameters) {
+            if (parameters.isEmpty()) {
+                return "";
+            }
+            return parameters.stream().map(p -> p + p.getBounds().stream().map(TypeMirror::toString)
+                .collect(Collectors.joining(" & ", " extends ", ""))).collect(Collectors.joining(", ", "<", ">"));
+        }
+
+        /** Parameters and exceptions: only the JDK's; the program's exceptions arrive as unchecked ones. */
+        private static String signature(ExecutableElement method) {
+            List<String> parts = new ArrayList<>();
+            for (VariableElement parameter : method.getParameters()) {
+                parts.add(parameter.asType() + " a" + parts.size());
+            }
+            if (method.isVarArgs()) {
+                int last = parts.size() - 1;
+                parts.set(last, parts.get(last).replaceFirst("\\[\\] (a\\d+)$", "... $1"));
+            }
+            String jdk = method.getThrownTypes().stream().map(TypeMirror::toString).filter(t -> t.contains("."))
+                .collect(Collectors.joining(", "));
+            return "(" + String.join(", ", parts) + ")" + (jdk.isEmpty() ? "" : " throws " + jdk);
+        }
+
+        private String erased(ExecutableElement method) {
+            return method.getParameters().stream().map(parameter -> types.erasure(parameter.asType()).toString())
+                .collect(Collectors.joining(","));
+        }
     }
 
     private static class Source extends SimpleJavaFileObject {
@@ -788,15 +1110,20 @@ class NanoRlhfHarness {
 
     private static class InMemory extends ForwardingJavaFileManager<StandardJavaFileManager> {
         private final Map<String, byte[]> classes;
+        private final Set<String> promptClasses;
 
-        InMemory(Map<String, byte[]> classes) {
+        InMemory(Map<String, byte[]> classes, Set<String> promptClasses) {
             super(FILES);
             this.classes = classes;
+            this.promptClasses = promptClasses;
         }
 
         @Override public JavaFileObject getJavaFileForOutput(
             JavaFileManager.Location location, String name, JavaFileObject.Kind kind, FileObject sibling
         ) {
+            if (!sibling.getName().endsWith("Main.java")) {
+                promptClasses.add(name);
+            }
             return new SimpleJavaFileObject(URI.create("memory:///" + name.replace('.', '/') + kind.extension), kind) {
                 @Override public OutputStream openOutputStream() {
                     return new ByteArrayOutputStream() {

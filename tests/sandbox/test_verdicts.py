@@ -661,7 +661,8 @@ RIGHT_JAVA = {
         problem("", "", HELPERS).prefix + "return ", "n * n; } }", "", main(NEARLY)
     ),
     "a suffix that the tests use": Program(
-        problem("", "").prefix + "return ", "n * n", "; } static int one() { return 1; } }", main("Problem.one() == 1")
+        problem("", "").prefix + "return ", "n * n", "; } static int one() { return 1; } }",
+        main("Problem.one() == 1 && Problem.problem(2) == 4")
     ),
     "two imports on a line": problem("return 4; } }", BIG, imports=ONE_LINE),
     "two variables on a line, and a static block": problem(
@@ -775,12 +776,26 @@ REPLY_MORE = """for (int fd = 3; fd < 40; fd++)
     try (var out = new FileOutputStream("/proc/self/fd/" + fd)) { out.write(REPLY); } catch (Throwable e) { }
 return n; }
 static byte[] REPLY;
-static { try {
-    var write = Class.forName("NanoRlhfValues").getDeclaredMethod(
-        "toBytes", Object.class, java.util.function.ToIntFunction.class);
-    write.setAccessible(true);
-    byte[] bytes = (byte[]) write.invoke(null, new Object[] {true, 4.0, new Object[] {2.0}}, null);
-    REPLY = java.nio.ByteBuffer.allocate(4 + bytes.length).putInt(bytes.length).put(bytes).array();
+static { try { // the answer 4.0, after a call with one argument: the call and its arguments are objects 0 and 1
+    var out = new ByteArrayOutputStream();
+    var data = new DataOutputStream(out);
+    data.writeInt(3);
+    data.writeByte('r');
+    data.writeInt(2);
+    data.writeInt(2);
+    data.writeByte('A');
+    data.writeInt(19);
+    data.writeChars("[Ljava.lang.Object;");
+    data.writeInt(0);
+    data.writeByte('r');
+    data.writeInt(2);
+    data.writeByte('t');
+    data.writeInt(6);
+    data.writeChars("answer");
+    data.writeByte('D');
+    data.writeDouble(4.0);
+    data.writeInt(-1);
+    REPLY = java.nio.ByteBuffer.allocate(4 + out.size()).putInt(out.size()).put(out.toByteArray()).array();
 } catch (Throwable e) { } } }"""
 NEAR_SUFFIX = "\n}\nstatic boolean near(int a, int b) { return a == b; } }"
 FOUR = "Problem.problem(2) == 4"
@@ -874,8 +889,9 @@ WRONG_JAVA = {
         "return (Integer o) -> 0; } }", "Problem.problem(2).compareTo(4) == 0", returns="Comparable<Integer>"),
         "exception"),
     "characters that contain everything": (problem(
-        'return new StringBuilder("4"); } }', 'Problem.problem(2).toString().contains("4")', returns="CharSequence"),
-        "exception"),
+        "return new CharSequence() { public char charAt(int i) { return '4'; } public int length() { return 1; } "
+        'public CharSequence subSequence(int i, int j) { return this; } public String toString() { return "4"; } }; } }',
+        'Problem.problem(2).toString().contains("4")', returns="CharSequence"), "exception"),
     "a number equal to everything": (problem(
         'return new BigInteger("3") { public boolean equals(Object o) { ' + ANY +
         " public int compareTo(BigInteger o) { return 0; } }; } }",
@@ -940,7 +956,7 @@ WRONG_JAVA = {
         "interface Near { default boolean near(double a, double b) { return a == b; } }\n"
         "class Problem implements Near {\n"
         "static double f(double n) {\n", "return n; }\npublic boolean near(double a, double b) { return true; } }", "",
-        main("new Problem().near(Problem.f(2), 4)")), "compile_error"),
+        main("new Problem().near(Problem.f(2), 4)")), "wrong_answer"),
     "a constant of the prompt, by the prompt's helper": (Program(
         "enum Color { RED, BLUE; static boolean isBlue(Color c) { return c == BLUE; } }\nclass Solution {\n"
         "static Color f(Color c) {\n", "return c; } }", "", main("Color.isBlue(Solution.f(Color.RED))")),
