@@ -497,7 +497,12 @@ class NanoRlhfHarness {
             for (int end : new int[] {prefix.length(), cut}) { // up to the last statement if nothing else can be parsed
                 String closed = closers(code.substring(0, end));
                 List<String> rests = new ArrayList<>();
-                FILLERS.forEach(filler -> rests.add(filler + suffix));
+                if (!suffix.isBlank()) {
+                    FILLERS.forEach(filler -> rests.add(filler + suffix));
+                    for (int i = 1; i <= closed.length(); i++) { // the response closes the method itself
+                        rests.add(FILLERS.get(0) + closed.substring(0, i) + suffix);
+                    }
+                }
                 FILLERS.forEach(filler -> rests.add(filler + closed));
                 for (int i = 0; i < rests.size() && !isFound; i++) {
                     isFound = parse(prefix.substring(0, end) + rests.get(i));
@@ -665,6 +670,10 @@ class NanoRlhfHarness {
             for (ImportTree each : prompt.unit.getImports()) {
                 String imported = each.getQualifiedIdentifier().toString();
                 String owner = imported.substring(0, imported.lastIndexOf('.'));
+                if (each.isStatic() && elements.getTypeElement(owner) != null) {
+                    isTaken |= elements.getAllMembers(elements.getTypeElement(owner)).stream()
+                        .anyMatch(member -> member.getSimpleName().contentEquals(name));
+                }
                 isTaken |= imported.equals(owner + "." + name)
                     || imported.endsWith("*") && elements.getTypeElement(owner + "." + name) != null;
             }
@@ -844,7 +853,7 @@ class NanoRlhfHarness {
                     hasFields |= member.getKind() == ElementKind.FIELD && !member.getModifiers().contains(Modifier.STATIC);
                     hasConstructor |= member.getKind() == ElementKind.CONSTRUCTOR;
                     boolean isNew = member.getKind() == ElementKind.CONSTRUCTOR ? !hasGiven : !given.contains(name);
-                    if (isNew && (isBetween || mentioned.contains(name))) {
+                    if (isNew && !isTaken(name) && (isBetween || mentioned.contains(name))) {
                         text.append(stub(member, element, false));
                     }
                 }
@@ -872,6 +881,8 @@ class NanoRlhfHarness {
             }
             if (type.getEnclosingElement() instanceof TypeElement outer) {
                 given(outer, names);
+            } else {
+                classes().forEach(each -> names.add(each.getSimpleName().toString()));
             }
         }
 
@@ -983,8 +994,7 @@ class NanoRlhfHarness {
             if (modifiers.contains(Modifier.PRIVATE)) {
                 return "";
             } else if (element instanceof TypeElement type) {
-                boolean isHidden = type.getKind() == ElementKind.ANNOTATION_TYPE || owner != null && isTaken(name);
-                return isHidden ? "" : classStub(type, owner != null);
+                return type.getKind() == ElementKind.ANNOTATION_TYPE ? "" : classStub(type, owner != null);
             }
             String ask = "NanoRlhfTests.call(\"" + elements.getBinaryName(owner) + "\", \"" + name + "\", ";
             String head;

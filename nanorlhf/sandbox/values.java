@@ -71,11 +71,14 @@ class NanoRlhfSession {
     List<Class<?>> interfaces(Object object) {
         List<Class<?>> found = new ArrayList<>();
         Class<?> type = object.getClass();
-        boolean isOwn = type.isHidden() || type.getClassLoader() == loader || object instanceof Comparator;
-        if (Proxy.isProxyClass(type) ? has(object) : isHarness && isOwn && type.getSuperclass() == Object.class) {
-            for (Class<?> each : type.getInterfaces()) {
-                if (each.getClassLoader() == null ? Modifier.isPublic(each.getModifiers()) : declares(each)) {
-                    found.add(each);
+        boolean isOwn = (type.isHidden() || type.getClassLoader() == loader) && type.getSuperclass() == Object.class;
+        boolean isFunction = isOwn || object instanceof Comparator || object instanceof Iterator;
+        if (Proxy.isProxyClass(type) ? has(object) : isHarness && isFunction) {
+            for (; type != null; type = type.getSuperclass()) {
+                for (Class<?> each : type.getInterfaces()) {
+                    if (each.getClassLoader() == null ? Modifier.isPublic(each.getModifiers()) : declares(each)) {
+                        found.add(each);
+                    }
                 }
             }
         }
@@ -329,7 +332,8 @@ class NanoRlhfValues {
 
     /** A comparator that both ends have, or TRUE: by the order of the items. */
     private Object order(Comparator<?> order) {
-        return order == null || orderOf(order) >= 0 || !session.interfaces(order).isEmpty() ? slot(order) : Boolean.TRUE;
+        boolean isSent = order == null || orderOf(order) >= 0 || !session.interfaces(order).isEmpty();
+        return isSent && !(order instanceof Rank) ? slot(order) : Boolean.TRUE;
     }
 
     // ------------------------------------------------------------------------------------- 2. from nodes to objects

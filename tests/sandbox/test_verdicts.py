@@ -640,9 +640,32 @@ class Solution {
 COUNTER = "class Counter {\n    int count;\n    Counter(long start) { count = 1; }\n    public int next() {\n"
 
 
-def main(*conditions):
-    checks = "\n".join(f"if (!({condition})) throw new java.lang.Exception();" for condition in conditions)
-    return f"class Main {{ public static void main(String[] args) throws Exception {{\n{checks}\n}} }}\n"
+FOO = "import java.util.*;\nimport java.util.function.*;\nclass Foo {\n"
+LINKED = """class Node {
+    int value;
+    Node next;
+    Node(int value) { this.value = value; }
+}
+class Solution {
+"""
+CHAIN = "Node a = null; for (int i = 0; i < 10000; i++) { Node b = new Node(i); b.next = a; a = b; }\n"
+ITEMS = """import java.util.*;
+class Bag {
+    private List<Integer> items = new ArrayList<>();
+    void add(int n) { items.add(n); }
+    int size() { return items.size(); }
+    List<Integer> items() {
+"""
+MONEY = "class Money {\n    final int cents;\n    Money(int cents) { this.cents = cents; }\n"
+COMPARED = MONEY.replace("class Money", "class Money implements Comparable<Money>")
+
+
+def body(statements):
+    return f"class Main {{ public static void main(String[] args) throws Exception {{\n{statements}\n}} }}\n"
+
+
+def main(*conditions, setup=""):
+    return body("\n".join([setup, *(f"if (!({each})) throw new java.lang.Exception();" for each in conditions)]))
 
 
 def problem(response, condition, members="", returns="double", imports=IMPORTS, suffix=""):
@@ -761,6 +784,210 @@ RIGHT_JAVA = {
         "double a; Square(double a) { this.a = a; }\n"
         "public double area() {\n", "return a * a; } }", "", main("new Square(2).area() == 4"),
     ),
+    "a defensive copy": Program(
+        ITEMS, "return new ArrayList<>(items); } }", "",
+        main("b.size() == 1", setup="Bag b = new Bag(); b.add(1); b.items().clear();")),
+    "a list of 10,000 nodes reversed in place": Program(
+        LINKED + "static Node reverse(Node a) {\n",
+        "Node b = null; while (a != null) { Node c = a.next; a.next = b; b = a; a = c; } return b; } }", "",
+        main("z.value == 0 && z.next.value == 1 && first.next == null",
+             setup=CHAIN + "Node first = a; Node z = Solution.reverse(a);")),
+    "a cycle": Program(
+        LINKED + "static boolean hasCycle(Node a) {\n",
+        "java.util.Set<Node> seen = java.util.Collections.newSetFromMap(new java.util.IdentityHashMap<>()); for (; a "
+        "!= null; a = a.next) if (!seen.add(a)) return true; return false; } }",
+        "",
+        main("!before && Solution.hasCycle(a)",
+             setup=CHAIN + "Node end = a; while (end.next != null) end = end.next;\nboolean before = "
+                   "Solution.hasCycle(a); end.next = a;")),
+    "a comparator of the tests": Program(
+        FOO + "static <T> List<T> sorted(List<T> x, Comparator<T> order) {\n",
+        "List<T> y = new ArrayList<>(x); y.sort(order.reversed()); return y; } }", "",
+        main('y.equals(List.of("ccc", "aa", "b"))',
+             setup='List<String> y = Foo.sorted(List.of("aa", "b", "ccc"), (a, b) -> a.length() - b.length());')),
+    "functions of the tests": Program(
+        FOO + "static <A, B> List<B> map(List<A> x, Function<A, B> f, Runnable end, Predicate<B> keep) {\n",
+        "List<B> y = new ArrayList<>(); for (A a : x) { B b = f.apply(a); if (keep.negate().test(b)) y.add(b); } "
+        "end.run(); return y; } }",
+        "",
+        main('y.equals(List.of("x1", "x3")) && calls[0] == 1',
+             setup='int[] calls = {0}; List<String> y = Foo.map(List.of(1, 2, 3), i -> "x" + i, () -> calls[0]++, s '
+                   '-> s.equals("x2"));')),
+    "a function that changes its argument, and throws": Program(
+        FOO + "static boolean each(List<int[]> x, Consumer<int[]> f) {\n",
+        "try { for (int[] a : x) f.accept(a); } catch (IllegalStateException e) { return "
+        'e.getMessage().equals("no"); } return false; } }',
+        "",
+        main("thrown && a[0] == 7 && b[0] == 2",
+             setup="int[] a = {1}, b = {2}; boolean thrown = Foo.each(List.of(a, b), x -> { if (x[0] == 2) throw new "
+                   'IllegalStateException("no"); x[0] = 7; });')),
+    "a function of the tests that calls the program": Program(
+        FOO + "static int twice(IntUnaryOperator f, int n) {\n", "return f.applyAsInt(f.applyAsInt(n)); } }", "",
+        main("Foo.twice(i -> Foo.twice(j -> j + 1, i), 1) == 5")),
+    "an iterable of the tests": Program(
+        FOO + "static int sum(Iterable<Integer> x) {\n", "int s = 0; for (int i : x) s += i; return s; } }", "",
+        main("Foo.sum(x) == 6", setup="Iterable<Integer> x = () -> List.of(1, 2, 3).iterator();")),
+    "members of the response's own, with private fields": Program(
+        "import java.util.*;\nclass Stack2<T extends Comparable<T>> {\n",
+        "private final Deque<T> items = new ArrayDeque<>(); private class Node { T t; } private Node top; int size;\n"
+        "Stack2() { size = 0; }\nvoid push(T t) { items.push(t); top = new Node(); top.t = t; size++; }\nT pop() { "
+        "size--; return items.pop(); }\nboolean isEmpty() { return items.isEmpty(); } }",
+        "",
+        main('s.size == 2 && s.pop().equals("b") && s.pop().equals("a") && s.isEmpty()',
+             setup='Stack2<String> s = new Stack2<>(); s.push("a"); s.push("b");')),
+    "fields that the response adds to the prompt's class": Program(
+        "import java.util.*;\nclass Memo {\n    private int calls;\n    final int start;\n    Memo(int start) { "
+        "this.start = start; }\n    int calls() { return calls; }\n    int get(int n) {\n",
+        "return seen.computeIfAbsent(n, k -> { calls++; return start + k; }); }\nprivate final Map<Integer, Integer> "
+        "seen = new HashMap<>(); }",
+        "",
+        main("m.get(1) == 11 && m.get(1) == 11 && m.get(2) == 12 && m.calls() == 2", setup="Memo m = new Memo(10);")),
+    "records of the prompt": Program(
+        "import java.util.*;\nrecord Point(int x, List<Integer> ys) { Point { if (x < 0) throw new "
+        "IllegalArgumentException(); } int sum() { return x + ys.get(0); } }\nclass Foo {\nstatic Point flip(Point "
+        "p) {\n",
+        "return new Point(p.ys().get(0), List.of(p.x())); } }", "",
+        main("p.equals(new Point(2, List.of(1))) && p.sum() == 3",
+             setup="Point p = Foo.flip(new Point(1, List.of(2)));")),
+    "an exception of the prompt with its fields": Program(
+        'class Bad extends Exception {\n    final int code;\n    Bad(String text, int code) { super("bad: " + text); '
+        "this.code = code; }\n}\nclass Foo {\nstatic int f(int n) throws Bad {\n",
+        'throw new Bad("n", n); } }', "",
+        body('try { Foo.f(3); } catch (Bad e) { if (e.code == 3 && e.getMessage().equals("bad: n")) return; }\nthrow '
+             "new java.lang.Exception();")),
+    "an exception of the response that extends what the tests expect": Program(
+        FOO + "static int f(int n) {\n",
+        "throw new Small(); }\nstatic class Small extends IllegalArgumentException { } }", "",
+        body("try { Foo.f(3); } catch (IllegalArgumentException e) { return; }\nthrow new java.lang.Exception();")),
+    "an enumeration with bodies": Program(
+        "enum Op {\n    ADD { int apply(int a, int b) { return a + b; } },\n    MUL { int apply(int a, int b) {\n",
+        "return a * b;", "} };\nabstract int apply(int a, int b); }",
+        main("Op.MUL.apply(2, 3) == 6 && Op.ADD.apply(2, 3) == 5")),
+    "an inner class": Program(
+        "class Outer {\n    int base = 10;\n    class In { int n; In(int n) { this.n = n; } int sum() { return base "
+        "+ n; } }\n    In make(int n) {\n",
+        "base++; return new In(n); } }", "",
+        main("in.sum() == 16 && o.base == 11 && o.new In(1).sum() == 12",
+             setup="Outer o = new Outer(); Outer.In in = o.make(5);")),
+    "an interface that the response implements": Program(
+        "interface Shape { double area(); default double twice() { return 2 * area(); } }\nclass Square implements "
+        "Shape {\n    double a;\n    Square(double a) { this.a = a; }\n",
+        "public double area() { return a * a; } }", "",
+        main("s.area() == 4 && s.twice() == 8", setup="Shape s = new Square(2);")),
+    "orders": Program(
+        FOO + "static Collection<String> f(int n) {\n",
+        'if (n == 0) return new PriorityQueue<>(Arrays.asList("a", "ccc", "bb")) {{ }};\nQueue<String> q = new '
+        'PriorityQueue<>((a, b) -> b.length() - a.length()); q.addAll(List.of("a", "ccc", "bb"));\nSet<String> s = n '
+        "== 1 ? new TreeSet<>(String.CASE_INSENSITIVE_ORDER) : new TreeSet<>(Comparator.reverseOrder()); "
+        's.addAll(List.of("b", "A", "a"));\nreturn n == 3 ? q : s; } }',
+        "",
+        main('((TreeSet<String>) Foo.f(1)).contains("B") && ((TreeSet<String>) Foo.f(2)).first().equals("b") && '
+             'q.poll().equals("ccc") && q.poll().equals("bb")',
+             setup="PriorityQueue<String> q = (PriorityQueue<String>) Foo.f(3);")),
+    "a map in reverse order": Program(
+        FOO + "static NavigableMap<Integer, String> f(int n) {\n",
+        'NavigableMap<Integer, String> m = new TreeMap<>(Collections.reverseOrder()); m.put(1, "a"); m.put(2, "b"); '
+        "return m; } }",
+        "",
+        main("m.firstKey() == 3 && m.headMap(2).size() == 1",
+             setup='NavigableMap<Integer, String> m = Foo.f(1); m.put(3, "c");')),
+    "a list that can't be changed": Program(
+        FOO + "static List<Integer> f(int n) {\n",
+        "return Collections.unmodifiableList(new ArrayList<>(List.of(n))); } }", "",
+        body("List<Integer> a = Foo.f(1); try { a.add(2); } catch (UnsupportedOperationException e) { return; }\n"
+             "throw new java.lang.Exception();")),
+    "the argument itself": Program(
+        FOO + "static int[] f(int[] a, List<int[]> b) {\n", "a[0] = 5; b.add(a); return a; } }", "",
+        main("Foo.f(a, b) == a && a[0] == 5 && b.get(0) == a",
+             setup="int[] a = {1}; List<int[]> b = new ArrayList<>();")),
+    "builders, dates and bits": Program(
+        "import java.util.*;\nimport java.time.*;\nclass Foo {\nstatic LocalDate f(StringBuilder s, BitSet b, "
+        "Object[] more) {\n",
+        "s.reverse(); b.flip(3); more[0] = Optional.of(OptionalInt.of(2)); more[1] = "
+        "UUID.fromString(more[1].toString()); return LocalDate.of(2024, 2, 28).plusDays(1); } }",
+        "",
+        main('Foo.f(s, b, more).getDayOfMonth() == 29 && s.toString().equals("ba") && b.get(3) && '
+             'more[0].toString().equals("Optional[OptionalInt[2]]") && more[1].equals(u)',
+             setup='StringBuilder s = new StringBuilder("ab"); BitSet b = new BitSet(); Object u = '
+                   "UUID.randomUUID(); Object[] more = {null, u.toString()};")),
+    "a constructor, with final fields": Program(
+        "import java.util.*;\nclass Range {\n    final int low, high;\n    private final List<Integer> all;\n    "
+        "Range(int a, int b) {\n",
+        "low = Math.min(a, b); high = Math.max(a, b); all = new ArrayList<>(); for (int i = low; i < high; i++) "
+        "all.add(i); } \n",
+        "    int length() { return all.size(); }\n}\n",
+        main("r.low == 2 && r.high == 5 && r.length() == 3", setup="Range r = new Range(5, 2);")),
+    "a constructor that calls another": Program(
+        "class Pair {\n    int a, b;\n    Pair(int a, int b) { this.a = a; this.b = b; }\n    Pair(int both) { "
+        "this(both, both);\n",
+        "a++; } }", "", main("p.a == 4 && p.b == 3 && new Pair(1, 2).a == 1", setup="Pair p = new Pair(3);")),
+    "equals": Program(
+        "import java.util.*;\nclass Money {\n    final int cents;\n    Money(int cents) { this.cents = cents; }\n    "
+        "public int hashCode() { return cents; }\n    public boolean equals(Object o) {\n",
+        "return o instanceof Money m && m.cents == cents; } }", "",
+        main("s.size() == 2 && !new Money(1).equals(null)",
+             setup="Set<Money> s = new HashSet<>(List.of(new Money(1))); s.add(new Money(1)); s.add(new Money(2));")),
+    "compareTo": Program(
+        COMPARED + "    public int compareTo(Money o) {\n", "return Integer.compare(cents, o.cents); } }", "",
+        main("s.size() == 2 && s.first().cents == 1",
+             setup="java.util.TreeSet<Money> s = new java.util.TreeSet<>(java.util.List.of(new Money(3), new "
+                   "Money(1), new Money(3)));")),
+    "generic classes": Program(
+        "import java.util.*;\nclass Pair<K extends Comparable<K>, V> {\n    private K key; V value;\n    Pair(K key, "
+        "V value) { this.key = key; this.value = value; }\n    K key() { return key; }\n}\nclass Foo {\nstatic <K "
+        "extends Comparable<K>, V> Pair<K, List<V>> f(Map<K, V> m) {\n",
+        "K k = Collections.max(m.keySet()); return new Pair<>(k, new LinkedList<>(List.of(m.get(k)))); } }", "",
+        main('p.key().equals("b") && p.value.equals(List.of(2))',
+             setup='Pair<String, List<Integer>> p = Foo.f(Map.of("a", 1, "b", 2));')),
+    "classes of the response with an interface and a base": Program(
+        "",
+        "import java.util.*;\ninterface Shape { double area(); }\nabstract class Named { String name; Named(String "
+        "name) { this.name = name; } String name() { return name; } abstract int sides(); }\nclass Square extends "
+        'Named implements Shape { double a; Square(double a) { super("square"); this.a = a; } public double area() { '
+        "return a * a; } int sides() { return 4; } }\nenum Kind { BIG, SMALL; static Kind of(double a) { return a > "
+        "5 ? BIG : SMALL; } int rank() { return ordinal() + 1; } }\n",
+        "",
+        main('s.area() == 9 && n.sides() == 4 && n.name().equals("square") && n.name.equals("square") && '
+             "Kind.of(s.area()) == Kind.BIG && Kind.BIG.rank() == 1",
+             setup="Shape s = new Square(3); Named n = new Square(2);")),
+    "a call of super": Program(
+        "class B extends A { int f(int n) { return super.f(n) + 1; } }\nclass A {\n    int f(int n) {\n",
+        "return n * n; } }", "", main("new B().f(3) == 10 && new A().f(3) == 9")),
+    "cut in a try": Program(
+        FOO + "static int f(String s) {\n    try {\n        int n = Integer.parseInt(s);\n",
+        "return n; } catch (NumberFormatException e) { return -1; } } }", "",
+        main('Foo.f("12") == 12 && Foo.f("x") == -1')),
+    "cut in a lambda": Program(
+        FOO + "static int f(List<Integer> x) {\n    int[] s = {0};\n    x.forEach(i -> {\n",
+        "s[0] += i; }); return s[0]; } }", "", main("Foo.f(List.of(1, 2)) == 3")),
+    "cut in a head": Program(
+        FOO + "    static int g(int n) { return n; }\n    public static int ", "f(int n) { return n * n; } }", "",
+        main("Foo.f(3) == 9 && Foo.g(2) == 2")),
+    "cut in a comment": Program(
+        FOO + "    static int g(int n) { return n; }\n    /** The square",
+        " of n. */\n static int f(int n) { return n * n; } }", "", main("Foo.f(3) == 9 && Foo.g(2) == 2")),
+    "a complete prompt": Program(
+        FOO + "    static int g(int n) { return n; }\n    static int f(int n) { return g(n) * n; }\n}\n", "\n", "",
+        main("Foo.f(3) == 9 && Foo.g(2) == 2")),
+    "a helper of the response that the prompt calls": Program(
+        FOO + "    static int f(int n) { return Helper.square(n) + one(); }\n    static int one() {\n",
+        "return 1; } }\nclass Helper { static int square(int n) { return n * n; } }", "", main("Foo.f(3) == 10")),
+    "a static variable": Program(
+        FOO + "    static final List<Integer> SQUARES = ", "List.of(0, 1, 4, 9); }", "",
+        main("Foo.SQUARES.get(3) == 9")),
+    "a list that holds itself": Program(
+        FOO + "static List<Object> f(int n) {\n",
+        "List<Object> a = new ArrayList<>(); a.add(a); a.add(a); return a; } }", "",
+        main("a.get(0) == a && a.get(1) == a", setup="List<Object> a = Foo.f(1);")),
+    "tests that go through a list that they pass": Program(
+        FOO + "static int count(List<Integer> x, int n) {\n",
+        "int c = 0; for (int i : x) if (i == n) c++; return c; } }", "",
+        main("s == 5",
+             setup="List<Integer> x = new ArrayList<>(List.of(1, 2, 1)); int s = 0; for (int i : x) s += "
+                   "Foo.count(x, i);")),
+    "objects of the tests that only they know": Program(
+        FOO + "static <T> T last(List<T> x) {\n", "return x.get(x.size() - 1); } }", "",
+        main("Foo.last(List.of(a, b)) == b", setup="Object a = new Object(), b = new Object();")),
     "NaN, as in plain Java": problem("return Double.NaN; } }", "!(Math.abs(Problem.problem(2) - 4) > 1e-6)"),
 }  # fmt: skip
 ANY = "return true; }"
@@ -890,7 +1117,8 @@ WRONG_JAVA = {
         "exception"),
     "characters that contain everything": (problem(
         "return new CharSequence() { public char charAt(int i) { return '4'; } public int length() { return 1; } "
-        'public CharSequence subSequence(int i, int j) { return this; } public String toString() { return "4"; } }; } }',
+        'public CharSequence subSequence(int i, int j) { return this; } public String toString() { return "4"; } '
+        "}; } }",
         'Problem.problem(2).toString().contains("4")', returns="CharSequence"), "exception"),
     "a number equal to everything": (problem(
         'return new BigInteger("3") { public boolean equals(Object o) { ' + ANY +
@@ -977,6 +1205,211 @@ WRONG_JAVA = {
     "an optional object": (problem(
         "return Optional.of(new Object() { public boolean equals(Object o) { " + ANY + " }); } }",
         "Problem.problem(2).get().equals(4)", returns="Optional<Object>"), "exception"),
+    # what the tests' values lose, or the program's process can reach
+    "the same list as answer to every call": (Program(
+        FOO + "static final List<Integer> A = new ArrayList<>();\nstatic List<Integer> f(int n) {\n",
+        "A.clear(); A.add(n * n); return A; } }", "",
+        main("a.get(0) == 4 && b.get(0) == 9", setup="List<Integer> a = Foo.f(2), b = Foo.f(3);")),
+        "wrong_answer"),
+    "no defensive copy": (Program(
+        ITEMS, "return items; } }", "",
+        main("b.size() == 1", setup="Bag b = new Bag(); b.add(1); b.items().clear();")),
+        "wrong_answer"),
+    "a map whose get() lies": (Program(
+        FOO + "static Map<Integer, Integer> f(int n) {\n",
+        "return new HashMap<>(Map.of(n, n * n)) { public Integer get(Object k) { return 0; } }; } }", "",
+        main("Foo.f(2).get(2) == 4")),
+        "wrong_answer"),
+    "a comparator equal for all": (Program(
+        FOO + "static Set<String> f(int n) {\n",
+        'Set<String> s = new TreeSet<>((a, b) -> 0); s.add("a"); return s; } }', "",
+        main("s.size() == 2", setup='Set<String> s = Foo.f(1); s.add("b");')),
+        "wrong_answer"),
+    "rows that are one array": (Program(
+        FOO + "static int[][] f(int n) {\n", "int[][] m = new int[n][]; Arrays.fill(m, new int[n]); return m; } }",
+        "", main("m[1][0] == 0", setup="int[][] m = Foo.f(2); m[0][0] = 1;")),
+        "wrong_answer"),
+    "a list of 10,000 nodes without its last": (Program(
+        LINKED + "static Node reverse(Node a) {\n",
+        "Node b = null; while (a.next != null) { Node c = a.next; a.next = b; b = a; a = c; } return b; } }", "",
+        main("z.value == 0", setup=CHAIN + "Node z = Solution.reverse(a);")),
+        "wrong_answer"),
+    "a copy of the list instead of its nodes": (Program(
+        LINKED + "static Node reverse(Node a) {\n",
+        "Node b = null; for (; a != null; a = a.next) { Node c = new Node(a.value); c.next = b; b = c; } return b; } "
+        "}",
+        "",
+        main("z.value == 0 && first.next == null", setup=CHAIN + "Node first = a; Node z = Solution.reverse(a);")),
+        "wrong_answer"),
+    "an anonymous implementation of the prompt's interface": (Program(
+        "interface Shape { double area(); }\nclass Foo {\nstatic Shape f(double a) {\n", "return () -> a; } }", "",
+        main("Foo.f(2).area() != 0")),
+        "exception"),
+    "a subclass of the prompt's exception": (Program(
+        "class Bad extends RuntimeException { int code() { return 0; } }\nclass Foo {\nstatic int f(int n) {\n",
+        "throw new Bad() { int code() { return n; } }; } }", "",
+        body("try { Foo.f(3); } catch (Bad e) { if (e.code() == 3) return; }\nthrow new java.lang.Exception();")),
+        "exception"),
+    "the prompt's exception with another field": (Program(
+        "class Bad extends RuntimeException { final int code; Bad(int code) { this.code = code; } }\nclass Foo {\n"
+        "static int f(int n) {\n",
+        "throw new Bad(1); } }", "",
+        body("try { Foo.f(3); } catch (Bad e) { if (e.code == 3) return; }\nthrow new java.lang.Exception();")),
+        "wrong_answer"),
+    "the enumeration's field": (Program(
+        "enum Color { RED(1), BLUE(2); int weight; Color(int w) { weight = w; } boolean isHeavy() { return weight > "
+        "5; } }\nclass Foo {\nstatic Color f(Color c) {\n",
+        "c.weight = 9; return c; } }", "", main("Foo.f(Color.RED).isHeavy()")),
+        "wrong_answer"),
+    "another constant by the same name": (Program(
+        "enum Color { RED, BLUE }\nclass Foo {\nstatic Color f(Color c) {\n",
+        'try { var name = Enum.class.getDeclaredField("name"); name.setAccessible(true); name.set(c, "BLUE"); } '
+        "catch (Throwable e) { } return c; } }",
+        "", main("Foo.f(Color.RED) == Color.BLUE")),
+        "wrong_answer"),
+    "equals for everything": (Program(
+        "import java.util.*;\nclass Money {\n    final int cents;\n    Money(int cents) { this.cents = cents; }\n    "
+        "public int hashCode() { return 0; }\n    public boolean equals(Object o) {\n",
+        "return true; } }", "",
+        main("s.size() == 2", setup="Set<Money> s = new HashSet<>(); s.add(new Money(1)); s.add(new Money(2));")),
+        "wrong_answer"),
+    "compareTo in reverse": (Program(
+        COMPARED + "    public int compareTo(Money o) {\n", "return Integer.compare(o.cents, cents); } }", "",
+        main("s.first().cents == 1",
+             setup="java.util.TreeSet<Money> s = new java.util.TreeSet<>(java.util.List.of(new Money(3), new "
+                   "Money(1)));")),
+        "wrong_answer"),
+    "a comparator of the tests that isn't asked": (Program(
+        FOO + "static <T> List<T> sorted(List<T> x, Comparator<T> order) {\n",
+        "List<T> y = new ArrayList<>(x); Collections.sort((List) y); return y; } }", "",
+        main('y.get(0).equals("b")',
+             setup='List<String> y = Foo.sorted(List.of("aa", "b"), (a, b) -> a.length() - b.length());')),
+        "wrong_answer"),
+    "a function of the tests called twice": (Program(
+        FOO + "static int f(IntSupplier s) {\n", "s.getAsInt(); return s.getAsInt(); } }", "",
+        main("Foo.f(() -> ++n[0]) == 1", setup="int[] n = {0};")),
+        "wrong_answer"),
+    "a function of the tests wrapped": (Program(
+        FOO + "static Supplier<Integer> f(Supplier<Integer> s) {\n", "return () -> s.get(); } }", "",
+        main("Foo.f(() -> 4).get() == 4")),
+        "exception"),
+    "a helper in a class of the response, by a variable": (Program(
+        "",
+        "class Foo { static int f(int n) { return 4; } }\nclass Check { static boolean same(int a, int b) { return "
+        "true; } }",
+        "", body("int x; x = Foo.f(2); if (!Check.same(x, 5)) throw new java.lang.Exception();")),
+        "compile_error"),
+    "an object of the response that compares": (Program(
+        "",
+        "class Foo { static int f(int n) { return 4; } }\nclass Check { boolean same(int a, int b) { return true; } }",
+        "",
+        body("Check check = new Check(); boolean ok = check.same(Foo.f(2), 5); if (!ok) throw new "
+             "java.lang.Exception();")),
+        "compile_error"),
+    "a truth of the response": (Program(
+        "",
+        "class Foo { static int f(int n) { return 4; } }\nclass Check { static boolean isFive(int a) { return true; "
+        "} }",
+        "", body("assert Check.isFive(Foo.f(2));")),
+        "compile_error"),
+    "an assertion": (Program(
+        FOO + "static int f(int n) {\n", "return 4; } }", "", body("assert Foo.f(2) == 5;")),
+        "wrong_answer"),
+    "an assertion that only the plain run sees": (Program(
+        FOO + "static int[] f(int[] a) {\n", "return LAST = LAST == null ? a.clone() : LAST; } static int[] LAST; }",
+        "", body("int[] a = {1}; int[] b = Foo.f(a); b[0] = 3; assert Foo.f(a)[0] == 1;")),
+        "wrong_answer"),
+    "a static block that changes the JDK": (Program(
+        FOO + "static int f(int n) {\n",
+        'return n; } static { Locale.setDefault(Locale.forLanguageTag("tr")); System.setProperty("line.separator", '
+        '"x"); Thread.setDefaultUncaughtExceptionHandler((t, e) -> { }); } }',
+        "", main("Foo.f(2) == 4")),
+        "wrong_answer"),
+    "a class loader of its own": (Program(
+        FOO + "static int f(int n) {\n",
+        "Thread.currentThread().setContextClassLoader(new ClassLoader() { protected Class<?> findClass(String s) "
+        'throws ClassNotFoundException { throw new ClassNotFoundException("Main"); } }); return n; } }',
+        "", main("Foo.f(2) == 4")),
+        "wrong_answer"),
+    "the tests' count of failures": (Program(
+        FOO + "static int f(int n) {\n",
+        'try { for (var f : Class.forName("NanoRlhfTests").getDeclaredFields()) if (f.getType() == int.class) { '
+        "f.setAccessible(true); f.setInt(null, -9); } } catch (Throwable e) { } return n; } }",
+        "", main("Foo.f(2) == 4")),
+        "wrong_answer"),
+    "a verdict by reflection": (Program(
+        FOO + "static int f(int n) {\n",
+        'try { var send = Class.forName("NanoRlhfProgram").getDeclaredMethod("send", byte[].class); '
+        'send.setAccessible(true); send.invoke(null, (Object) "passed".getBytes()); } catch (Throwable e) { } return '
+        "n; } }",
+        "", main("Foo.f(2) == 4")),
+        "exception"),
+    "the values' table by reflection": (Program(
+        FOO + "static int f(int n) {\n",
+        'try { var s = Class.forName("NanoRlhfProgram").getDeclaredField("SESSION"); s.setAccessible(true); var f = '
+        's.get(null).getClass().getDeclaredField("fields"); f.setAccessible(true); ((Map) '
+        'f.get(s.get(null))).put("java.lang.Integer", null); } catch (Throwable e) { } return n; } }',
+        "", main("Foo.f(2) == 4")),
+        "wrong_answer"),
+    "an answer from a thread, in advance": (Program(
+        FOO + "static int f(int n) {\n",
+        "Thread t = new Thread(() -> { for (int i = 0; i < 50; i++) for (int d = 3; d < 12; d++) try (var out = new "
+        "java.io.FileOutputStream(\"/proc/self/fd/\" + d)) { out.write(new byte[] {0, 0, 0, 1, 'n'}); } catch "
+        "(Throwable e) { } }); t.start(); try { t.join(); } catch (Exception e) { } return n; } }",
+        "", main("Foo.f(2) == 4")),
+        "exception"),
+    "an array of objects that pretends": (Program(
+        FOO + "static Object[] f(int n) {\n",
+        "return new Object[] {new Object() { public boolean equals(Object o) { return true; } public String "
+        'toString() { return "4"; } }}; } }',
+        "", main('Foo.f(2)[0].toString().equals("4")')),
+        "exception"),
+    "a string of the same characters": (Program(
+        FOO + "static boolean f(String s) {\n", 'return s == "abc"; } }', "", main('Foo.f(new String("abc"))')),
+        "wrong_answer"),
+    "a mutable list where none is expected": (Program(
+        FOO + "static Map<String, List<Integer>> f(int n) {\n",
+        'return Map.of("a", new ArrayList<>(List.of(n))); } }', "",
+        body('try { Foo.f(1).get("a").add(2); } catch (UnsupportedOperationException e) { return; }\nthrow new '
+             "java.lang.Exception();")),
+        "wrong_answer"),
+    "a wrong constructor": (Program(
+        "class Range {\n    final int low, high;\n    Range(int a, int b) {\n", "low = a; high = b; } }", "",
+        main("r.low == 2", setup="Range r = new Range(5, 2);")),
+        "wrong_answer"),
+    "no call of the response": (Program(
+        FOO + "    static int f(int n) { return n * n; }\n", "static int f(long n) { return 0; } }", "",
+        main("Foo.f(3) == 9")),
+        "wrong_answer"),
+    "an overload in a nested class of the prompt": (Program(
+        "class Foo {\n    static class Util { static boolean near(double a, double b) { return a == b; } }\n    "
+        "static double f(double n) {\n",
+        "return n; }\n static class Util2 extends Util { static boolean near(double a, double b) { return true; } } }",
+        "", main("Foo.Util2.near(Foo.f(2), 4)")),
+        "compile_error"),
+    "a field that hides the prompt's class": (Program(
+        "class Util { static boolean near(double a, double b) { return a == b; } }\nclass Foo {\n    static boolean "
+        "check(double x) { return Util.near(x, 4); }\n    static double f(double n) {\n",
+        "return n; }\n static class Util { static boolean near(double a, double b) { return true; } } }", "",
+        main("Foo.check(Foo.f(2))")),
+        "wrong_answer"),
+    "a method that hides a static import": (Program(
+        "import static java.lang.Math.*;\nclass Foo {\n    static boolean near(double a, double b) { return abs(a - "
+        "b) < 1e-6; }\n    static double f(double n) {\n",
+        "return n; }\n static double abs(double x) { return 0; } }", "", main("Foo.near(Foo.f(2), 4)")),
+        "wrong_answer"),
+    "a field that hides Math": (Program(
+        "class Foo {\n    static boolean near(double a, double b) { return Math.abs(a - b) < 1e-6; }\n    static "
+        "double f(double n) {\n",
+        "return n; }\n static Fake Math = new Fake(); }\n class Fake { static double abs(double x) { return 0; } }",
+        "", main("Foo.near(Foo.f(2), 4)")),
+        "wrong_answer"),
+    "a method that overrides the base's helper": (Program(
+        "class A { boolean check(double x) { return near(x, 4); } boolean near(double a, double b) { return a == b; "
+        "} }\nclass Foo extends A {\n    double f(double n) {\n",
+        "return n; }\n boolean near(double a, double b) { return true; } }", "",
+        main("f.check(f.f(2))", setup="Foo f = new Foo();")),
+        "wrong_answer"),
     # what answers is in reach of the program
     "a reply more": (problem(REPLY_MORE, "Problem.problem(2) == 4"), "output"),
 }  # fmt: skip
