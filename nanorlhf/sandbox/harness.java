@@ -458,7 +458,8 @@ class NanoRlhfHarness {
             }
             Stubs stubs = new Stubs(task, unit, prompt, prefix.length() + response.length(), testTree);
             String code = stubs.promptCode();
-            Source[] sources = {new Source("Main", source), new Source("Prompt", code), new Source("Stubs", stubs.classes(code))};
+            Source[] sources = {
+                new Source("Main", source), new Source("Prompt", code), new Source("Stubs", stubs.classes(code))};
             task.generate(); // afterwards javac has dropped the classes
             if (!messages.errors("").isEmpty()) {
                 return messages.errors("");
@@ -548,12 +549,26 @@ class NanoRlhfHarness {
             return closers.toString();
         }
 
+        /** The member at the end of a path; null if it ends in a class. */
+        static Tree member(List<Tree> path) {
+            Tree end = path.isEmpty() ? null : path.get(path.size() - 1);
+            return end instanceof ClassTree ? null : end;
+        }
+
         int start(Tree tree) {
             return (int) positions.getStartPosition(unit, tree);
         }
 
         int end(Tree tree) {
             return (int) positions.getEndPosition(unit, tree);
+        }
+
+        /** The body of an enumeration's constant; any other member itself. */
+        private static Tree bodyOf(Tree member, ClassTree type) {
+            boolean isConstant = type.getKind() == Tree.Kind.ENUM && member instanceof VariableTree field
+                && field.getInitializer() instanceof NewClassTree made && made.getClassBody() != null
+                && made.getIdentifier().toString().equals(type.getSimpleName().toString());
+            return isConstant ? ((NewClassTree) ((VariableTree) member).getInitializer()).getClassBody() : member;
         }
 
         /** The classes around a position, from the outermost; and then the member that it is in, if it is in one. */
@@ -563,11 +578,8 @@ class NanoRlhfHarness {
             for (int i = 0; i < trees.size(); i++) {
                 Tree tree = trees.get(i);
                 if (start(tree) <= position && position < end(tree) && !(tree instanceof EmptyStatementTree)) {
-                    boolean hasBody = tree instanceof VariableTree field && field.getInitializer() instanceof NewClassTree made
-                        && made.getClassBody() != null && made.getIdentifier().toString().equals(
-                            path.isEmpty() ? "" : ((ClassTree) path.get(path.size() - 1)).getSimpleName().toString());
-                    Tree inner = hasBody ? ((NewClassTree) ((VariableTree) tree).getInitializer()).getClassBody() : tree;
-                    path.add(inner); // of an enumeration's constant, its body
+                    Tree inner = path.isEmpty() ? tree : bodyOf(tree, (ClassTree) path.get(path.size() - 1));
+                    path.add(inner);
                     if (!(inner instanceof ClassTree type)) {
                         break;
                     }
@@ -776,22 +788,22 @@ class NanoRlhfHarness {
         /** The prompt's text with a call of the program in place of what the response completes. */
         String promptCode() {
             List<Tree> path = prompt.path(prompt.last);
-            Tree target = path.isEmpty() || path.get(path.size() - 1) instanceof ClassTree ? null : path.get(path.size() - 1);
+            Tree target = Prompt.member(path);
             List<Tree> inside = prompt.path(prompt.hole);
-            boolean isBetween = inside.isEmpty() || inside.get(inside.size() - 1) instanceof ClassTree;
+            boolean isBetween = Prompt.member(inside) == null;
             boolean isOwn = isWhole && own.keySet().stream().anyMatch(used::contains);
             Set<String> mentioned = new HashSet<>(); // by the prompt's own code
             for (Tree tree : prompt.unit.getTypeDecls()) {
                 names(tree, mentioned);
             }
             for (ClassTree type : classes()) {
-                isOwn |= complete(type, isBetween && inside.contains(type), mentioned);
+                isOwn |= complete(type, isBetween && !inside.isEmpty() && inside.get(inside.size() - 1) == type, mentioned);
             }
             if (target == null && !isOwn) { // the prompt is complete: the last method that the tests call
                 for (ClassTree type : classes()) {
                     for (Tree member : type.getMembers()) {
-                        if (member instanceof MethodTree method && method.getBody() != null && prompt.end(method) <= prompt.hole
-                            && used.contains(method.getName().toString())
+                        if (member instanceof MethodTree method && method.getBody() != null
+                            && prompt.end(method) <= prompt.hole && used.contains(method.getName().toString())
                             && (target == null || prompt.start(target) < prompt.start(method))) {
                             target = method;
                         }
@@ -895,8 +907,10 @@ class NanoRlhfHarness {
             for (Tree member : type.getMembers()) {
                 if (member instanceof MethodTree method && method.getReturnType() == null && method.getBody() != null
                     && program.get(prompt.start(method)) instanceof ExecutableElement constructor) {
-                    int start = firstCall(method) == null ? prompt.start(method.getBody()) + 1 : prompt.end(firstCall(method));
-                    String arguments = method.getParameters().stream().map(p -> ", " + p.getName()).collect(Collectors.joining());
+                    Tree first = firstCall(method);
+                    int start = first == null ? prompt.start(method.getBody()) + 1 : prompt.end(first);
+                    String arguments = method.getParameters().stream().map(parameter -> ", " + parameter.getName())
+                        .collect(Collectors.joining());
                     edit(start, start, call + "\"" + erased(constructor) + "\"" + arguments + ");");
                 }
             }
@@ -938,8 +952,8 @@ class NanoRlhfHarness {
                     body = construct(type, method, owner + "\"" + erased(executable) + "\"" + arguments);
                 } else {
                     boolean isStatic = executable.getModifiers().contains(Modifier.STATIC);
-                    body = "{ " + (method.getReturnType().toString().equals("void") ? "" : "return (" + method.getReturnType() + ") ")
-                        + "NanoRlhfTests.call(" + owner + "\"" + method.getName() + "\", \"" + erased(executable) + "\", "
+                    String result = method.getReturnType().toString();
+                    body = "{ " + (result.equals("void") ? "" : "return (" + result + ") ") + "NanoRlhfTests.call(" + owner + "\"" + method.getName() + "\", \"" + erased(executable) + "\", "
                         + (isStatic ? "null" : "this") + arguments;
                 }
                 edit(prompt.start(method.getBody()), prompt.end(method.getBody()), body);
@@ -1053,7 +1067,8 @@ class NanoRlhfHarness {
                 text.append(type.getEnclosedElements().stream().filter(e -> e.getKind() == ElementKind.ENUM_CONSTANT)
                     .map(e -> e.getSimpleName().toString()).collect(Collectors.joining(", "))).append(";\n");
             }
-            boolean isBase = own.values().stream().anyMatch(e -> e.getSuperclass().toString().equals(type.getSimpleName().toString()));
+            boolean isBase = own.values().stream()
+                .anyMatch(each -> types.asElement(each.getSuperclass()) == type);
             if (isBase && type.getTypeParameters().isEmpty()) { // only for subclasses
                 text.append(type.getSimpleName()).append("(NanoRlhfTests.None a, NanoRlhfTests.None b) { ")
                     .append(hasBase ? "super(a, b); " : "").append("}\n");
@@ -1061,8 +1076,8 @@ class NanoRlhfHarness {
             for (Element member : type.getEnclosedElements()) {
                 if (member.getKind() != ElementKind.ENUM_CONSTANT) {
                     String one = stub(member, type, isInterface);
-                    text.append(hasBase && member.getKind() == ElementKind.CONSTRUCTOR
-                        ? one.replace(" { NanoRlhfTests.construct", " { super((NanoRlhfTests.None) null, null); NanoRlhfTests.construct") : one);
+                    boolean callsBase = hasBase && member.getKind() == ElementKind.CONSTRUCTOR;
+                    text.append(callsBase ? one.replace(") { ", ") { super((NanoRlhfTests.None) null, null); ") : one);
                 }
             }
             return text.append("}\n").toString();

@@ -322,8 +322,10 @@ class NanoRlhfValues {
 
     /** Whether a class is one of the JDK's containers that can be made empty. */
     private static boolean isNew(Class<?> type) {
+        boolean isContainer =
+            Collection.class.isAssignableFrom(type) || Map.class.isAssignableFrom(type) || type == BitSet.class;
         try {
-            return type.getName().startsWith("java.util.") && type.getName().indexOf('$') < 0
+            return isContainer && type.getName().startsWith("java.util.") && type.getName().indexOf('$') < 0
                 && !Modifier.isAbstract(type.getModifiers()) && Modifier.isPublic(type.getConstructor().getModifiers());
         } catch (NoSuchMethodException none) {
             return false;
@@ -338,7 +340,8 @@ class NanoRlhfValues {
 
     // ------------------------------------------------------------------------------------- 2. from nodes to objects
     private Class<?> known(String type) throws ClassNotFoundException {
-        return session.fields.containsKey(type) ? Class.forName(type, true, session.loader) : Class.forName(type, false, null);
+        boolean isDeclared = session.fields.containsKey(type);
+        return Class.forName(type, isDeclared, isDeclared ? session.loader : null);
     }
 
     /** A new object that is still empty; null if it can't be made without its items. */

@@ -988,6 +988,78 @@ RIGHT_JAVA = {
     "objects of the tests that only they know": Program(
         FOO + "static <T> T last(List<T> x) {\n", "return x.get(x.size() - 1); } }", "",
         main("Foo.last(List.of(a, b)) == b", setup="Object a = new Object(), b = new Object();")),
+    "tests with a class of their own": Program(
+        FOO + "static int total(List<? extends Supplier<Integer>> x) {\n",
+        "return x.stream().mapToInt(Supplier::get).sum(); } }", "",
+        "class Main { static class One implements Supplier<Integer> { int n = 1; public Integer get() { return n++; "
+        "} } public static void main(String[] a) throws Exception { One o = new One(); if (Foo.total(List.of(o, o)) "
+        "!= 3 || o.n != 3) throw new java.lang.Exception(); } }"),
+    "an abstract class of the prompt": Program(
+        "abstract class Animal { abstract String sound(); String twice() { return sound() + sound(); } }\nclass Dog "
+        "extends Animal {\n    String sound() {\n",
+        'return "wuff"; } }', "", main('a.twice().equals("wuffwuff")', setup="Animal a = new Dog();")),
+    "toString of the prompt": Program(
+        "class V { int x; V(int x) { this.x = x; } public String toString() {\n", 'return "V" + x; } }', "",
+        main('("" + new V(3)).equals("V3")')),
+    "wildcards and arrays of generics": Program(
+        FOO + "static Map<String, int[][]> f(Map<String, ? extends List<Integer>> m) {\n",
+        "Map<String, int[][]> r = new TreeMap<>(); m.forEach((k, v) -> r.put(k, new int[][] {v.stream().mapToInt(i "
+        "-> i).toArray()})); return r; } }",
+        "", main('r.get("a")[0][1] == 2', setup='Map<String, int[][]> r = Foo.f(Map.of("a", List.of(1, 2)));')),
+    "a matrix of the prompt's objects": Program(
+        "class Cell { char c; Cell(char c) { this.c = c; } }\nclass Foo {\nstatic void flip(Cell[][] grid) {\n",
+        "for (Cell[] row : grid) { Cell t = row[0]; row[0] = row[1]; row[1] = t; t.c = 'z'; } } }", "",
+        main("g[0][0] == b && g[0][1] == a && a.c == 'z'",
+             setup="Cell a = new Cell('a'), b = new Cell('b'); Cell[][] g = {{a, b}}; Foo.flip(g);")),
+    "a tree with parents": Program(
+        "import java.util.*;\nclass Tree { Tree parent; List<Tree> kids = new ArrayList<>(); Map<String, Tree> names "
+        "= new TreeMap<>(); String n; Tree(String n) { this.n = n; } void add(Tree t) { t.parent = this; "
+        "kids.add(t); names.put(t.n, t); } }\nclass Foo {\nstatic Tree root(Tree t) {\n",
+        'while (t.parent != null) t = t.parent; t.add(new Tree("new")); return t; } }', "",
+        main('Foo.root(c) == a && a.kids.size() == 2 && a.kids.get(1).parent == a && a.names.get("new") == '
+             "a.kids.get(1)",
+             setup='Tree a = new Tree("a"), b = new Tree("b"), c = new Tree("c"); a.add(b); b.add(c);')),
+    "an object that the program keeps": Program(
+        "import java.util.*;\nclass Item { int n; Item(int n) { this.n = n; } }\nclass Store {\n",
+        "private final Map<String, Item> items = new HashMap<>();\nvoid put(String k, Item i) { items.put(k, i); }\n"
+        "Item get(String k) { return items.get(k); } }",
+        "",
+        main('s.get("a") == i && s.get("b") == null',
+             setup='Store s = new Store(); Item i = new Item(3); s.put("a", i);')),
+    "a sealed interface and a switch": Program(
+        "sealed interface Shape permits Circle, Box { }\nrecord Circle(double r) implements Shape { }\nrecord "
+        "Box(double a, double b) implements Shape { }\nclass Foo {\nstatic double area(Shape s) {\n",
+        "if (s instanceof Circle c) return c.r() * c.r() * 3; Box b = (Box) s; return b.a() * b.b(); } }", "",
+        main("Foo.area(new Circle(2)) == 12 && Foo.area(new Box(2, 3)) == 6")),
+    "checked exceptions of the JDK": Program(
+        "import java.io.*;\nclass Foo {\nstatic String f(int n) throws IOException {\n",
+        'if (n > 0) throw new FileNotFoundException("no " + n); return "x"; } }', "",
+        body('if (!Foo.f(0).equals("x")) throw new java.lang.Exception();\ntry { Foo.f(2); } catch '
+             '(java.io.IOException e) { if (e.getMessage().equals("no 2")) return; }\nthrow new '
+             "java.lang.Exception();")),
+    "an instance method with varargs and generics": Program(
+        FOO + "<T extends Comparable<T>> T max(T first, T... rest) {\n",
+        "for (T t : rest) if (t.compareTo(first) > 0) first = t; return first; } }", "",
+        main('f.max(1, 5, 3) == 5 && f.max("a").equals("a")', setup="Foo f = new Foo();")),
+    "a response that is a whole program with imports": Program(
+        "",
+        "import java.util.*;\nimport java.util.stream.*;\nclass Foo { static List<Integer> f(int n) { return "
+        "IntStream.range(0, n).boxed().collect(Collectors.toList()); } }",
+        "", main("Foo.f(3).equals(List.of(0, 1, 2))")),
+    "a queue interface": Program(
+        FOO + "static Queue<Integer> f(int n) {\n",
+        "Queue<Integer> q = new ArrayDeque<>(); q.add(n); q.add(n + 1); return q; } }", "",
+        main("q.poll() == 1 && q.poll() == 2 && q.isEmpty()", setup="Queue<Integer> q = Foo.f(1);")),
+    "long strings and numbers": Program(
+        FOO + "static String f(java.math.BigInteger b, char[] c) {\n",
+        "c[0] = 'x'; return b.toString() + new String(c) + \"\\u0000\\ud800\"; } }", "",
+        main("Foo.f(java.math.BigInteger.TEN.pow(50), c).length() == 55 && c[0] == 'x'",
+             setup="char[] c = {'a', 'b'};")),
+    "a threaded test": Program(
+        FOO + "static int f(int n) {\n", "return n * n; } }", "",
+        body("int[] s = {0}; Thread[] t = new Thread[4]; for (int i = 0; i < 4; i++) { int k = i; t[i] = new "
+             "Thread(() -> { int x = Foo.f(k); synchronized (s) { s[0] += x; } }); t[i].start(); } for (Thread x : "
+             "t) x.join();\nif (s[0] != 14) throw new java.lang.Exception();")),
     "NaN, as in plain Java": problem("return Double.NaN; } }", "!(Math.abs(Problem.problem(2) - 4) > 1e-6)"),
 }  # fmt: skip
 ANY = "return true; }"
@@ -1409,6 +1481,34 @@ WRONG_JAVA = {
         "} }\nclass Foo extends A {\n    double f(double n) {\n",
         "return n; }\n boolean near(double a, double b) { return true; } }", "",
         main("f.check(f.f(2))", setup="Foo f = new Foo();")),
+        "wrong_answer"),
+    "a timer in the harness": (Program(
+        FOO + "static Object f(int n) {\n", "return new Timer(true); } }", "", main("Foo.f(2) != null")),
+        "exception"),
+    "a class object": (Program(
+        FOO + "static Object f(int n) {\n", "return Integer.class; } }", "", main("Foo.f(2) != null")),
+        "exception"),
+    "a thread that changes the answer later": (Program(
+        FOO + "static List<Integer> f(int n) {\n",
+        "List<Integer> a = new ArrayList<>(List.of(n * n)); Thread t = new Thread(() -> { try { Thread.sleep(50); } "
+        "catch (Exception e) { } a.set(0, 0); }); t.setDaemon(true); t.start(); return a; } }",
+        "",
+        body("List<Integer> a = Foo.f(2); Thread.sleep(300); if (a.get(0) != 4) throw new java.lang.Exception();")),
+        "wrong_answer"),
+    "a record that answers by its accessor": (Program(
+        "record P(int x) { int twice() { return 2 * x; } }\nclass Foo {\nstatic P f(int n) {\n",
+        "return new P(n); } }", "", main("Foo.f(2).twice() == 8")),
+        "wrong_answer"),
+    "hashCode that lies": (Program(
+        "import java.util.*;\nclass K { final int a; K(int a) { this.a = a; } public boolean equals(Object o) { "
+        "return o instanceof K k && k.a == a; }\n    public int hashCode() {\n",
+        "return (int) System.nanoTime(); } }", "",
+        main("s.contains(new K(1))", setup="Set<K> s = new HashSet<>(); s.add(new K(1));")),
+        "wrong_answer"),
+    "a constructor that forgets a copy": (Program(
+        "import java.util.*;\nclass Poly {\n    private final int[] c;\n    int at(int i) { return c[i]; }\n    "
+        "Poly(int[] c) {\n",
+        "this.c = c; } }", "", main("p.at(0) == 1", setup="int[] c = {1, 2}; Poly p = new Poly(c); c[0] = 9;")),
         "wrong_answer"),
     # what answers is in reach of the program
     "a reply more": (problem(REPLY_MORE, "Problem.problem(2) == 4"), "output"),
