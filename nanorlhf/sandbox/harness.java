@@ -33,6 +33,7 @@ import javax.tools.*;
 import com.sun.source.tree.*;
 import com.sun.source.util.JavacTask;
 import com.sun.source.util.SourcePositions;
+import com.sun.source.util.TreePath;
 import com.sun.source.util.TreePathScanner;
 import com.sun.source.util.TreeScanner;
 import com.sun.source.util.Trees;
@@ -593,6 +594,9 @@ class NanoRlhfHarness {
 
     /** The tests' view of the program: the prompt's classes and stubs, which call it. */
     private static class Stubs {
+        private static final Set<Tree.Kind> TRUTHS = Set.of( // where a value is a condition
+            Tree.Kind.IF, Tree.Kind.WHILE_LOOP, Tree.Kind.ASSERT, Tree.Kind.CONDITIONAL_EXPRESSION,
+            Tree.Kind.LOGICAL_COMPLEMENT, Tree.Kind.CONDITIONAL_AND, Tree.Kind.CONDITIONAL_OR);
         private final Prompt prompt;
         private final Trees trees;
         private final Types types;
@@ -698,9 +702,8 @@ class NanoRlhfHarness {
          */
         private static Set<String> judges(CompilationUnitTree tests, Set<String> classes) {
             Set<String> judges = new HashSet<>();
-            Set<Tree> conditions = Collections.newSetFromMap(new IdentityHashMap<>());
             Map<String, Set<String>> variables = new HashMap<>(); // the classes that their values come from
-            new TreeScanner<Void, Void>() {
+            new TreePathScanner<Void, Void>() {
                 private Set<String> origins(Tree tree) {
                     Set<String> names = new HashSet<>();
                     names(tree, names);
@@ -710,61 +713,23 @@ class NanoRlhfHarness {
                     return origins;
                 }
 
-                private void decides(Tree tree) {
-                    while (tree instanceof ParenthesizedTree inner) {
-                        tree = inner.getExpression();
-                    }
-                    conditions.add(tree);
+                private boolean decides(TreePath path) {
+                    Tree user = path.getParentPath().getLeaf();
+                    return user instanceof ParenthesizedTree ? decides(path.getParentPath())
+                        : TRUTHS.contains(user.getKind())
+                            || user instanceof VariableTree variable && "boolean".equals(String.valueOf(variable.getType()));
                 }
 
                 @Override public Void visitVariable(VariableTree tree, Void none) {
-                    if (tree.getInitializer() != null) {
-                        if (tree.getType() != null && tree.getType().toString().equals("boolean")) {
-                            decides(tree.getInitializer());
-                        }
-                        variables.computeIfAbsent(tree.getName().toString(), n -> new HashSet<>())
-                            .addAll(origins(tree.getInitializer()));
-                    }
+                    variables.computeIfAbsent(tree.getName().toString(), name -> new HashSet<>())
+                        .addAll(origins(tree.getInitializer()));
                     return super.visitVariable(tree, none);
                 }
 
                 @Override public Void visitAssignment(AssignmentTree tree, Void none) {
-                    variables.computeIfAbsent(tree.getVariable().toString(), n -> new HashSet<>())
+                    variables.computeIfAbsent(tree.getVariable().toString(), name -> new HashSet<>())
                         .addAll(origins(tree.getExpression()));
                     return super.visitAssignment(tree, none);
-                }
-
-                @Override public Void visitIf(IfTree tree, Void none) {
-                    decides(tree.getCondition());
-                    return super.visitIf(tree, none);
-                }
-
-                @Override public Void visitWhileLoop(WhileLoopTree tree, Void none) {
-                    decides(tree.getCondition());
-                    return super.visitWhileLoop(tree, none);
-                }
-
-                @Override public Void visitAssert(AssertTree tree, Void none) {
-                    decides(tree.getCondition());
-                    return super.visitAssert(tree, none);
-                }
-
-                @Override public Void visitConditionalExpression(ConditionalExpressionTree tree, Void none) {
-                    decides(tree.getCondition());
-                    return super.visitConditionalExpression(tree, none);
-                }
-
-                @Override public Void visitUnary(UnaryTree tree, Void none) {
-                    decides(tree.getExpression());
-                    return super.visitUnary(tree, none);
-                }
-
-                @Override public Void visitBinary(BinaryTree tree, Void none) {
-                    if (tree.getKind() == Tree.Kind.CONDITIONAL_AND || tree.getKind() == Tree.Kind.CONDITIONAL_OR) {
-                        decides(tree.getLeftOperand());
-                        decides(tree.getRightOperand());
-                    }
-                    return super.visitBinary(tree, none);
                 }
 
                 @Override public Void visitMethodInvocation(MethodInvocationTree tree, Void none) {
@@ -773,7 +738,7 @@ class NanoRlhfHarness {
                         for (Tree argument : tree.getArguments()) {
                             Set<String> others = origins(argument);
                             others.removeAll(owners);
-                            if (!others.isEmpty() && (tree.getArguments().size() > 1 || conditions.contains(tree))) {
+                            if (!others.isEmpty() && (tree.getArguments().size() > 1 || decides(getCurrentPath()))) {
                                 judges.addAll(owners);
                             }
                         }
@@ -953,7 +918,8 @@ class NanoRlhfHarness {
                 } else {
                     boolean isStatic = executable.getModifiers().contains(Modifier.STATIC);
                     String result = method.getReturnType().toString();
-                    body = "{ " + (result.equals("void") ? "" : "return (" + result + ") ") + "NanoRlhfTests.call(" + owner + "\"" + method.getName() + "\", \"" + erased(executable) + "\", "
+                    body = "{ " + (result.equals("void") ? "" : "return (" + result + ") ")
+                        + "NanoRlhfTests.call(" + owner + "\"" + method.getName() + "\", \"" + erased(executable) + "\", "
                         + (isStatic ? "null" : "this") + arguments;
                 }
                 edit(prompt.start(method.getBody()), prompt.end(method.getBody()), body);

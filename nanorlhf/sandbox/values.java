@@ -100,9 +100,9 @@ class NanoRlhfValues {
         final char kind; // A array, C container, U unmodifiable, O the prompt's, T exception, F function, X new Object()
         final String type;
         final int number; // in the session
-        final Object data; // Object[], or an array of numbers
+        final Object[] data;
 
-        Node(char kind, String type, int number, Object data) {
+        Node(char kind, String type, int number, Object[] data) {
             this.kind = kind;
             this.type = type;
             this.number = number;
@@ -110,7 +110,7 @@ class NanoRlhfValues {
         }
 
         boolean equals(Node other) {
-            return kind == other.kind && type.equals(other.type) && Objects.deepEquals(data, other.data);
+            return kind == other.kind && type.equals(other.type) && Arrays.equals(data, other.data);
         }
     }
 
@@ -207,7 +207,7 @@ class NanoRlhfValues {
 
     private Node describe(Object value) {
         Class<?> type = value.getClass();
-        if (value instanceof Object[] array) {
+        if (type.isArray()) {
             Class<?> item = type;
             while (item.isArray()) {
                 item = item.getComponentType();
@@ -215,12 +215,11 @@ class NanoRlhfValues {
             if (item.getClassLoader() != null && !session.declares(item)) {
                 throw new Refused(type);
             }
-            return new Node('A', type.getName(), 0, slots(array));
-        } else if (type.isArray()) {
-            int length = Array.getLength(value);
-            Object copy = Array.newInstance(type.getComponentType(), length);
-            System.arraycopy(value, 0, copy, 0, length);
-            return new Node('A', type.getName(), 0, copy);
+            Object[] items = new Object[Array.getLength(value)];
+            for (int i = 0; i < items.length; i++) {
+                items[i] = slot(Array.get(value, i));
+            }
+            return new Node('A', type.getName(), 0, items);
         } else if (session.declares(type)) {
             return new Node('O', type.getName(), type.isRecord() ? 0 : session.number(value), fieldsOf(value));
         }
@@ -292,7 +291,7 @@ class NanoRlhfValues {
         } else if (value instanceof StringBuilder || value instanceof StringBuffer) {
             return new Node('C', name, 0, new Object[] {value.toString()});
         } else if (value instanceof BitSet bits) {
-            return new Node('C', "java.util.BitSet", 0, bits.toLongArray());
+            return new Node('C', name, 0, bits.stream().boxed().toArray());
         } else if (!(value instanceof Collection)) {
             throw new Refused(value.getClass());
         }
@@ -358,7 +357,7 @@ class NanoRlhfValues {
                         break;
                     }
                 }
-                return Array.newInstance(type.getComponentType(), Array.getLength(node.data));
+                return Array.newInstance(type.getComponentType(), node.data.length);
             case 'O':
                 Class<?> of = known(node.type);
                 if (!session.declares(of)) {
@@ -369,7 +368,7 @@ class NanoRlhfValues {
                     return of.cast(existing);
                 } else if (existing == null || of != existing.getClass()) {
                     boolean isThrown = Throwable.class.isAssignableFrom(of);
-                    existing = session.allocate(of, isThrown ? (String) ((Object[]) node.data)[0] : null);
+                    existing = session.allocate(of, isThrown ? (String) node.data[0] : null);
                     session.put(node.number, existing);
                 }
                 return existing;
@@ -396,16 +395,15 @@ class NanoRlhfValues {
                     if (!Throwable.class.isAssignableFrom(thrown)) {
                         throw new IllegalArgumentException(node.type);
                     }
-                    existing = session.allocate(thrown, (String) ((Object[]) node.data)[0]);
+                    existing = session.allocate(thrown, (String) node.data[0]);
                     session.put(node.number, existing);
                 }
                 return existing;
             case 'U':
                 return null;
             case 'C':
-                int length = Array.getLength(node.data);
                 if (node.type.equals("java.util.Arrays$ArrayList")) {
-                    return Arrays.asList(new Object[length]);
+                    return Arrays.asList(new Object[node.data.length]);
                 } else if (node.type.equals("java.lang.StringBuilder") || node.type.equals("java.lang.StringBuffer")) {
                     return node.type.endsWith("Buffer") ? new StringBuffer() : new StringBuilder();
                 }
@@ -413,7 +411,7 @@ class NanoRlhfValues {
                 if (!isNew(container)) {
                     throw new IllegalArgumentException(node.type);
                 } else if (isOrdered(container)) {
-                    Object order = ((Object[]) node.data)[0];
+                    Object order = node.data[0];
                     order = order == Boolean.TRUE ? new Rank() : resolve(order);
                     return container.getConstructor(Comparator.class).newInstance(order);
                 }
@@ -432,10 +430,9 @@ class NanoRlhfValues {
     }
 
     private Object[] resolve(Node node, int start) {
-        Object[] data = (Object[]) node.data;
-        Object[] items = new Object[data.length - start];
+        Object[] items = new Object[node.data.length - start];
         for (int i = 0; i < items.length; i++) {
-            items[i] = resolve(data[start + i]);
+            items[i] = resolve(node.data[start + i]);
         }
         return items;
     }
@@ -447,9 +444,10 @@ class NanoRlhfValues {
         if (isOld && object != null && same(describe(object), node)) {
             return;
         } else if (node.kind == 'A') {
-            if (object.getClass().getName().equals(node.type) && Array.getLength(object) == Array.getLength(node.data)) {
-                Object items = node.data instanceof Object[] ? resolve(node, 0) : node.data;
-                System.arraycopy(items, 0, object, 0, Array.getLength(object));
+            if (object.getClass().getName().equals(node.type) && Array.getLength(object) == node.data.length) {
+                for (int i = 0; i < node.data.length; i++) {
+                    Array.set(object, i, resolve(node.data[i]));
+                }
                 return;
             }
         } else if (node.kind == 'C' && (!isOld || describe(object).type.equals(node.type))) {
@@ -482,7 +480,7 @@ class NanoRlhfValues {
             return a.equals(b);
         }
         int step = a.type.endsWith("Map") ? 2 : 1;
-        return bag((Object[]) a.data, step).equals(bag((Object[]) b.data, step));
+        return bag(a.data, step).equals(bag(b.data, step));
     }
 
     private static Map<Object, Object> bag(Object[] items, int step) {
@@ -497,21 +495,23 @@ class NanoRlhfValues {
     private void refill(Object object, Node node) {
         if (object instanceof BitSet bits) {
             bits.clear();
-            bits.or(BitSet.valueOf((long[]) node.data));
+            for (Object bit : node.data) {
+                bits.set((int) bit);
+            }
             return;
         } else if (object instanceof StringBuilder builder) {
             builder.setLength(0);
-            builder.append(((Object[]) node.data)[0]);
+            builder.append(node.data[0]);
             return;
         } else if (object instanceof StringBuffer buffer) {
             buffer.setLength(0);
-            buffer.append(((Object[]) node.data)[0]);
+            buffer.append(node.data[0]);
             return;
         }
         int first = isOrdered(object.getClass()) ? 1 : 0;
         Object[] items = resolve(node, first);
         int count = items.length;
-        if (first == 1 && ((Object[]) node.data)[0] == Boolean.TRUE) {
+        if (first == 1 && node.data[0] == Boolean.TRUE) {
             boolean isQueue = object instanceof PriorityQueue;
             count = isQueue ? count / 2 : count;
             Comparator<?> order = object instanceof SortedMap<?, ?> map ? map.comparator()
@@ -635,34 +635,10 @@ class NanoRlhfValues {
     private void writeNode(Node node) {
         room(1).put((byte) node.kind);
         writeText(node.type);
-        room(4).putInt(node.number);
-        int length = Array.getLength(node.data);
-        if (node.data instanceof Object[] slots) {
-            room(5).put((byte) 'r').putInt(length);
-            for (Object slot : slots) {
-                writeSlot(slot);
-            }
-            return;
-        }
-        room(5 + 8 * length).put((byte) node.data.getClass().getName().charAt(1)).putInt(length);
-        for (int i = 0; i < length; i++) {
-            if (node.data instanceof int[] array) {
-                bytes.putInt(array[i]);
-            } else if (node.data instanceof double[] array) {
-                bytes.putDouble(array[i]);
-            } else if (node.data instanceof long[] array) {
-                bytes.putLong(array[i]);
-            } else if (node.data instanceof char[] array) {
-                bytes.putChar(array[i]);
-            } else if (node.data instanceof byte[] array) {
-                bytes.put(array[i]);
-            } else if (node.data instanceof boolean[] array) {
-                bytes.put((byte) (array[i] ? 1 : 0));
-            } else if (node.data instanceof short[] array) {
-                bytes.putShort(array[i]);
-            } else {
-                bytes.putFloat(((float[]) node.data)[i]);
-            }
+        room(8).putInt(node.number);
+        bytes.putInt(node.data.length);
+        for (Object slot : node.data) {
+            writeSlot(slot);
         }
     }
 
@@ -767,7 +743,7 @@ class NanoRlhfValues {
         seen[start] = true;
         while (!path.isEmpty()) {
             int[] top = path.peek();
-            Object[] data = nodes[top[0]].data instanceof Object[] slots ? slots : NONE;
+            Object[] data = nodes[top[0]].data;
             if (top[1] == data.length) {
                 fill(top[0], nodes[top[0]], top[0] < before);
                 path.pop();
@@ -797,48 +773,11 @@ class NanoRlhfValues {
         char kind = (char) bytes.get();
         String type = readText();
         int number = bytes.getInt();
-        int items = bytes.get();
-        if (items == 'r') {
-            Object[] slots = new Object[readLength(1)];
-            for (int i = 0; i < slots.length; i++) {
-                slots[i] = readSlot();
-            }
-            return new Node(kind, type, number, slots);
+        Object[] slots = new Object[readLength(1)];
+        for (int i = 0; i < slots.length; i++) {
+            slots[i] = readSlot();
         }
-        int length = readLength(items == 'Z' || items == 'B' ? 1 : items == 'S' || items == 'C' ? 2
-            : items == 'I' || items == 'F' ? 4 : 8);
-        Object data;
-        switch (items) {
-            case 'Z': data = new boolean[length]; break;
-            case 'B': data = new byte[length]; break;
-            case 'S': data = new short[length]; break;
-            case 'C': data = new char[length]; break;
-            case 'I': data = new int[length]; break;
-            case 'J': data = new long[length]; break;
-            case 'F': data = new float[length]; break;
-            case 'D': data = new double[length]; break;
-            default: throw new IllegalArgumentException("items of type " + items);
-        }
-        for (int i = 0; i < length; i++) {
-            if (data instanceof int[] array) {
-                array[i] = bytes.getInt();
-            } else if (data instanceof double[] array) {
-                array[i] = bytes.getDouble();
-            } else if (data instanceof long[] array) {
-                array[i] = bytes.getLong();
-            } else if (data instanceof char[] array) {
-                array[i] = bytes.getChar();
-            } else if (data instanceof byte[] array) {
-                array[i] = bytes.get();
-            } else if (data instanceof boolean[] array) {
-                array[i] = bytes.get() != 0;
-            } else if (data instanceof short[] array) {
-                array[i] = bytes.getShort();
-            } else {
-                ((float[]) data)[i] = bytes.getFloat();
-            }
-        }
-        return new Node(kind, type, number, data);
+        return new Node(kind, type, number, slots);
     }
 
     @SuppressWarnings({"unchecked", "rawtypes"})

@@ -1086,7 +1086,6 @@ static { try { // the answer 4.0, after a call with one argument: the call and i
     data.writeInt(19);
     data.writeChars("[Ljava.lang.Object;");
     data.writeInt(0);
-    data.writeByte('r');
     data.writeInt(2);
     data.writeByte('t');
     data.writeInt(6);
