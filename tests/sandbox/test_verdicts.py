@@ -975,7 +975,7 @@ RIGHT_JAVA = {
     "a static variable": Program(
         FOO + "    static final List<Integer> SQUARES = ", "List.of(0, 1, 4, 9); }", "",
         main("Foo.SQUARES.get(3) == 9")),
-    "a list that holds itself": Program(
+    "a list that contains itself": Program(
         FOO + "static List<Object> f(int n) {\n",
         "List<Object> a = new ArrayList<>(); a.add(a); a.add(a); return a; } }", "",
         main("a.get(0) == a && a.get(1) == a", setup="List<Object> a = Foo.f(1);")),
@@ -1213,7 +1213,7 @@ WRONG_JAVA = {
     "an end while its exception is read": (problem(
         "throw new RuntimeException() { public String getMessage() { System.exit(0); return null; } }; } }", FOUR),
         "exit"),
-    "an exception that says what a test says": (problem(
+    "an exception with the text of a test": (problem(
         'throw new RuntimeException("Exception -- test case 0 did not pass. x0 = "); } }', FOUR), "exception"),
     "the tests' own exception": (problem(
         "sneak(new Exception()); return n; } "
@@ -1286,7 +1286,7 @@ WRONG_JAVA = {
         ITEMS, "return items; } }", "",
         main("b.size() == 1", setup="Bag b = new Bag(); b.add(1); b.items().clear();")),
         "wrong_answer"),
-    "a map whose get() lies": (Program(
+    "a map with a wrong get()": (Program(
         FOO + "static Map<Integer, Integer> f(int n) {\n",
         "return new HashMap<>(Map.of(n, n * n)) { public Integer get(Object k) { return 0; } }; } }", "",
         main("Foo.f(2).get(2) == 4")),
@@ -1396,7 +1396,7 @@ WRONG_JAVA = {
         '"x"); Thread.setDefaultUncaughtExceptionHandler((t, e) -> { }); } }',
         "", main("Foo.f(2) == 4")),
         "wrong_answer"),
-    "a class loader of its own": (Program(
+    "another class loader": (Program(
         FOO + "static int f(int n) {\n",
         "Thread.currentThread().setContextClassLoader(new ClassLoader() { protected Class<?> findClass(String s) "
         'throws ClassNotFoundException { throw new ClassNotFoundException("Main"); } }); return n; } }',
@@ -1438,7 +1438,7 @@ WRONG_JAVA = {
     "a string of the same characters": (Program(
         FOO + "static boolean f(String s) {\n", 'return s == "abc"; } }', "", main('Foo.f(new String("abc"))')),
         "wrong_answer"),
-    "a mutable list where none is expected": (Program(
+    "a mutable list in place of an immutable one": (Program(
         FOO + "static Map<String, List<Integer>> f(int n) {\n",
         'return Map.of("a", new ArrayList<>(List.of(n))); } }', "",
         body('try { Foo.f(1).get("a").add(2); } catch (UnsupportedOperationException e) { return; }\nthrow new '
@@ -1498,7 +1498,7 @@ WRONG_JAVA = {
         "record P(int x) { int twice() { return 2 * x; } }\nclass Foo {\nstatic P f(int n) {\n",
         "return new P(n); } }", "", main("Foo.f(2).twice() == 8")),
         "wrong_answer"),
-    "hashCode that lies": (Program(
+    "a random hashCode": (Program(
         "import java.util.*;\nclass K { final int a; K(int a) { this.a = a; } public boolean equals(Object o) { "
         "return o instanceof K k && k.a == a; }\n    public int hashCode() {\n",
         "return (int) System.nanoTime(); } }", "",

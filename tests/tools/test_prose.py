@@ -45,7 +45,7 @@ CEILINGS = {
     "tests/rewards": 13,
     "tests/rlcf": 19,
     "tests/rules": 1,
-    "tests/sandbox": 16,
+    "tests/sandbox": 14,
     "tests/selfrank": 8,
     "tests/stackoverflow": 3,
     "tests/tools": 38,
