@@ -1448,6 +1448,9 @@ WRONG_JAVA = {
         "class Range {\n    final int low, high;\n    Range(int a, int b) {\n", "low = a; high = b; } }", "",
         main("r.low == 2", setup="Range r = new Range(5, 2);")),
         "wrong_answer"),
+    "no call of the response but for a field": (Program(
+        "class Foo {\n    int n;\n    Foo(int n) { this.n = n; }\n    int f() { return n * n; }\n",
+        "private int g; int f(int m) { return 0; } }", "", main("new Foo(3).f() == 9")), "wrong_answer"),
     "no call of the response": (Program(
         FOO + "    static int f(int n) { return n * n; }\n", "static int f(long n) { return 0; } }", "",
         main("Foo.f(3) == 9")),
