@@ -539,9 +539,9 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="timeout-does-not-compile", level=3, where="nanorlhf.sandbox.execution:run_tests",
-        old='Verdict(True, reason in ("passed", "wrong_answer"), reason == "passed", reason, output, seconds)',
-        new='Verdict(\n    reason != "timeout", reason in ("passed", "wrong_answer"), reason == "passed", reason, '
-        "output, seconds\n)",
+        old='Verdict(True, passed or reason == "wrong_answer", passed, reason, share, output, seconds)',
+        new='Verdict(\n    reason != "timeout", passed or reason == "wrong_answer", passed, reason, share, output, '
+        "seconds\n)",
         symptom="compile@k is too low: programs that run too long count as failures.",
         cause="A program that is stopped at its time limit is counted as one that doesn't compile.",
         who="amazon-science/mxeval, execution.py",

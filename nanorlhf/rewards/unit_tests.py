@@ -7,8 +7,9 @@
     memory_mib = 512       memory of a program; for Java, its heap
     weak_isolation = false run programs even if the system can't restrict their files or network
 
-The data are rows of a code file: prefix + response + suffix is a program, and `tests` run it. sandbox/execution.py says
-what a test is, and which programs pass. As in StepCoder and RLEF, it is a reward for the whole response.
+The data are rows of a code file: prefix + response + suffix is a program, and `tests` run it. The module
+nanorlhf.sandbox.execution defines what a test is and which programs pass. As in StepCoder and RLEF, it is a reward for
+the whole response.
 """
 
 from collections import Counter

@@ -33,6 +33,7 @@ public class NanoRlhfTests {
 
     static int failures;
     static int answers; // of the program
+    static int line; // of the tests, where an exception left them; 0 if none did
     static boolean isBroken; // whether an answer was an invalid object
     static Throwable raised; // the program's last exception
     private static NanoRlhfSession session;
@@ -40,7 +41,7 @@ public class NanoRlhfTests {
 
     /** For the next program. */
     static void begin(NanoRlhfSession ofTheTests, String[] classesOfThePrompt) {
-        failures = answers = 0;
+        failures = answers = line = 0;
         isBroken = false;
         raised = null;
         session = ofTheTests;
@@ -151,6 +152,9 @@ public class NanoRlhfTests {
             return "memory";
         } else if (thrown != null) {
             StackTraceElement[] frames = thrown.getStackTrace();
+            for (StackTraceElement frame : frames) {
+                line = frame.getClassName().equals("Main") ? frame.getLineNumber() : line;
+            }
             boolean byTheTest = frames.length > 0 && frames[0].getClassName().equals("Main");
             boolean isVerdict = thrown.getClass() == Exception.class || thrown.getClass() == AssertionError.class;
             if (thrown != raised) { // the program prints its own exceptions

@@ -241,7 +241,7 @@ class NanoRlhfProgram {
  *   out   'q', a call for the program                                     } any number of times
  *   in    the program's reply, or nothing if it has ended                 }
  *   out   'p', the tests' classes for the plain run, if the tests have passed
- *   out   'v', the verdict, a line feed, the tests' output
+ *   out   'v', the verdict, the share of tests that passed, a line feed, the tests' output
  */
 class NanoRlhfHarness {
     private static final int TAIL = 8000; // characters of the tests' output to keep
@@ -339,7 +339,8 @@ class NanoRlhfHarness {
             }
             send('p', bytes.toByteArray());
         }
-        return word + "\n" + tail.toString(StandardCharsets.UTF_8);
+        double share = compilation.sharePassed(word.equals("passed"));
+        return word + " " + share + "\n" + tail.toString(StandardCharsets.UTF_8);
     }
 
     /** The classes whose objects the program may send: for each its name, and the fields with their classes. */
@@ -469,6 +470,18 @@ class NanoRlhfHarness {
             Messages rest = new Messages();
             rest.task(new InMemory(classes, promptClasses), sources).call();
             return rest.errors("the tests don't fit the program: ");
+        }
+
+        /** The share of the tests' throws that were reached and not called; without any, 1 if the tests passed. */
+        double sharePassed(boolean passed) {
+            int line = 0, all = 0, reached = 0;
+            for (String text : source.split("\n", -1)) {
+                int throwing = text.split("NanoRlhfTests\\.fail\\(", -1).length - 1;
+                line++;
+                all += throwing;
+                reached += NanoRlhfTests.line == 0 || line < NanoRlhfTests.line ? throwing : 0;
+            }
+            return all == 0 ? (passed ? 1 : 0) : Math.max(reached - NanoRlhfTests.failures, 0) / (double) all;
         }
 
         /** Compile the tests against the program's own classes. */

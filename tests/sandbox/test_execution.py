@@ -364,6 +364,26 @@ def test_a_python_program_gets_its_verdict():
         )
 
 
+def test_the_share_counts_the_tests_that_pass():
+    """A test that isn't reached, after an exception in Java, hasn't passed."""
+    tests = "assert f(1) == 1\nfor n in (2, 3):\n    assert f(n) == n * n\n"
+    tests += "try:\n    assert f(0) == 5\nexcept AssertionError: pass\n"
+    bodies = {"n * n": 1.0, "n": 1 / 3, "n if n < 3 else 1 / 0": 1 / 3, "4 / (n - 1)": 1 / 3, "[n].sort()": 0.0}
+    programs = [python(f"def f(n): return {body}\n", tests) for body in bodies]
+    assert [v.share for v in run_programs(programs, "python", LONG)] == pytest.approx(list(bodies.values()))
+
+
+def test_the_share_counts_the_tests_of_java_that_pass():
+    bodies = {
+        "n * n": 1.0,
+        "n": 1 / 3,
+        "n < 3 ? n * n : 1 / (n - 3)": 2 / 3,
+        "n == 1 ? 7 : n == 2 ? 4 : 1 / (n - 3)": 1 / 3,
+    }
+    programs = [java(f"return {body};", TWO_TESTS + mbjp_test(2, 3, 9)) for body in bodies]
+    assert [v.share for v in run_programs(programs, "java", LONG)] == pytest.approx(list(bodies.values()))
+
+
 def test_verdicts_come_in_order_and_equal_programs_run_once(monkeypatch):
     programs = [python(f"import time\nprint({i % 3}, time.time_ns())", f"assert {i % 3}") for i in range(7)]
     run_python, runs = execution.run_python, []
