@@ -36,20 +36,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # slow third-party imports; if one is missing, the tests that need it skip or fail
 SLOW = (
-    *(
-        "torch",
-        "torch._dynamo",
-        "torch.utils.checkpoint",
-        "torch.utils.tensorboard",
-        "triton",
-        "numpy",
-        "pytest",
-        "hypothesis",
-        "tyro",
-    ),
-    *("scipy.stats", "scipy.spatial.distance", "tokenizers", "safetensors.torch", "matplotlib.figure", "jinja2", "bs4"),
-    *("huggingface_hub._snapshot_download", "networkx", "rouge_score.rouge_scorer", "sacrebleu.metrics", "tqdm"),
-    "yaml",
+    *("torch", "torch._dynamo", "torch.utils.checkpoint", "torch.utils.tensorboard", "triton", "numpy", "pytest"),
+    *("hypothesis", "tyro", "scipy.stats", "scipy.spatial.distance", "tokenizers", "safetensors.torch", "yaml"),
+    *("matplotlib.figure", "jinja2", "bs4", "huggingface_hub._snapshot_download", "networkx", "tqdm"),
+    *("rouge_score.rouge_scorer", "sacrebleu.metrics"),
 )
 WHY = 300  # maximum length of a reason, characters
 MEMORY = 4 * 2**30  # bytes of data, against a list that grows without end

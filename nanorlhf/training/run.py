@@ -237,6 +237,8 @@ class Run:
         """Count the time in this context as sampling, for the metric `time/generating_share`."""
         start = time.perf_counter()
         yield
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # kernels run after the call that launches them
         self.generating_seconds += time.perf_counter() - start
 
     def unlock(self) -> None:
