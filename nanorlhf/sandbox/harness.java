@@ -51,7 +51,7 @@ import com.sun.source.util.Trees;
  */
 class NanoRlhfProgram {
     private static final NanoRlhfSession SESSION = new NanoRlhfSession(NanoRlhfProgram.class.getClassLoader(), false);
-    private static final PrintStream OUT = System.out, ERR = System.err; // the program may replace them
+    private static final PrintStream ERR = System.err; // the program may replace it
     private static DataInputStream calls;
     private static DataOutputStream replies;
     private static NanoRlhfValues graph; // of the call that is being answered
@@ -225,7 +225,7 @@ class NanoRlhfProgram {
             loader.setClassAssertionStatus(name, true);
         }
         Thread.currentThread().setContextClassLoader(loader);
-        System.setOut(OUT);
+        System.setOut(new PrintStream(OutputStream.nullOutputStream())); // the guarded run has printed the same
         System.setErr(ERR);
         return NanoRlhfTests.run(loader, ERR).getBytes(StandardCharsets.UTF_8);
     }

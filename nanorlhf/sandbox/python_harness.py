@@ -297,9 +297,17 @@ def unpacked(parts, table, classes, objects, get_object, set_attributes):
                 if name == "defaultdict":
                     is_type = type(what) is str
                     value.default_factory = (
-                        getattr(builtins, what) if is_type else decoded(what, classes, objects, get_object)
+                        builtin_type(what) if is_type else decoded(what, classes, objects, get_object)
                     )
     return [decoded(part, classes, objects, get_object) for part in parts]
+
+
+def builtin_type(name):
+    """Return a type of Python by its name. Raises ValueError for other built-ins, such as exit."""
+    kind = getattr(builtins, name)
+    if not isinstance(kind, type):
+        raise ValueError(name)
+    return kind
 
 
 def decoded(data, classes, objects, get_object):
@@ -524,7 +532,7 @@ def perform():
 
     def get_object(number, what=None):
         if what == "type":
-            return getattr(builtins, number)
+            return builtin_type(number)
         if what == "callback":
             return callbacks.setdefault(number, callback(number))
         if what == "iterator":
@@ -646,7 +654,7 @@ def names_in(code):
 
 COPIED = (
     *(read_exactly, receive, send, get_attributes, set_attribute, changeable),
-    *(encoded, entry, packed, unpacked, decoded, from_parts),
+    *(encoded, entry, packed, unpacked, builtin_type, decoded, from_parts),
 )
 CODES = tuple((f.__name__, f.__code__, f.__defaults__) for f in COPIED)
 TOOLS = tuple(
@@ -800,6 +808,7 @@ for method in (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "abs", "lt", "le", "gt", "ge", "int", "float",
 ):  # fmt: skip
     setattr(Remote, f"__{method}__", asks(f"__{method}__"))
+POWERFUL = eval, exec, compile, open, __import__, getattr, setattr, delattr, globals, locals, vars, breakpoint, input
 FUNCTION, ITERATOR = frozenset({"__call__"}), frozenset({"__iter__", "__next__"})
 CLASS = FUNCTION | {"__getattribute__", "__setattr__"}
 
@@ -843,7 +852,7 @@ class Session:
 
         def known(number, what=None):
             if what == "type" and number in self.names:  # a test that expects a type names it
-                return getattr(builtins, number)
+                return builtin_type(number)
             if number in self.remotes:
                 return self.remotes[number]
             if what == "iterator" or method == "__iter__":
@@ -875,7 +884,7 @@ class Session:
         if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
             return ["object", value.__name__, "type"]
         is_iterator = isinstance(value, collections.abc.Iterator)
-        if not callable(value) and not is_iterator:
+        if any(value is function for function in POWERFUL) or not (callable(value) or is_iterator):
             raise TypeError(f"the tests pass a {type(value).__name__}: only values and functions can be sent")
         if not any(value is function for function in self.functions):
             self.functions.append(value)
@@ -917,9 +926,14 @@ class Session:
             return (type(error).__name__, *packed([error.args], self.classes, [], {}, self.other))
 
     def exception(self, kinds, args, attributes):
-        """Return the program's exception, as the first of its classes that the prompt, Python or an import defines."""
+        """Return the program's exception, as the first of its classes that Python or the prompt defines, or the tests
+        name: unittest.SkipTest, say, would end a test without a failure.
+        """
         for module, name in kinds:
-            kind = self.classes.get(name) or getattr(sys.modules.get(module), name, None)
+            is_known = module == "builtins" or name in self.names
+            kind = self.classes.get(name)
+            if kind is None and is_known:
+                kind = getattr(sys.modules.get(module), name, None)
             if isinstance(kind, type) and issubclass(kind, BaseException):
                 break
         else:
@@ -1000,18 +1014,26 @@ def assigned_attributes(tree):
     return {node.attr for node in nodes if not node.attr.isupper()}
 
 
+# the function below a decorator
+INNER = {"property": ".fget", "cached_property": ".func", "staticmethod": ".__func__", "classmethod": ".__func__"} | {
+    "setter": ".fset", "deleter": ".fdel", "getter": ".fget"
+}  # fmt: skip
+
+
 def add_methods(session, owner):
     """Add the methods that the program's class has and the prompt's doesn't."""
     for name, kind in session.ask(None, "__members__", owner):
         if not hasattr(owner, name) and name not in ("__getattr__", "__bool__"):
-            ask = functools.partial(session.ask, None, f"{owner.__name__}.{name}{INNER.get(kind, '')}")
-            method = lambda *args, ask=ask, **kwargs: ask(*args, **kwargs)  # noqa: E731 a function becomes a method
-            setattr(owner, name, {"function": lambda method: method}.get(kind, getattr(builtins, kind, None))(method))
+            method = asking(session, f"{owner.__name__}.{name}{INNER.get(kind, '')}")
+            wrap = {"property": property, "staticmethod": staticmethod, "classmethod": classmethod}.get(kind)
+            setattr(owner, name, wrap(method) if wrap else method)
 
 
-INNER = {"property": ".fget", "cached_property": ".func", "staticmethod": ".__func__", "classmethod": ".__func__"} | {
-    "setter": ".fset", "deleter": ".fdel", "getter": ".fget"
-}  # fmt: skip
+def asking(session, path):
+    def method(*args, **kwargs):
+        return session.ask(None, path, *args, **kwargs)
+
+    return method
 
 
 def ask_program(owner, method):

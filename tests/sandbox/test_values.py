@@ -474,6 +474,20 @@ WRONG = {
         "assert f(2)==5",
     ),
     "complete prompt and exit": program("def f(n):\n    return n+3\n", "import os\nos._exit(0)\n", "assert f(2)==5"),
+    "a skipped unittest": program(
+        "import unittest\n" + F, "    raise unittest.SkipTest\n",
+        "class Case(unittest.TestCase):\n    def test(self):\n        self.assertEqual(f(2), 4)\n"
+        "result = unittest.TestResult()\nCase('test').run(result)\nassert result.wasSuccessful()",
+    ),
+    "eval as an argument": program(
+        "def f(g):\n", "    return g('__import__(\"__main__\").Session.__eq__')\n", "assert f(eval) == 4"
+    ),
+    "a factory that ends the tests": program(
+        F, "    import collections\n    return collections.defaultdict(exit)\n", "assert f(2)[0] == 4"
+    ),
+    "the name of a builtin function": program(
+        F, "    t = type('print', (), {})\n    return t\n", "print(1)\nassert f(2) is print"
+    ),
 }  # fmt: skip
 
 
