@@ -148,6 +148,7 @@ def our_grpo(args: Args, directory: Path, shares_queries: bool = True) -> tuple[
             with (
                 mock.patch("nanorlhf.reading.find_groups", separate),
                 mock.patch("nanorlhf.generate.find_groups", separate),
+                mock.patch("nanorlhf.batch.find_groups", separate),
             ):
                 train_grpo.main(settings)
     last = json.loads((directory / "grpo" / "metrics.jsonl").read_text().splitlines()[-1])

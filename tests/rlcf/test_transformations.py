@@ -313,7 +313,7 @@ JAVA = {
     ),
     "catch, resources and finally": (
         'static String f() throws Exception { try (Scanner in = new Scanner("a")) { return in.next(); }\n'
-        "catch (RuntimeException error) { throw error; } finally { int low = 1; low = low + 1; } }",
+        "catch (RuntimeException error) { throw error; } finally { int low = 1; System.out.print(low); } }",
         "", "in error low",
     ),
     "System.out": (

@@ -557,7 +557,8 @@ def run_hostile(language, hostile, way, canary):
             server.accept()  # no program connected
     assert secret.read_text() == "the secret"
     assert resource.getrlimit(resource.RLIMIT_CPU) == before
-    assert not set(supervisor.descendants(os.getpid())) - children  # those are the other tests' compilers
+    # those before are the other tests' compilers
+    assert wait_for(lambda: not set(supervisor.descendants(os.getpid())) - children, 1.0)
     assert not set(canary.iterdir()) - {secret}
     return verdicts
 
