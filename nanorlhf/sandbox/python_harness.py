@@ -927,7 +927,7 @@ class Session:
 
     def exception(self, kinds, args, attributes):
         """Return the program's exception, as the first of its classes that Python or the prompt defines, or the tests
-        name: unittest.SkipTest, say, would end a test without a failure.
+        name. For example, unittest.SkipTest would end a test without a failure.
         """
         for module, name in kinds:
             is_known = module == "builtins" or name in self.names
