@@ -58,7 +58,6 @@ from types import (
 
 if sys.argv[1:2] != ["program"]:  # programs start often and don't need these imports
     import ast
-    import importlib
     import io
     import symtable
     import traceback
@@ -451,13 +450,20 @@ def run_plainly(replies, path, code, tests):
     namespace = new_main(path)
     load(code, namespace, replies, pid)
     tests_code = compile(tests, "<tests>", "exec", dont_inherit=True)
-    for name in names_in(tests_code) - {*namespace, *vars(builtins)}:  # forgotten imports
-        if name in sys.stdlib_module_names:
-            namespace[name] = __import__(name)
-        for module in LIBRARY:
-            if not name.startswith("_") and hasattr(__import__(module), name):
-                namespace[name] = getattr(__import__(module), name)
+    namespace.update(forgotten_imports(names_in(tests_code) - {*namespace, *vars(builtins)}))
     load(tests_code, namespace, replies, pid, b"passed")
+
+
+def forgotten_imports(names):
+    """Return name -> value of those names that are modules of the standard library or public names in LIBRARY."""
+    values = {}
+    for name in names:
+        owners = [module for module in map(__import__, LIBRARY) if hasattr(module, name)]
+        if name in sys.stdlib_module_names:
+            values[name] = __import__(name)
+        elif owners and not name.startswith("_"):
+            values[name] = getattr(owners[-1], name)
+    return values
 
 
 def load(code, namespace, replies, pid, done=b""):
@@ -961,11 +967,12 @@ class Session:
                 set_attribute(instance, name, value)
 
 
-def bind(session, namespace, source, prefix, suffix, library):
+def bind(session, namespace, source, prefix, suffix):
     """Define what the tests read: the prompt's own definitions, and what the response completes."""
     statements, hole = parse_prompt(prefix, suffix)
     missing = {name for name in read_names(source) - defined_names(statements) if not hasattr(builtins, name)}
-    known = {name for name in missing if name in library or name in sys.stdlib_module_names}
+    imports = forgotten_imports(missing)
+    known = {*imports}
     completed = set() if hole is None else defined_names([hole])
     if hole is not None and not is_open(hole) and missing - known - completed:
         statements.append(hole)  # a helper; the response starts after it
@@ -994,9 +1001,7 @@ def bind(session, namespace, source, prefix, suffix, library):
             namespace[name] = session.get(name, isinstance(hole, ast.ClassDef) or name[:1].isupper())
         except KeyError:
             continue  # the tests will raise NameError
-    for name in sorted(known - requested):
-        is_module = name in sys.stdlib_module_names
-        namespace[name] = importlib.import_module(name) if is_module else library[name]
+    namespace |= {name: imports[name] for name in known - requested}
     tree = ast.Module([statement for statement in statements if not has_hole(statement)], [])
     ast.fix_missing_locations(tree)
     exec(compile(tree, "<prompt>", "exec", dont_inherit=True), namespace)
@@ -1098,7 +1103,7 @@ def count_assertions(statements):
     return number
 
 
-def tests(session, source, prefix, suffix, library):
+def tests(session, source, prefix, suffix):
     """Run the tests; return the verdict, the share of assertions that passed, and the error."""
     namespace = {"__name__": "__main__", "__builtins__": builtins, FAILED: session.failures.append}
 
@@ -1110,7 +1115,7 @@ def tests(session, source, prefix, suffix, library):
     number = count_assertions(tree.body)
     verdict, error = "passed", None
     try:
-        bind(session, namespace, source, prefix, suffix, library)
+        bind(session, namespace, source, prefix, suffix)
         exec(compile(ast.fix_missing_locations(tree), "<tests>", "exec", dont_inherit=True), namespace)
         if not session.calls and not session.is_broken:
             session.failures.append(AssertionError("the tests never called the program"))
@@ -1138,10 +1143,8 @@ def harness():
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):  # the tests may use these
         os.dup2(null, fd)
-    library = {}
-    for module in LIBRARY:
-        public = vars(importlib.import_module(module)).items()
-        library |= {name: value for name, value in public if not name.startswith("_")}
+    for module in LIBRARY:  # before processes are forked
+        __import__(module)
     while True:
         try:
             _, prefix, _, suffix, source = (receive(stdin).decode("utf-8", "surrogatepass") for _ in range(5))
@@ -1159,7 +1162,7 @@ def harness():
         if child == 0:
             sys.stdout = sys.stderr = printed = io.StringIO()
             session = Session(stdin, stdout, names)
-            verdict, share, failure = tests(session, source, prefix, suffix, library)
+            verdict, share, failure = tests(session, source, prefix, suffix)
             if failure is not None and failure not in session.raised:  # the program prints its own exceptions
                 trace = failure.__traceback__
                 traceback.print_exception(type(failure), failure, trace and trace.tb_next)  # without this file's frame

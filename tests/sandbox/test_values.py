@@ -27,6 +27,9 @@ def program(prefix, response, tests, suffix="\n"):
 
 
 RIGHT = {
+    "a forgotten module with a function of its name": program(
+        F, "    return [n]\n", "assert copy.deepcopy(f(2)) == [2] and sqrt(4) == 2"
+    ),
     "matrix in place": program(
         "def f(m):\n",
         "    for r in m: r.reverse()\n",
