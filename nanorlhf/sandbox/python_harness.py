@@ -236,25 +236,23 @@ def encoded(value, classes, objects, positions, other):
 
 
 def entry(value, classes, objects, positions, other):
-    """Encode the contents of an object of the table."""
-    name = changeable(value, classes)
+    """Encode the contents of an object of the table: its type, a detail of it, and its items."""
+    name, detail = changeable(value, classes), None
     if name == "bytearray":
         return [name, bytearray.hex(value)]
-    if name == "instance":
-        items, name = get_attributes(value).items(), ["instance", get_type_name(type(value))]
-    elif name in ("list", "set", "deque"):
+    if name in ("list", "set", "deque"):
+        detail = get_maxlen(value) if name == "deque" else None
         items = KINDS[name].__iter__(value)
-        name = [name, get_maxlen(value)] if name == "deque" else [name, None]
-        return [*name, *[encoded(item, classes, objects, positions, other) for item in items]]
+        return [name, detail, *[encoded(item, classes, objects, positions, other) for item in items]]
+    if name == "instance":
+        detail, pairs = get_type_name(type(value)), get_attributes(value).items()
     else:
         keys = OrderedDict.__iter__(value) if name == "OrderedDict" else dict.__iter__(value)
-        items = [(key, dict.__getitem__(value, key)) for key in keys]
+        pairs = [(key, dict.__getitem__(value, key)) for key in keys]
         factory = get_factory(value) if name == "defaultdict" else None
-        if issubclass(type(factory), type) and get_flags(factory) & IMMUTABLE:
-            name = [name, get_type_name(factory)]
-        else:
-            name = [name, encoded(factory, classes, objects, positions, other)]
-    return [*name, *[[encoded(part, classes, objects, positions, other) for part in item] for item in items]]
+        is_type = issubclass(type(factory), type) and get_flags(factory) & IMMUTABLE
+        detail = get_type_name(factory) if is_type else encoded(factory, classes, objects, positions, other)
+    return [name, detail, *[[encoded(part, classes, objects, positions, other) for part in pair] for pair in pairs]]
 
 
 def packed(values, classes, objects, positions, other):
@@ -269,35 +267,37 @@ def unpacked(parts, table, classes, objects, get_object, set_attributes):
     classes: the prompt's, by name; get_object(number, ...) returns any other object; set_attributes(instance, dict).
     An entry None is an object that hasn't changed.
     """
-    for name, what, *_ in table[len(objects) :]:
-        is_deque = name == "deque"
-        objects.append(
-            object.__new__(classes[what]) if name == "instance" else deque((), what) if is_deque else KINDS[name]()
-        )
+    for name, detail, *_ in table[len(objects) :]:
+        if name == "instance":
+            objects.append(object.__new__(classes[detail]))
+        else:
+            objects.append(deque((), detail) if name == "deque" else KINDS[name]())
     for value, content in zip(objects, table, strict=True):
-        if content is not None:
-            name, what, *items = content
-            if name == "bytearray":
-                value[:] = bytes.fromhex(what)
-            elif name == "instance":
-                pairs = [[decoded(part, classes, objects, get_object) for part in item] for item in items]
-                set_attributes(value, dict(pairs))
-            elif name == "list":
-                value[:] = [decoded(item, classes, objects, get_object) for item in items]
-            elif name in ("set", "deque"):
-                items = [decoded(item, classes, objects, get_object) for item in items]
-                value.clear()
-                (value.update if name == "set" else value.extend)(items)
-            else:
-                pairs = [[decoded(part, classes, objects, get_object) for part in item] for item in items]
-                value.clear()
-                for key, item in pairs:
-                    dict.__setitem__(value, key, item) if name == "Counter" else value.__setitem__(key, item)
-                if name == "defaultdict":
-                    is_type = type(what) is str
-                    value.default_factory = (
-                        builtin_type(what) if is_type else decoded(what, classes, objects, get_object)
-                    )
+        if content is None:
+            continue
+        name, detail, *items = content
+        if name == "bytearray":
+            value[:] = bytes.fromhex(detail)
+            continue
+        if name in ("list", "set", "deque"):
+            items = [decoded(item, classes, objects, get_object) for item in items]
+        else:
+            items = [[decoded(part, classes, objects, get_object) for part in item] for item in items]
+        if name == "instance":
+            set_attributes(value, dict(items))
+            continue
+        value.clear()
+        if name == "set":
+            value.update(items)
+        elif name in ("list", "deque"):
+            value.extend(items)
+        else:
+            for key, item in items:
+                value[key] = item
+        if name == "defaultdict":
+            is_type = type(detail) is str
+            factory = builtin_type(detail) if is_type else decoded(detail, classes, objects, get_object)
+            value.default_factory = factory
     return [decoded(part, classes, objects, get_object) for part in parts]
 
 
@@ -987,9 +987,9 @@ def bind(session, namespace, source, prefix, suffix):
             if requested := defined_names([statement]) & read_names(source):
                 del statements[i]
                 break
-    under_test, is_whole = None, False
+    under_test = None  # a class, if the response may also add methods
     if isinstance(hole, ast.ClassDef) and (members := [part for part in hole.body if isinstance(part, FUNCTION_NODES)]):
-        under_test, is_whole = hole.name, not is_open(hole)  # the response may also define methods
+        under_test = None if is_open(hole) else hole.name
         namespace[ASK] = functools.partial(session.ask, None)
         for method in filter(has_hole, members):
             method.body = ask_program(hole.name, method)
@@ -1007,7 +1007,7 @@ def bind(session, namespace, source, prefix, suffix):
     exec(compile(tree, "<prompt>", "exec", dont_inherit=True), namespace)
     classes = [value for value in namespace.values() if isinstance(value, type) and value.__module__ == "__main__"]
     session.classes = {value.__name__: value for value in classes}
-    if is_whole:
+    if under_test:
         add_methods(session, namespace[under_test])
     for value in classes:
         session.fields[value.__name__] = {*vars(value).get("__annotations__", ()), *assigned_attributes(tree)}
@@ -1020,8 +1020,9 @@ def assigned_attributes(tree):
 
 
 # the function below a decorator
-INNER = {"property": ".fget", "cached_property": ".func", "staticmethod": ".__func__", "classmethod": ".__func__"} | {
-    "setter": ".fset", "deleter": ".fdel", "getter": ".fget"
+INNER = {
+    "property": ".fget", "cached_property": ".func", "staticmethod": ".__func__", "classmethod": ".__func__",
+    "setter": ".fset", "deleter": ".fdel", "getter": ".fget",
 }  # fmt: skip
 
 
@@ -1061,28 +1062,32 @@ def judges(source, names):
 
     Only the response defines such a helper, so the program would decide: assert close(f(2), 4).
     """
-    tree, judging = ast.parse(source), set()
-    answers = dict.fromkeys(names)  # names of functions and of variables with their answers -> the function
+    nodes, judging = [*ast.walk(ast.parse(source))], set()
+    answers = {*names}  # names of functions, and of variables with their answers
 
-    def mentioned(nodes):
-        return {node.id for root in nodes for node in ast.walk(root) if isinstance(node, ast.Name)} & answers.keys()
+    def mentioned(roots):
+        return {node.id for root in roots for node in ast.walk(root) if isinstance(node, ast.Name)} & answers
 
-    for node in ast.walk(tree):
+    conditions = []
+    for node in nodes:
         if isinstance(node, ast.Assign) and mentioned([node.value]):
-            answers |= dict.fromkeys(part.id for part in ast.walk(node) if isinstance(part, ast.Name))
-    conditions = [node.test for node in ast.walk(tree) if isinstance(node, (ast.Assert, ast.If, ast.While, ast.IfExp))]
-    conditions += [node.operand for node in ast.walk(tree) if isinstance(node, ast.UnaryOp)]
-    conditions += [value for node in ast.walk(tree) if isinstance(node, ast.BoolOp) for value in node.values]
-    for node in [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]:
-        if any(isinstance(each, ast.Constant) and type(each.value) is bool for each in node.comparators):
-            conditions.append(node.left)
-    for node in ast.walk(tree):
+            answers |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        elif isinstance(node, (ast.Assert, ast.If, ast.While, ast.IfExp)):
+            conditions.append(node.test)
+        elif isinstance(node, ast.UnaryOp):
+            conditions.append(node.operand)
+        elif isinstance(node, ast.BoolOp):
+            conditions += node.values
+        elif isinstance(node, ast.Compare):
+            if any(isinstance(each, ast.Constant) and type(each.value) is bool for each in node.comparators):
+                conditions.append(node.left)
+    for node in nodes:
         if isinstance(node, ast.Call):
-            [*callee] = mentioned([node.func]) & names
+            callee = mentioned([node.func]) & names
             arguments = [*node.args, *[keyword.value for keyword in node.keywords]]
             is_judge = len(arguments) > 1 or any(node is condition for condition in conditions)
-            if len(callee) == 1 and is_judge and mentioned(arguments) - {*callee}:
-                judging |= {*callee}
+            if len(callee) == 1 and is_judge and mentioned(arguments) - callee:
+                judging |= callee
     return judging
 
 
