@@ -31,6 +31,7 @@ from nanorlhf.tokenizer import Tokenizer
 DEFAULTS: dict[str, Any] = {
     "score": "share", "compile_error": -1.0, "timeout": 10.0, "workers": 2, "memory_mib": 512, "weak_isolation": False,
 }  # fmt: skip
+DECIDES_SCORES = ("score", "compile_error", "timeout", "memory_mib")  # the others may change between resumed runs
 LOGGED = (*REASONS, "signal", "timeout", "output", "disk", "compile_error", "compile_limit")
 
 

@@ -87,11 +87,14 @@ def function(setting: str, prefix: str, where: str) -> Iterator[Part]:
 
 
 def digest_part(part: Part) -> str:
-    """Hash a file; for a judge, hash only the fields that decide a score, so that the URL, say, may change."""
+    """Hash a file; of a judge's or the tests' settings only those that decide a score: the URL, say, may change."""
     setting, name, path = part
-    if not name.endswith("judge"):
+    kind = name.partition(" ")[2]  # of `NUMBER KIND`
+    if setting != "reward" or kind not in ("judge", "tests"):
         return sha256(path)
-    from nanorlhf.rewards.judge import DECIDES_SCORES, read_settings
+    from nanorlhf.rewards import judge, unit_tests
 
-    fields = read_settings(f"--{setting} judge:{path}", str(path))
-    return hashlib.sha256(json.dumps([fields[field] for field in DECIDES_SCORES]).encode()).hexdigest()
+    decides = judge.DECIDES_SCORES if kind == "judge" else unit_tests.DECIDES_SCORES
+    read_settings = judge.read_settings if kind == "judge" else unit_tests.read_settings
+    fields = read_settings(f"--{setting} {kind}:{path}", str(path))
+    return hashlib.sha256(json.dumps([fields[field] for field in decides]).encode()).hexdigest()

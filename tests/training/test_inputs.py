@@ -39,6 +39,7 @@ class Args(RewardArgs):
 
 JUDGE = 'url = "http://localhost:8000"\nmodel = "m"\nrubric = "{query} {response}"\n'
 RULE = "def score(queries, responses):\n    return [0.0 for _ in queries]\n"
+TESTS = "compile_error = -1.0\n"
 
 
 @pytest.fixture
@@ -57,14 +58,19 @@ def args(tmp_path) -> Args:
         return str(directory)
 
     (tmp_path / "rule.py").write_text(RULE)
+    (tmp_path / "other_rule.py").write_text(RULE.replace("score", "judge"))  # a name that is also a kind of reward
     (tmp_path / "judge.toml").write_text(JUDGE)
+    (tmp_path / "tests.toml").write_text(TESTS)
     (tmp_path / "checker.jar").write_text("checker.jar")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "sft.train.jsonl").write_text("a row\n")
     (tmp_path / "discriminator").mkdir()
     for name in ("discriminator.json", "model.safetensors"):
         (tmp_path / "discriminator" / name).write_text(name)
-    rewards = (f"{tmp_path}/rule.py:score", model("rm"), f"teacher:{model('teacher')}", f"judge:{tmp_path}/judge.toml")
+    rewards = (
+        *(f"{tmp_path}/rule.py:score", model("rm"), f"teacher:{model('teacher')}", f"judge:{tmp_path}/judge.toml"),
+        *(f"tests:{tmp_path}/tests.toml", f"{tmp_path}/other_rule.py:judge"),
+    )
     return Args(
         out=tmp_path / "out", data=tmp_path / "data", sft=model("sft"), value_model=model("value"),
         reward=rewards, gold=model("gold"), encoder=model("encoder"),
@@ -84,8 +90,9 @@ def resumed(args, now=None):
 
 READ = (
     "data/sft.train.jsonl sft/config.json sft/tokenizer.json sft/model-2.safetensors sft/model.safetensors.index.json "
-    "value/model-1.safetensors rule.py rm/model-1.safetensors teacher/model-2.safetensors judge.toml gold/config.json "
-    "encoder/model-1.safetensors encoder/tokenizer.json discriminator/model.safetensors checker.jar"
+    "value/model-1.safetensors rule.py other_rule.py rm/model-1.safetensors teacher/model-2.safetensors judge.toml "
+    "tests.toml gold/config.json encoder/model-1.safetensors encoder/tokenizer.json "
+    "discriminator/model.safetensors checker.jar"
 ).split()
 
 
@@ -93,7 +100,8 @@ READ = (
 def test_a_file_that_has_changed_is_refused_by_name(args, tmp_path, name):
     resume = resumed(args)
     text = (tmp_path / name).read_text()
-    (tmp_path / name).write_text(text.replace('"m"', '"n"') if name == "judge.toml" else text + " ")
+    new = {"judge.toml": text.replace('"m"', '"n"'), "tests.toml": text.replace("-1.0", "0.0")}
+    (tmp_path / name).write_text(new.get(name, text + " "))
     with pytest.raises(InputError, match=f"^--resume: {tmp_path / name} has changed since the run in {args.out} "):
         resume()
 
@@ -111,6 +119,7 @@ def test_touched_files_and_what_is_not_read_may_change(args, tmp_path):
         os.utime(tmp_path / name, (1, 1))
     for name in ("data/sft.test.jsonl", "sft/metrics.jsonl", "rm/state"):
         (tmp_path / name).write_text("new")
+    (tmp_path / "tests.toml").write_text(TESTS + "workers = 7\n")
     (tmp_path / "judge.toml").write_text(JUDGE + 'max_calls = 5\nworkers = 2\nkey_variable = "KEY"\n')
     assert resume()["step"] == 1
 
