@@ -51,6 +51,13 @@ def test_a_row_names_a_file_with_its_tag_and_a_test_that_exists(row) -> None:
         )
 
 
+def test_the_errata_name_tests_that_exist() -> None:
+    named = re.findall(r"`(tests/\S+)::(\w+)`", (ROOT / "docs/errata.md").read_text())
+    assert len(named) > 15
+    for test_file, test in named:
+        assert re.search(rf"^def {test}\(", (ROOT / test_file).read_text(), re.M), f"{test_file} has no {test}"
+
+
 def test_the_twenty_tests_to_read_first_are_rows_of_the_index() -> None:
     named = re.findall(r"^\| ([^|]+?) \| [^|]+ \| `(\S+)` \|$", (ROOT / "tests/README.md").read_text(), re.M)
     tests = {row["tag"]: row["tests"] for row in ROWS}
