@@ -13,7 +13,7 @@ RECIPES: dict = {
             model="openai-community/gpt2",  # or EleutherAI/gpt-neo-125m
             num_epochs=3,  # not in the paper, like all below
             batch_size=16,
-            lr=5e-5,  # for --tune full; adapters, biases and LoRA need at least ten times as much
+            lr=5e-5,  # for --tune full; with adapter, bitfit and lora pass --lr 5e-4
             schedule="linear",
             adam=AdamSettings(eps=1e-8),
             max_grad_norm=1.0,

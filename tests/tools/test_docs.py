@@ -10,6 +10,7 @@ import csv
 import io
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import IO
 
@@ -37,6 +38,7 @@ from tests.page_commands import (
     paths_written,
     read_command,
     read_page,
+    recorded_commands,
 )
 
 ALL = {name: read_page(name, path.read_text()) for name, path in zip(map(page_name, PAGES), PAGES, strict=True)}
@@ -92,6 +94,23 @@ def test_a_page_names_every_pipeline_and_so_its_commands_are_checked() -> None:
     named = {word for page in ALL.values() for command in page.commands for word in command.arguments}
     pipelines = {path.stem for path in (ROOT / "pipelines").glob("*.sh")} - {"common"}
     assert pipelines <= named and len(pipelines) >= 12
+
+
+def test_adapters_biases_and_lora_train_at_a_higher_rate_than_all_weights() -> None:
+    """At full fine-tuning's rate they learn little, and STR's comparison would favour its own method."""
+    factors = {"str": 10, "str-tiny": 3}  # str-tiny's small model trains all weights at a high rate already
+    printed = [command for page in ALL.values() for command in page.commands]
+    scripts = [path.stem for path in (ROOT / "pipelines").glob("*.sh") if path.stem != "common"]
+    tuned = set()
+    for command in (*printed, *(step for script in scripts for step in recorded_commands(script))):
+        args = parse_settings(command) if command.program.startswith("train_") else None
+        if getattr(args, "tune", "full") != "full":
+            recipe = recipe_name(command)
+            full = import_module(command.program.removesuffix(".py")).RECIPES[recipe][1]
+            if full.tune == "full":  # a recipe for LoRA has LoRA's rate
+                assert args.lr == pytest.approx(factors[recipe] * full.lr), command
+                tuned.add((recipe, args.tune))
+    assert tuned == {(recipe, tune) for recipe in factors for tune in ("adapter", "bitfit", "lora")}
 
 
 # --------------------------------------------------------------------------------------------------- 2. the execution
