@@ -60,7 +60,7 @@ class Args(SupervisedArgs):
     """width of a new model"""
     tune: Literal["full", "adapter", "bitfit", "lora"] = "full"
     """what to train: all weights, adapters after attention and MLP, the biases, or low-rank
-    updates"""
+    updates. All but full need a higher --lr, often ten times as high"""
     micro_batch_size: PositiveInt = 16
     loss_on: Literal["all", "response"] = "all"
     """all: query and response tokens, as the paper's code does; response: response and EOS only"""

@@ -100,7 +100,8 @@ class LoRAArgs:
     """Settings of the stages that can train low-rank updates instead of all weights."""
 
     tune: Literal["full", "lora"] = "full"
-    """full: train all weights; lora: train low-rank updates of some layers, and a scalar model's head"""
+    """full: train all weights; lora: train low-rank updates of some layers, and a scalar model's head. It needs a
+    higher --lr than full, often ten times as high"""
     lora_rank: Count = LORA_RANK
     """rank of LoRA's updates, which are scaled by 2 (alpha is twice the rank)"""
     lora_targets: tuple[Target, ...] = QUERY_AND_VALUE
