@@ -39,8 +39,13 @@ CURVES = {  # metric of train_ppo: title, unit (N+ Figure 10)
     "response_length": ("Response length", "tokens"),
     "eos_rate": ("Responses ending in EOS", "share"),
 }
-# settings that may differ between the seeds of one run, in addition to the ones that don't affect results
-MAY_DIFFER = MAY_CHANGE | {"seed", "data", "sft", "reward_model", "value_model", "tokenizer", "whiten_rewards"}
+# settings that may differ between runs with and without whitened rewards
+MAY_DIFFER = (
+    MAY_CHANGE  # where and how often a run saves, on what hardware
+    | {"trace", "gold", "reward_workers"}  # what it logs besides, and the processes that compute its rewards
+    | {"seed", "data", "sft", "reward_model", "value_model", "tokenizer"}
+    | {"whiten_rewards"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +250,7 @@ def size_figure(runs: list[ComparedRun], field: str, title: str, unit: str) -> F
 
 
 def whitening_figures(runs: list[ComparedRun]) -> list[Figure]:
-    """Draw N+ Figure 11: runs with and without reward whitening, equal in all other settings except seeds and paths.
+    """Draw N+ Figure 11: runs with and without reward whitening, equal in all other settings except MAY_DIFFER.
 
     One pair of lines per such group of settings.
     """

@@ -158,8 +158,26 @@ def test_whitening_is_compared_between_runs_that_share_all_other_settings(tmp_pa
         "Rollout score, by whitening", "Rollout gold score, by whitening",
         "KL to the reference, by whitening",
     ]  # fmt: skip
-    other = make_run(tmp_path / "other", whiten_rewards=True, lr=1e-1)
-    assert whitening_figures(read_runs(Args(runs=pairs(a=plain, b=[other]), out=tmp_path / "out"))) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_drawn"),
+    [
+        ({"trace": 4, "gold": "data/tiny.py:gold_score", "reward_workers": 2}, True),
+        ({"save_every": 7, "resume": True, "overwrite": True}, True),
+        ({"device": "cuda", "processes": 2, "micro_batch_size": 4, "offload": True, "shard": "fsdp"}, True),
+        ({"lr": 1e-2}, False),
+        ({"kl_coef": 0.1}, False),
+        ({"dtype": "bfloat16"}, False),
+        ({"reward": "data/tiny.py:gold_score"}, False),
+    ],
+    ids=str,
+)
+def test_whitening_ignores_settings_for_logging_and_hardware(settings, is_drawn, tmp_path) -> None:
+    plain = make_run(tmp_path / "plain", **settings)
+    white = make_run(tmp_path / "white", whiten_rewards=True)
+    runs = read_runs(Args(runs=pairs(plain=[plain], white=[white]), out=tmp_path / "out"))
+    assert bool(whitening_figures(runs)) == is_drawn
 
 
 def test_the_page_shows_figures_and_reasons_for_missing_ones(tmp_path, seeds, capsys) -> None:
