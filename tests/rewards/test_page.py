@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 import tomllib
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -50,6 +51,33 @@ def test_the_pages_functions(function):
     assert function(BLOCKS["trl_rewards.py"], "format_reward", rows)(inputs) == [1.0, 0.0]
     slow = function(BLOCKS["slow_reward.py"], "run_tests")
     assert (slow.time_limit, slow.timeout_score) == (5, -1.0) and slow(INPUTS) == [1.0, 1.0]
+
+
+def test_a_majority_vote_rewards_the_querys_most_common_answer(function):
+    majority = function(BLOCKS["vote.py"], "majority", [])
+    queries = ["1+1+1", "1+1+1", "2+2+2", "1+1+1", "2+2+2"]
+    responses = ["\n2+1\n3", "\n9+1\n4", "\n4", "\n3", ""]
+    # the workings don't vote, another query's answers don't either, and the first of equal answers wins
+    assert majority(Responses(queries, responses, [[1]] * 5, [{}] * 5)) == [1.0, 0.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2])
+def test_a_majority_vote_gets_all_responses_to_a_query_in_one_call(miniature, tmp_path, monkeypatch, micro_batch_size):
+    (tmp_path / "vote.py").write_text(BLOCKS["vote.py"])
+    calls, call = [], RewardFunction.__call__
+    monkeypatch.setattr(
+        RewardFunction, "__call__", lambda self, batch: calls.append(batch.queries) or call(self, batch)
+    )
+    args = replace(
+        train_grpo.RECIPES["tiny"][1],
+        data=miniature.ppo.data, sft=miniature.ppo.sft, out=tmp_path / "out", device="cpu", reward_model=None,
+        gold=None, reward=f"{tmp_path}/vote.py:majority", max_query_length=160, response_length=12, num_epochs=1,
+        total_episodes=16, batch_size=16, samples_per_query=4, micro_batch_size=micro_batch_size,
+    )  # fmt: skip
+    train_grpo.main(args)
+    _, *rollout = calls  # the first call is a try before the training
+    assert len(rollout) == 4 // micro_batch_size
+    assert all(count == 4 for queries in rollout for count in Counter(queries).values())
 
 
 FINITE = "it must return a finite number, a list with one per token, or None."
