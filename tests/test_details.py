@@ -58,6 +58,19 @@ def test_the_errata_name_tests_that_exist() -> None:
         assert re.search(rf"^def {test}\(", (ROOT / test_file).read_text(), re.M), f"{test_file} has no {test}"
 
 
+def test_every_finding_has_a_verdict_and_a_command_or_a_link() -> None:
+    page = (ROOT / "docs/findings.md").read_text()
+    verdicts = [name for line in re.findall(r"^- (\*.+?):", page, re.M) for name in line.split(", ")]
+    rows = [line.strip("| ").split(" | ") for line in re.findall(r"^\| .+", page, re.M)]
+    rows = [cells for cells in rows if cells[0] != "finding"]
+    assert len(verdicts) == 7 and len(rows) > 30
+    for finding, verdict, ours, command, why in rows:
+        assert verdict in verdicts, finding
+        assert re.search(r"`.+`|\]\(.+\)", command) and why.endswith("."), finding
+        assert "one seed" in ours or "at one seed" not in verdict, finding
+        assert verdict not in ("*reproduced*", "*contradicted*", "*mixed*") or re.search(r"seed|worlds", ours), finding
+
+
 def test_the_twenty_tests_to_read_first_are_rows_of_the_index() -> None:
     named = re.findall(r"^\| ([^|]+?) \| [^|]+ \| `(\S+)` \|$", (ROOT / "tests/README.md").read_text(), re.M)
     tests = {row["tag"]: row["tests"] for row in ROWS}
