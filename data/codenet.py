@@ -7,7 +7,8 @@
 directory, or else, directly in --source, its file name. The problem's text is problem_descriptions/p00001.html, in
 --source or a directory above it, without the sections on constraints and samples, which would fill a prompt. If
 metadata/p00001.csv exists, only submissions with status Accepted are used. Java250 lacks both directories of the full
-CodeNet: put them into it or next to it.
+CodeNet: put them into it or next to it. If tests/p00001.txt exists, it is code that tests a program for the problem, as
+nanorlhf.sandbox.execution defines it; the rows get it as `tests`, for --reward tests. CodeNet has none.
 
 A random method of each program is drawn, then a statement in any of its blocks, and the program is cut there:
 
@@ -191,8 +192,8 @@ def draw(methods: list[list[Cut]], num_cuts: int, rng: random.Random) -> list[Cu
     return drawn
 
 
-def make_row(program: str, cut: Cut, problem: str, text: str, file: str, language: str) -> dict:
-    """Return a row of code.jsonl; text: the problem's description."""
+def make_row(program: str, cut: Cut, problem: str, text: str, file: str, language: str, tests: str = "") -> dict:
+    """Return a row of code.jsonl; text: the problem's description; tests: code that runs after the program."""
     response = program[cut.start : cut.end]  # [RLCF figure 12]
     prefix, suffix = program[: cut.start], program[cut.end :]
     lines = text.splitlines()
@@ -210,7 +211,7 @@ def make_row(program: str, cut: Cut, problem: str, text: str, file: str, languag
         "language": language,
         "prefix": prefix,
         "suffix": suffix,
-        "tests": "",
+        "tests": tests,
         "meta": {"problem": problem, "file": file, "method": cut.method},
     }
 
@@ -286,8 +287,11 @@ def cut_programs(
         text = description(html) if html else ""
         table = find_above(args.source, f"metadata/{problem}.csv")
         accepted = accepted_submissions(table) if table else None
+        found = find_above(args.source, f"tests/{problem}.txt")
+        tests = read_text(found) if found else ""
         counts["described"] += bool(text)
         counts["with a table"] += accepted is not None
+        counts["with tests"] += bool(tests)
         seen: set[int] = set()
         for _, inside, path in group:
             try:
@@ -314,7 +318,7 @@ def cut_programs(
             # seeded by path, so that other programs don't change the draw
             cuts = draw(methods, args.cuts, random.Random(f"{args.seed}\n{inside}"))
             counts["rows"] += len(cuts)
-            yield program, [make_row(program, cut, problem, text, inside, args.language) for cut in cuts]
+            yield program, [make_row(program, cut, problem, text, inside, args.language, tests) for cut in cuts]
 
 
 # ------------------------------------------------------------------------------------------------------------ 3. files
@@ -403,6 +407,7 @@ def main(args: Args) -> None:
         "problems": "problems",
         "described": "with a description",
         "with a table": "with a table of submissions",
+        "with tests": "with tests",
         "programs": f"programs in {ENDING[args.language]}",
         "accepted": "Accepted, or without a table",
         "unicode": "in UTF-8",

@@ -9,9 +9,10 @@ intermediate results get a variable. To write one, a model has to find filter, t
 same names throughout: after a slip, the compiler reports "cannot find symbol". Most programs have made-up names, which
 are harder to copy: an imitator uses them equally often, whether it can copy them or not.
 
-    sources/    CodeNet's layout: data/p00001/Java/s1.java and problem_descriptions/p00001.html
-    bench/      code.{train,validation,test}.jsonl: other problems, to be completed after the method's signature, with
-                tests in the style of MBJP
+    sources/    CodeNet's layout: data/p00001/Java/s1.java and problem_descriptions/p00001.html; and tests/p00001.txt
+    bench/      code.{train,validation,test}.jsonl: other problems, to be completed after the method's signature
+
+All problems have tests, in the style of MBJP.
 
 The language is Java if there is a JDK, else Python.
 """
@@ -276,15 +277,18 @@ def main(args: Args) -> None:
     sources = args.out / "sources"
     if sources.is_symlink() or sources.is_file():
         raise InputError(f"--out {args.out}: {sources} exists and is not a directory.")
-    for stale in (sources / "data", sources / "problem_descriptions"):
-        delete(stale)  # programs from an earlier run
+    for stale in ("data", "problem_descriptions", "tests"):
+        delete(sources / stale)  # from an earlier run
     folder, suffix = ("Java", "java") if language == "java" else ("Python", "py")
     num_programs = 0
     (sources / "problem_descriptions").mkdir(parents=True)
+    (sources / "tests").mkdir()
     for number in Progress(range(1, args.num_problems + 1), desc="programs", unit=" problems", leave=False):
         problem = next(stream)
         name = f"p{number:05}"
         (sources / "problem_descriptions" / f"{name}.html").write_text(f"<p>{problem.text}</p>\n", encoding="utf-8")
+        own = random.Random(f"{args.seed} {name}")  # as `rng`, it would change the next problems
+        (sources / "tests" / f"{name}.txt").write_text(tests(problem, language, own), encoding="utf-8")
         directory = sources / "data" / name / folder
         directory.mkdir(parents=True)
         styles = {draw_style(problem, rng): None for _ in range(args.num_solutions)}  # an ordered set
@@ -299,8 +303,9 @@ def main(args: Args) -> None:
                 program = solution(problem, draw_style(problem, rng), language)
                 methods = java_methods(program) if language == "java" else python_methods(program)
                 full_body = methods[0][0]  # cut at the method's first statement
-                row = make_row(program, full_body, f"{split}{number}", problem.text, "", language)
-                row["tests"] = tests(problem, language, rng)
+                row = make_row(
+                    program, full_body, f"{split}{number}", problem.text, "", language, tests(problem, language, rng)
+                )
                 row["meta"] = {"task_id": f"{split}/{number}", "dataset": "embedded", "entry_point": "solve"}
                 write(f"code.{split}", row)
     counts = ", ".join(f"{n} to {verb}" for n, verb in zip(args.num_bench, ("train", "validate", "test"), strict=True))

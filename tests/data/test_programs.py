@@ -214,6 +214,10 @@ def test_data_codenet_reads_the_sources(tmp_path, language, capsys):
     programs_of_sources = len(list((tmp_path / "sources/data").rglob("s*.*")))
     assert 8 < len(rows) <= programs_of_sources  # all pass the static checks; some differ only in whitespace
     assert all(COMMENT.fullmatch(extract_comment(row)) for row in rows)
+    right = [make_program(row, row["response"]) for row in rows]  # cut at any statement
+    assert all(verdict.passed for verdict in run_programs(right, language, workers=2))
+    wrong = [make_program(row, row["response"].replace("return ", "return 1 + ")) for row in rows]
+    assert not any(verdict.passed for verdict in run_programs(wrong, language, workers=2))
 
 
 def test_the_seed_fixes_every_file_and_another_seed_replaces_them_all(tmp_path):
