@@ -45,11 +45,11 @@ class Args(RolloutArgs):
     compiler: bool = True  # [RLCF alg 1] a program that fails gets -1
     localise: bool = True  # [RLCF alg 1] cut a failing program after the token to blame
     error_prone_jar: str | None = None  # class path of ErrorProne: its errors count like javac's
-    discriminator: str | None = "runs/rlcf/discriminator"  # scores what compiles; None: that gets 1
+    discriminator: str | None = "runs/rlcf/discriminator"  # scores what compiles
+    pass_score: cli.FiniteFloat = 1.0  # of a program that compiles, without a discriminator
     freeze_discriminator: bool = False  # don't train it against the policy
     discriminator_lr: cli.NonNegativeFloat = 5e-7  # peak of its AdamW, one step per rollout
-    value_model: str | None = None
-    """as in PPO; None: a copy of the stage 1 policy with a new head"""
+    value_model: str | None = None  # as in PPO; None: a copy of the stage 1 policy with a new head
 
     total_episodes: cli.PositiveInt = 150_000
     batch_size: cli.Count = 8
@@ -147,7 +147,7 @@ def main(args: Args) -> dict[str, float]:
         passes = checked.passes if args.compiler else torch.ones_like(checked.passes)
 
         # 2.3 a program that fails scores -1; D compares one that passes with the human-written one
-        comparison = passes.float()
+        comparison = args.pass_score * passes
         if discriminator is not None:
             pairs = [(records[i], checked.texts[i]) for i in passes.nonzero().flatten().tolist()]
             with autocast:

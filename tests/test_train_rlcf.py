@@ -98,6 +98,8 @@ def test_without_a_discriminator_only_the_compiler_scores(one_update):
     rollout = one_update(discriminator=None)
     assert rollout.scores == [1.0 if passes else -1.0 for passes in rollout.passes]
     assert set(rollout.scores) == {1.0, -1.0} and "discriminator/score" not in rollout.metrics
+    rollout = one_update(discriminator=None, pass_score=0.25)
+    assert rollout.scores == [0.25 if passes else -1.0 for passes in rollout.passes]
 
 
 def test_the_scoring_batch_size_changes_nothing(usual_update, one_update):

@@ -10,7 +10,7 @@ Args = TypeVar("Args")
 PAGES = {  # module: the stages of its recipes. A script imports only the pages with its stage
     "tldr": ("sft", "rm", "dpo", "ppo", "grpo", "summaries", "reward_models"),
     "stackoverflow": ("sft", "rm", "dpo", "ppo", "answers"),
-    "rlcf": ("sft", "discriminator", "rlcf", "baselines", "programs"),
+    "rlcf": ("sft", "discriminator", "rlcf", "ppo", "grpo", "baselines", "programs"),
     "str": ("sft", "rm", "dpo", "ppo", "replies"),
     "real": ("sft", "rm", "dpo", "ppo", "grpo", "summaries", "reward_benchmark", "checked"),
     "sums": ("sft", "rm", "ppo", "grpo", "checked"),

@@ -24,6 +24,24 @@ TINY_BASELINE: dict = dict(
     temperature=0.6,
 )
 
+TINY_TESTS: dict = dict(  # the tests of the embedded programs as the reward
+    data=Path("runs/programs/bench"),
+    sft="runs/programs/sft",
+    reward_model=None,
+    reward="tests",
+    seed=1,
+    total_episodes=2560,
+    batch_size=128,
+    micro_batch_size=32,
+    num_minibatches=4,
+    lr=3e-4,
+    missing_eos_score=None,  # the tests decide
+    max_query_length=160,
+    response_length=128,
+    temperature=0.6,
+    kl_coef=0.05,
+)
+
 RECIPES: dict = {
     "rlcf": {
         "help": "RLCF: a compiler and a discriminator as feedback",
@@ -143,6 +161,17 @@ RECIPES: dict = {
             kl_coef=0.05,
             lam=0.7,  # few episodes: keep the blame near the token that earned it
         ),
+        "ppo": TINY_TESTS
+        | dict(
+            out=Path("runs/programs/ppo_tests"),
+            num_ppo_epochs=2,
+            kl_target=6.0,  # this and the next four are train_rlcf.py's
+            gamma=0.99,
+            value_clip_range=None,
+            value_coef=1.0,
+            score_at="last_token",
+        ),
+        "grpo": TINY_TESTS | dict(out=Path("runs/programs/grpo_tests"), num_epochs=2, samples_per_query=8),
         "programs": dict(
             data=Path("runs/programs/bench"),
             out=Path("runs/programs/eval"),

@@ -100,9 +100,8 @@ def test_training_on_a_code_file_logs_the_kinds_of_verdict(rlcf, tmp_path, modul
     rows = [ROW | {"query": f"the sum of the prices, plus {i}", "tests": "assert f(2) == 4"} for i in range(8)]
     write_jsonl(tmp_path / "data/code.train.jsonl", rows)
     args = replace(
-        module.RECIPES["tiny"][1], data=tmp_path / "data", out=tmp_path / "out", sft=str(rlcf.ppo.sft), reward="tests",
-        reward_model=None, gold=None, total_episodes=8, batch_size=8, micro_batch_size=8, response_length=8,
-        max_query_length=84, device="cpu",
+        module.RECIPES["rlcf-tiny"][1], data=tmp_path / "data", out=tmp_path / "out", sft=str(rlcf.ppo.sft),
+        total_episodes=8, batch_size=8, num_minibatches=1, response_length=8, max_query_length=84, device="cpu",
     )  # fmt: skip
     module.main(args)
     [metrics] = read_metrics(tmp_path / "out")
