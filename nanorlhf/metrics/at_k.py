@@ -59,6 +59,22 @@ def mrr_at_k(scores: ArrayLike, useful: ArrayLike, k: int) -> float:
     return float(np.where(ranked.any(axis=1), 1 / (first + 1), 0.0).mean())
 
 
+def chance_mrr_at_k(useful: ArrayLike, k: int) -> float:
+    """Return the expected `mrr_at_k` of a random order. useful (questions, n) is 1 or 0.
+
+    With m of n answers useful, the first useful one has rank r in C(n-r, m-1) of C(n, m) orders.
+
+    >>> chance_mrr_at_k([[1, 0]], 2)
+    0.75
+    """
+    labels = score_table(useful)
+    n = labels.shape[1]
+    _check_k(k, n)
+    found = [int(count) for count in labels.sum(axis=1)]
+    orders = [math.comb(n - r, m - 1) / math.comb(n, m) / r for m in found if m for r in range(1, k + 1)]
+    return sum(orders) / len(found)
+
+
 def _check_k(k: int, n: int) -> None:
     if not 1 <= k <= n:
         raise ValueError(f"k = {k} must be from 1 to n = {n}")

@@ -136,6 +136,7 @@ RECIPES: dict = {
             response_length=48,
             max_response_length=64,
             gold="data/site.py:gold_score",
+            useful_from=3.0,  # the right function, and the object's name or the wish
         ),
     },
 }

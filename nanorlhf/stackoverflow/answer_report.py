@@ -50,7 +50,8 @@ def best_of(result: dict) -> Lines:
 
 def reciprocal_ranks(result: dict) -> Lines:
     """[SO mrr@k] Return Table 3: mean reciprocal ranks of useful answers, by metric; empty without labels."""
-    columns = [Column("num_labelled", "questions", 0), *(column._replace(digits=3) for column in columns_of(result))]
+    metrics = [Column("chance", "chance"), *columns_of(result)]
+    columns = [Column("num_labelled", "questions", 0), *(column._replace(digits=3) for column in metrics)]
     rows = [
         (name, row | {metric: at_k[-1] for metric, at_k in row["mrr_at_k"].items()})
         for name, row in result["policies"].items()
@@ -128,7 +129,7 @@ def notes(result: dict) -> str:
     else:
         sentences.append("BERTScore is omitted: pass an encoder's directory or Hub id with --encoder.")
     if not reciprocal_ranks(result):
-        sentences.append("MRR@k is omitted: it needs --labels, written by `python -m data.label`.")
+        sentences.append("MRR@k is omitted: it needs --labels, written by `python -m data.label`, or --useful-from.")
     return " ".join(sentences)
 
 

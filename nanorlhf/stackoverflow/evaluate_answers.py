@@ -13,13 +13,22 @@ import torch
 from torch import Tensor
 
 from nanorlhf.checkpoint import load_scalar
-from nanorlhf.cli import Count, Fraction, NonNegativeInt, PositiveInt, TemperatureOrGreedy
+from nanorlhf.cli import Count, FiniteFloat, Fraction, NonNegativeInt, PositiveInt, TemperatureOrGreedy
 from nanorlhf.dataset import Demonstration, load_demonstrations
+from nanorlhf.errors import InputError
 from nanorlhf.evals.model_loading import check_model, common_tokenizer, load_gold, load_model, load_policy, longest_text
 from nanorlhf.evals.scores import differences, endings, rm_scores, sample
 from nanorlhf.evals.settings import PolicyArgs, begin, named_policies
 from nanorlhf.evals.writing import json_settings, write_evaluation
-from nanorlhf.metrics import bootstrap_interval, metric_at_k, mrr_at_k, rouge_scores, sentence_bleu, spearman_matrix
+from nanorlhf.metrics import (
+    bootstrap_interval,
+    chance_mrr_at_k,
+    metric_at_k,
+    mrr_at_k,
+    rouge_scores,
+    sentence_bleu,
+    spearman_matrix,
+)
 from nanorlhf.metrics.bert_score import bert_score
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, right_pad
@@ -47,7 +56,9 @@ class Args(PolicyArgs):
     encoder_layer: PositiveInt | None = None
     """layer whose token vectors BERTScore compares, such as 17 of roberta-large; None: the last"""
     labels: Path | None = None
-    """labels of useful answers from `python -m data.label`; None: no MRR@k"""
+    """labels of useful answers from `python -m data.label`; None: no MRR@k, without --useful-from"""
+    useful_from: FiniteFloat | None = None
+    """gold score from which an answer counts as useful, without --labels"""
     num_samples: Count = 10
     """answers per question"""
     max_response_length: PositiveInt
@@ -103,6 +114,8 @@ def main(args: Args) -> dict:
     human = measure_references(inputs)
     samples = sample_rows(texts, measured, inputs)
     labels = load_labels(args.labels, samples) if args.labels else {}  # policy -> (questions, n), NaN: no label
+    if args.useful_from is not None and not labels:
+        labels = {name: (columns["gold_score"] >= args.useful_from) * 1.0 for name, columns in measured.items()}
 
     for name, columns in measured.items():
         results[name] |= statistics(columns, args)
@@ -128,6 +141,8 @@ def main(args: Args) -> dict:
 
 
 def load(args: Args) -> Inputs:
+    if args.useful_from is not None and args.gold is None:
+        raise InputError(f"--useful-from {args.useful_from} is a gold score: pass --gold, or --useful-from None.")
     device = begin(args)
     policies = named_policies(args.policies)
     checkpoints = {"rm_regression": args.regression_model, "rm_contrastive": args.contrastive_model}
@@ -238,5 +253,5 @@ def reciprocal_ranks(columns: dict[str, np.ndarray], labels: np.ndarray) -> dict
         result["mrr_at_k"] = {  # [SO mrr@k]
             metric: [mrr_at_k(scores[labelled], labels[labelled], k) for k in range(1, labels.shape[1] + 1)]
             for metric, scores in columns.items()
-        }
+        } | {"chance": [chance_mrr_at_k(labels[labelled], k) for k in range(1, labels.shape[1] + 1)]}
     return result

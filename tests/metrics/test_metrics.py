@@ -15,6 +15,7 @@ from scipy import stats
 from data import tiny
 from nanorlhf.metrics import (
     bootstrap_interval,
+    chance_mrr_at_k,
     compare,
     metric_at_k,
     mrr_at_k,
@@ -147,6 +148,13 @@ def test_mrr_at_k_is_one_over_the_rank_of_the_first_useful_answer(scores, rng) -
             ranks = [rank for rank, i in enumerate(order, start=1) if labels[i]]
             total += 1 / ranks[0] if ranks and ranks[0] <= k else 0
         assert mrr_at_k(scores, useful, k) == pytest.approx(total / len(scores))
+
+
+def test_the_chance_level_of_mrr_is_its_mean_over_all_orders() -> None:
+    useful = np.array([[1, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+    orders = [np.array([order] * len(useful)) for order in itertools.permutations(range(4))]
+    for k in range(1, 5):
+        assert chance_mrr_at_k(useful, k) == pytest.approx(fmean(mrr_at_k(order, useful, k) for order in orders))
 
 
 def test_pass_at_k_is_the_share_of_draws_that_include_a_pass() -> None:

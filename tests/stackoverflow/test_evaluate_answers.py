@@ -207,6 +207,23 @@ def test_labels_give_the_reciprocal_ranks(outcome, small_site):
     assert "MRR@3" in text(answer_report.page(result, [], []))
 
 
+def test_gold_scores_replace_labels(outcome, small_site):
+    _, samples = outcome
+    scores = sorted(
+        answer["gold_score"] for row in samples for answers in row["policies"].values() for answer in answers
+    )
+    limit = scores[len(scores) // 2]
+    result = evaluation.main(replace(small_site.eval, out=small_site.root / "eval_useful", useful_from=limit))
+    for name, row in result["policies"].items():
+        useful = [[answer["gold_score"] >= limit for answer in sample["policies"][name]] for sample in samples]
+        assert row["num_labelled"] == len(samples)
+        assert row["mrr_at_k"]["gold_score"][-1] == pytest.approx(fmean(map(any, useful)))  # the best comes first
+        assert row["mrr_at_k"]["chance"][0] == pytest.approx(fmean(map(fmean, useful)))
+    assert "chance" in text(answer_report.page(result, [], []))
+    with pytest.raises(InputError, match="--useful-from 3.0 is a gold score: pass --gold"):
+        evaluation.main(replace(small_site.eval, gold=None, useful_from=3.0))
+
+
 def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome, small_site):
     result, _ = outcome
     page = (small_site.eval.out / "report.html").read_text()
@@ -226,7 +243,7 @@ def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome,
     means = [result["policies"][name]["metrics"]["gold_score"]["mean"] for name in ("ppo", "sft")]
     assert 'class="happened' in first and "The mean gold score of ppo is {:.2f} (sft: {:.2f}).".format(*means) in first
     assert "the regression RM&#39;s score" in first  # which trained it
-    assert "MRR@k is omitted" in tables and "ppo - sft" in tables and "metric@3" in tables
+    assert "MRR@3" in tables and "ppo - sft" in tables and "metric@3" in tables
 
 
 def test_all_can_read_the_report(outcome, small_site, unreadable):
@@ -242,12 +259,12 @@ def test_ppo_logs_the_sites_gold_score_and_adapts_its_coefficient(small_site):
 def test_without_reward_models_and_gold_their_columns_are_gone(small_site):
     args = replace(
         small_site.eval, out=small_site.root / "eval_bare", regression_model=None, contrastive_model=None, gold=None,
-        num_samples=1,
+        useful_from=None, num_samples=1,
     )  # fmt: skip
     result = evaluation.main(args)
     assert set(result["policies"]["sft"]["metrics"]) == {"bleu", "rouge1", "rouge2"}
     tables = text(answer_report.page(result, [], []))
-    assert "gold" not in tables and " RM" not in tables
+    assert "gold" not in tables and " RM" not in tables and "MRR@k is omitted" in tables
 
 
 @pytest.mark.parametrize(
