@@ -287,8 +287,8 @@ def cut_programs(
         text = description(html) if html else ""
         table = find_above(args.source, f"metadata/{problem}.csv")
         accepted = accepted_submissions(table) if table else None
-        found = find_above(args.source, f"tests/{problem}.txt")
-        tests = read_text(found) if found else ""
+        tests_file = find_above(args.source, f"tests/{problem}.txt")
+        tests = read_text(tests_file) if tests_file else ""
         counts["described"] += bool(text)
         counts["with a table"] += accepted is not None
         counts["with tests"] += bool(tests)

@@ -287,8 +287,8 @@ def main(args: Args) -> None:
         problem = next(stream)
         name = f"p{number:05}"
         (sources / "problem_descriptions" / f"{name}.html").write_text(f"<p>{problem.text}</p>\n", encoding="utf-8")
-        own = random.Random(f"{args.seed} {name}")  # as `rng`, it would change the next problems
-        (sources / "tests" / f"{name}.txt").write_text(tests(problem, language, own), encoding="utf-8")
+        tests_rng = random.Random(f"{args.seed} {name}")  # `rng` would change the next problems
+        (sources / "tests" / f"{name}.txt").write_text(tests(problem, language, tests_rng), encoding="utf-8")
         directory = sources / "data" / name / folder
         directory.mkdir(parents=True)
         styles = {draw_style(problem, rng): None for _ in range(args.num_solutions)}  # an ordered set

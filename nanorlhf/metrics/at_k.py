@@ -70,9 +70,9 @@ def chance_mrr_at_k(useful: ArrayLike, k: int) -> float:
     labels = score_table(useful)
     n = labels.shape[1]
     _check_k(k, n)
-    found = [int(count) for count in labels.sum(axis=1)]
-    orders = [math.comb(n - r, m - 1) / math.comb(n, m) / r for m in found if m for r in range(1, k + 1)]
-    return sum(orders) / len(found)
+    counts = [int(count) for count in labels.sum(axis=1)]
+    orders = [math.comb(n - r, m - 1) / math.comb(n, m) / r for m in counts if m for r in range(1, k + 1)]
+    return sum(orders) / len(counts)
 
 
 def _check_k(k: int, n: int) -> None:

@@ -58,7 +58,7 @@ class Args(PolicyArgs):
     labels: Path | None = None
     """labels of useful answers from `python -m data.label`; None: no MRR@k, without --useful-from"""
     useful_from: FiniteFloat | None = None
-    """gold score from which an answer counts as useful, without --labels"""
+    """lowest gold score of a useful answer, for MRR@k without --labels"""
     num_samples: Count = 10
     """answers per question"""
     max_response_length: PositiveInt
@@ -142,7 +142,7 @@ def main(args: Args) -> dict:
 
 def load(args: Args) -> Inputs:
     if args.useful_from is not None and args.gold is None:
-        raise InputError(f"--useful-from {args.useful_from} is a gold score: pass --gold, or --useful-from None.")
+        raise InputError(f"--useful-from {args.useful_from} is a gold score: pass --gold or --useful-from None.")
     device = begin(args)
     policies = named_policies(args.policies)
     checkpoints = {"rm_regression": args.regression_model, "rm_contrastive": args.contrastive_model}

@@ -220,7 +220,7 @@ def test_gold_scores_replace_labels(outcome, small_site):
         assert row["mrr_at_k"]["gold_score"][-1] == pytest.approx(fmean(map(any, useful)))  # the best comes first
         assert row["mrr_at_k"]["chance"][0] == pytest.approx(fmean(map(fmean, useful)))
     assert "chance" in text(answer_report.page(result, [], []))
-    with pytest.raises(InputError, match="--useful-from 3.0 is a gold score: pass --gold"):
+    with pytest.raises(InputError, match="--useful-from 3.0 is a gold score: pass --gold or"):
         evaluation.main(replace(small_site.eval, gold=None, useful_from=3.0))
 
 
