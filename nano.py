@@ -294,7 +294,8 @@ def rollout(policy, ref_policy, reward_model, value_model, query, uniforms, s) -
                 values=values, advantages=advantages, returns=returns)  # fmt: skip
 
 
-# The ratio is how much more probable a token has become since the rollout: 1 in the first step.
+# The ratio is how much more probable a token is than in the rollout: 1 in the first step, where the
+# gradient, -A grad log pi, is REINFORCE with a baseline (docs/lecture.md#34-the-policy-gradient).
 # Both losses take the worse of two terms, so that moving past the clip range gains nothing.
 def ppo_loss(policy: GPT, value_model: GPT, batch: dict[str, Tensor], s: Settings) -> Tensor:
     """Return policy loss + value_coef * value loss, each a mean over its mask in the minibatch."""

@@ -471,7 +471,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="policy-loss",
         functions=("nanorlhf.ppo:policy_loss",),
-        read="Schulman et al. 2017, section 3; docs/lecture.md, 3.4; ratio_bounds, above the function",
+        read="Schulman et al. 2017, section 3; docs/lecture.md, 3.5; ratio_bounds, above the function",
         hint="Take the larger of the two losses. Without an action the loss is 0, whatever the inputs are.",
         tests=(
             "tests/test_ppo.py::test_policy_loss_of_three_tokens_by_hand",
@@ -485,7 +485,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="gradient-sign",
         functions=("nanorlhf.report.microscope:policy_push",),
-        read="docs/lecture.md, 3.4; `clip` and `gradient` on the microscope's page, docs/microscope.md",
+        read="docs/lecture.md, 3.4 and 3.5; `clip` and `gradient` on the microscope's page, docs/microscope.md",
         hint="d ratio / d log-probability is the ratio itself. The sign of the advantage decides which end of the clip "
         "range matters; a ratio exactly at that end isn't clipped yet.",
         tests=("tests/report/test_microscope.py::test_the_push_is_minus_autograds_slope_of_the_policy_loss",),
@@ -496,7 +496,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="value-loss",
         functions=("nanorlhf.ppo:value_loss",),
-        read="docs/lecture.md, 3.4; docs/algorithms.md, PPO",
+        read="docs/lecture.md, 3.5; docs/algorithms.md, PPO",
         hint="It has the same form as the policy loss: the larger of two squared errors.",
         tests=(
             "tests/test_ppo.py::test_value_loss_by_hand_with_and_without_clipping",

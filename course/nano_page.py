@@ -47,6 +47,7 @@ def page(source: str) -> str:
         text = "\n".join(code).strip("\n")
         block = ["```python", text, "```"]
         if prose:
+            prose = [re.sub(r"docs/([\w-]+\.md)(#[\w-]+)?", r"[docs/\1](\1\2)", line) for line in prose]
             block = ['<div class="columns" markdown="1">', '<div markdown="1">', "", *prose, "", "</div>", ""] + block
             block += ["", "</div>"]
         lines += ["", *block]

@@ -84,6 +84,22 @@ def test_policy_loss_of_three_tokens_by_hand():
     assert is_clipped.tolist() == [[False, True, True]]
 
 
+def test_at_ratio_1_the_policy_gradient_is_reinforce_with_a_baseline():
+    """Over every token of a vocabulary of five: -A * grad log pi each, and minus the gradient of E[r] on average."""
+    torch.manual_seed(0)
+    logits = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    logprobs, rewards = logits.log_softmax(0)[None], torch.randn(1, 5, dtype=torch.float64)
+    probabilities = logprobs.detach().exp()
+    advantages = rewards - (probabilities * rewards).sum()
+    losses, is_clipped = policy_loss(logprobs, logprobs.detach(), advantages, torch.ones(1, 5).bool(), 0.2)
+    assert not is_clipped.any()
+    each = torch.stack([torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in losses[0]])
+    scores = torch.eye(5, dtype=torch.float64) - probabilities  # grad log pi of each token, (token, logit)
+    torch.testing.assert_close(each, -advantages.T * scores)
+    exact = torch.autograd.grad((logits.softmax(0) * rewards).sum(), logits)[0]
+    torch.testing.assert_close((probabilities @ each)[0], -exact)
+
+
 def test_policy_loss_is_0_where_there_is_no_action():
     """Ratios 2, 0.5 and 1 count; the fourth would be clipped, but isn't an action and is NaN."""
     old = torch.tensor([[-3.0, -1.0], [-2.0, NAN]])

@@ -49,6 +49,18 @@ def test_the_numbers_in_the_exams_answers_are_right() -> None:
         assert gae_loop(rewards, values, 1.0, lam)[0][0].tolist() == pytest.approx(expected)
         assert f"Lambda {said}" in ANSWERS
 
+    logit = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    logprobs, received = torch.stack([logit, -logit]).sigmoid().log(), torch.tensor([5.0, 3.0], dtype=torch.float64)
+    slopes = torch.stack([torch.autograd.grad(logprob, logit, retain_graph=True)[0] for logprob in logprobs])
+    exact = torch.autograd.grad((logprobs.exp() * received).sum(), logit)[0]
+    assert exact.item() == pytest.approx(0.5) and "0.5 * 0.5 * (5 - 3) = 0.5" in ANSWERS
+    for baseline, each, variance in ((0, "2.5 and -1.5", 4), (4, "0.5 and 0.5", 0)):
+        estimates = (received - baseline) * slopes  # equally likely
+        assert estimates.tolist() == pytest.approx([float(number) for number in each.split(" and ")])
+        assert estimates.mean().item() == pytest.approx(0.5)
+        assert estimates.var(correction=0).item() == pytest.approx(variance)
+        assert f"{each}: mean 0.5, variance {variance}." in ANSWERS
+
     for advantage, loss, clips in ((2.0, -2.4, True), (-2.0, 2.6, False)):
         one = torch.ones(1, 1)
         losses, clipped = policy_loss(one * math.log(1.3), one * 0, one * advantage, one.bool(), 0.2)

@@ -1,6 +1,8 @@
-"""The lecture's pictures: what they show is in the runs, and a run that is missing is named."""
+"""The lecture's numbers by hand, and its pictures: they show what is in the runs, and a missing run is named."""
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +13,78 @@ import torch
 import train_ppo
 from experiments.lecture import report as lecture
 from experiments.lecture.report import Args, main, masks_figure, three_responses, token_columns
+from kernels import k1
 from kernels.gae import gae_loop
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.pair_accuracy import calibration
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import read_metrics
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "lecture.md").read_text(encoding="utf-8")
+
+
+def two_token_policy(probability: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logit of the first token and log pi of both, (2,), in float64."""
+    logit = torch.tensor(math.log(probability / (1 - probability)), dtype=torch.float64, requires_grad=True)
+    return logit, torch.stack([logit, torch.zeros_like(logit)]).log_softmax(0)
+
+
+def exact_gradient(probability: float, rewards: torch.Tensor) -> float:
+    """Differentiate the expected reward with autograd."""
+    logit, logprobs = two_token_policy(probability)
+    return torch.autograd.grad((logprobs.exp() * rewards).sum(), logit)[0].item()
+
+
+def estimates(probability: float, rewards: torch.Tensor, baseline: float) -> tuple[list[float], float, float]:
+    """Return (r - b) * grad log pi of both tokens, with its mean and variance over the policy's samples."""
+    logit, logprobs = two_token_policy(probability)
+    slopes = torch.stack([torch.autograd.grad(logprob, logit, retain_graph=True)[0] for logprob in logprobs])
+    each, p = (rewards - baseline) * slopes, logprobs.detach().exp()
+    mean = (p * each).sum()
+    return each.tolist(), mean.item(), (p * (each - mean) ** 2).sum().item()
+
+
+def last_number(cell: str) -> float:
+    return float(re.findall(r"-?\d+\.?\d*", cell)[-1])
+
+
+def test_the_policy_gradient_by_hand_equals_autograd() -> None:
+    rewards = torch.tensor([2.0, 4.0], dtype=torch.float64)
+    [printed] = re.findall(r"The exact gradient is p \* \(1 - p\) \* \(2 - 4\) = (-?[\d.]+)\.\n", PAGE)
+    assert exact_gradient(0.8, rewards) == pytest.approx(float(printed), abs=1e-12)
+    rows = re.findall(r"^\| `(\(?r[^`]*) \* grad log pi` \| (.+) \|$", PAGE, re.M)
+    assert [name for name, _ in rows] == ["r", "(r - 2.4)"]
+    for (_, cells), baseline in zip(rows, (0.0, 2.4), strict=True):
+        *each, mean, variance = map(last_number, cells.split(" | "))
+        for cell in cells.split(" | ")[:2]:
+            product = re.fullmatch(r"(\S+) \* (\S+) = (\S+)", cell)
+            assert product and float(product[1]) * float(product[2]) == pytest.approx(float(product[3]))
+        computed = estimates(0.8, rewards, baseline)
+        assert computed[0] == pytest.approx(each, abs=1e-12)
+        assert computed[1:] == pytest.approx((mean, variance), abs=1e-12) and mean == float(printed)
+
+
+def test_the_best_and_a_harmful_baseline_by_hand_equal_autograd() -> None:
+    match = re.search(r"b = ([\d.]+) makes both estimates (-[\d.]+), with variance 0", PAGE)
+    assert match
+    each, _, variance = estimates(0.8, torch.tensor([2.0, 4.0], dtype=torch.float64), float(match[1]))
+    assert each == pytest.approx([float(match[2])] * 2) and variance == pytest.approx(0, abs=1e-12)
+    match = re.search(r"were 4 and 0, the expected reward, ([\d.]+), .* from ([\d.]+) to ([\d.]+)\.\n", PAGE)
+    assert match
+    for baseline, number in ((0.0, match[2]), (float(match[1]), match[3])):
+        _, _, variance = estimates(0.8, torch.tensor([4.0, 0.0], dtype=torch.float64), baseline)
+        assert variance == pytest.approx(float(number), abs=1e-12)
+
+
+def test_the_kl_by_hand_is_the_mean_of_k1() -> None:
+    printed = [float(number) for number in re.findall(r"log\(0\.\d / 0\.5\) = (-?[\d.]+) for", PAGE)]
+    match = re.search(r"0\.8 \* ([\d.]+) - 0\.2 \* ([\d.]+) = ([\d.]+), is the KL", PAGE)
+    assert match and printed == [float(match[1]), -float(match[2])]
+    logprobs = two_token_policy(0.8)[1].detach()
+    samples = k1(logprobs, torch.full_like(logprobs, 0.5).log())
+    assert samples.tolist() == pytest.approx(printed, abs=5e-4)
+    assert (logprobs.exp() * samples).sum().item() == pytest.approx(float(match[3]), abs=5e-4)
 
 
 @pytest.fixture(scope="module")
