@@ -289,15 +289,16 @@ def converted_files(
     firsts: Mapping[str, str] = {},
     missing: str = "the source has no such split; --resplit draws one",
     may_lack: Mapping[str, str] = {},
+    lengths: LengthTable | None = None,
 ) -> Iterator[Callable[..., bool]]:
     """Yield `write(split, row, flag, limit)`, which appends to sft, scored or comparisons.{split}.jsonl.
 
     It skips a row if a response has more than `limit` tokens or if both responses are equal, and returns whether it
     wrote the row. With `sft_too=True`, the chosen response also becomes a demonstration. After the block, tables about
     the files are printed; `missing` is the reason printed if only one of two splits has a file. Raises InputError if
-    there are no rows.
+    there are no rows. lengths: an empty table to fill, for callers that also draw it.
     """
-    lengths = LengthTable()
+    lengths = LengthTable() if lengths is None else lengths
     written: Counter[str] = Counter()
     with jsonl_files(out, may_lack) as append:
 

@@ -15,24 +15,35 @@ The splits are the published ones: for comparisons the field `split` (valid1 and
 name), for demonstrations the word train, valid, validation or test in the file's path. Without a published split, or
 with --resplit, a seeded hash of the query decides, so a query is in the same split in both kinds of file.
 
+The printed length table is also drawn, as the histograms lengths.sft.png and lengths.comparisons.png [N+ 4].
+policy_pairs.csv counts all pairs of policies, not only the --num-pairs per split that are printed [N+ 6].
+
 Malformed records are an error. Valid records that training can't use are skipped and counted, such as an empty summary
 in a comparison: policies do write those. In a demonstration it is an error.
 """
 
+import csv
+import io
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from matplotlib.figure import Figure
+
 from data import prepare
 from nanorlhf.cli import NonNegativeInt, PositiveInt, check_ranges, run_module
 from nanorlhf.dataset import field, filled
 from nanorlhf.errors import InputError
+from nanorlhf.files import write_text
+from nanorlhf.report.page import STYLES, label_axes, write_pictures
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
 # [N+ 2] the query before and after the post; no space after the colon, because the response starts with it
 TLDR = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: ", "\n\nTL;DR:"
 CNNDM = "Article:\n", "\n\nTL;DR:\n"
+NUM_BINS = 60  # per histogram, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,15 +172,37 @@ def comparison(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tu
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ 3. files
+# ------------------------------------------------------------------------------------------------------- 3. histograms
+def draw_lengths(lengths: prepare.LengthTable, kind: str) -> Figure:
+    """Draw the lengths in the files of a kind, sft or comparisons: a panel per column, a line per split. [N+ 4]"""
+    columns: dict[str, dict[str, Counter[int]]] = defaultdict(dict)  # column -> split -> length -> rows
+    for (name, column), counter in sorted(lengths.counts.items(), key=lambda item: item[0][0]):
+        if name.startswith(f"{kind}.") and not column.startswith("query+"):
+            columns[column][name.removeprefix(f"{kind}.")] = counter
+
+    figure = Figure(figsize=(4.4 * len(columns), 3.4), layout="constrained")
+    for axes, (column, splits) in zip(figure.subplots(1, len(columns)), columns.items(), strict=True):
+        shortest, longest = min(map(min, splits.values())), max(map(max, splits.values()))
+        width = -(-(longest - shortest + 1) // NUM_BINS)  # tokens, the same number in each bin
+        edges = np.arange(shortest, longest + width + 1, width)
+        for (split, counter), (color, _, line) in zip(splits.items(), STYLES, strict=False):
+            rows, _ = np.histogram(list(counter), edges, weights=list(counter.values()))
+            axes.stairs(100 * rows / counter.total(), edges, color=color, linestyle=line, linewidth=1.5, label=split)
+        label_axes(axes, column, "tokens", f"% of rows (bin width {width})")
+        axes.legend(frameon=False)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------------------ 4. files
 def main(args: Args) -> None:
     check_ranges(args)
     tokenizer = load_tokenizer(args.tokenizer)
     cuts: dict[str, Counter[str]] = defaultdict(Counter)  # file -> rule of `truncate` -> rows
-    pairs: dict[str, Counter[str]] = defaultdict(Counter)  # file -> unordered pair of policies -> rows
+    pairs: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)  # file -> unordered pair of policies -> rows
+    lengths = prepare.LengthTable()
     skipped: Counter[str] = Counter()
 
-    with prepare.converted_files(args.out, args.source, tokenizer, skipped) as write:
+    with prepare.converted_files(args.out, args.source, tokenizer, skipped, lengths=lengths) as write:
         for path, relative_path in prepare.source_files(args):
             file_kind = None
             for where, record in prepare.read_records(path):
@@ -200,7 +233,7 @@ def main(args: Args) -> None:
                 if write(split, row, *limit):  # [N+ 4]
                     cuts[f"{kind}.{split}"][rule] += 1
                     if kind == "comparisons":
-                        pairs[f"{kind}.{split}"][" / ".join(sorted(row["meta"]["policies"]))] += 1  # [N+ 6]
+                        pairs[f"{kind}.{split}"][tuple(sorted(row["meta"]["policies"]))] += 1  # [N+ 6]
     tokenizer.save(args.out)  # for models with random weights
 
     print("\ntruncated posts, by cut point")
@@ -210,9 +243,20 @@ def main(args: Args) -> None:
     for name, counter in sorted(pairs.items()):
         print(f"\n{name}: {len(counter)} unique pairs of policies in {counter.total()} comparisons [N+ 6]")
         for pair, count in counter.most_common(args.num_pairs):
-            print(f"  {count:7}  {pair}")
+            print(f"  {count:7}  {' / '.join(pair)}")
         if len(counter) > args.num_pairs:
             print(f"           and {len(counter) - args.num_pairs} more (--num-pairs)")
+
+    # a kind without rows keeps its files, because the two kinds may come from two sources
+    kinds = sorted({name.split(".")[0] for name in cuts})
+    write_pictures(args.out, {f"lengths.{kind}.png": draw_lengths(lengths, kind) for kind in kinds})
+    if pairs:
+        table = io.StringIO()
+        lines = csv.writer(table, lineterminator="\n")
+        lines.writerow(("split", "policy", "other_policy", "comparisons"))
+        for name, counter in sorted(pairs.items()):
+            lines.writerows((name.removeprefix("comparisons."), *pair, n) for pair, n in counter.most_common())
+        write_text(args.out / "policy_pairs.csv", table.getvalue())
 
 
 if __name__ == "__main__":

@@ -336,6 +336,61 @@ def test_tables_agree_with_a_recount(args, capsys):
     assert f"comparisons.train: {table}" in printed  # the order in a pair doesn't count
 
 
+def test_the_policy_pairs_are_a_csv_that_a_rerun_replaces(args):
+    def comparison(policy, other, split):
+        summaries = [{"text": "cat", "policy": policy}, {"text": "the mat", "policy": other}]
+        return COMPARISON | {"summaries": summaries, "split": split}
+
+    convert(args, comparison("b, 2", "a", "valid1"), COMPARISON | {"split": "train"})
+    records = [comparison("sup4", "ref", "valid2"), comparison("b, 2", "b, 2", "valid1")]
+    records += [comparison("ref", "sup4", "valid1"), comparison("ref", "sup4", "train")]
+    convert(replace(args, num_pairs=0), *records, CNNDM)
+    assert (args.out / "policy_pairs.csv").read_text() == (
+        "split,policy,other_policy,comparisons\n"
+        "cnndm,ref,sup4,1\n"
+        "train,ref,sup4,1\n"
+        "validation,ref,sup4,2\n"
+        'validation,"b, 2","b, 2",1\n'
+    )
+
+
+def test_histograms_by_hand():
+    lengths = prepare.LengthTable()
+    for query, chosen, rejected in ((10, 3, 4), (10, 3, 6), (11, 3, 4), (129, 3, 4)):
+        lengths.add("comparisons.train", query, chosen=chosen, rejected=rejected)
+    lengths.add("comparisons.validation", 12, chosen=3, rejected=4)
+    lengths.add("sft.train", 500, response=50)
+    panels = tldr.draw_lengths(lengths, "comparisons").axes
+    assert [axes.get_title("left") for axes in panels] == ["query", "chosen", "rejected"]
+    assert [patch.get_label() for patch in panels[0].patches] == ["train", "validation"]
+    (query, query_2), (chosen, _), (rejected, rejected_2) = (
+        [patch.get_data() for patch in axes.patches] for axes in panels
+    )
+    assert panels[0].get_ylabel() == "% of rows (bin width 2)"  # 120 lengths in 60 bins
+    assert query.edges.tolist() == list(range(10, 131, 2)) and query.values.tolist() == [75] + [0] * 58 + [25]
+    assert query_2.values.tolist() == [0, 100] + [0] * 58
+    assert chosen.edges.tolist() == [3, 4] and chosen.values.tolist() == [100]
+    assert rejected.edges.tolist() == [4, 5, 6, 7] and rejected.values.tolist() == [75, 0, 25]
+    assert rejected_2.values.tolist() == [100, 0, 0]
+
+
+def test_each_kind_has_its_picture_which_a_rerun_replaces(args):
+    source = write(args.out.parent / "sft" / "train.jsonl", SFT)
+    tldr.main(replace(args, source=str(source)))
+    assert not (args.out / "lengths.comparisons.png").exists() and not (args.out / "policy_pairs.csv").exists()
+    convert(args, COMPARISON)  # from a second source: the demonstrations and their picture stay
+    pictures = {path.name: path.read_bytes() for path in args.out.glob("*.png")}
+    assert sorted(pictures) == ["lengths.comparisons.png", "lengths.sft.png"]
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures.values())
+    convert(args, COMPARISON, COMPARISON | {"choice": 0, "split": "train"})
+    changed = {name for name, picture in pictures.items() if (args.out / name).read_bytes() != picture}
+    assert changed == {"lengths.comparisons.png"}
+    old = {path: path.read_bytes() for path in args.out.iterdir()}
+    with pytest.raises(InputError, match="malformed JSON"):
+        convert(args, CNNDM, "{")
+    assert {path: path.read_bytes() for path in args.out.iterdir()} == old
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
