@@ -39,7 +39,6 @@ TINY_TESTS: dict = dict(  # the tests of the embedded programs as the reward
     max_query_length=160,
     response_length=128,
     temperature=0.6,
-    kl_coef=0.05,
 )
 
 RECIPES: dict = {
@@ -171,7 +170,7 @@ RECIPES: dict = {
             value_coef=1.0,
             score_at="last_token",
         ),
-        "grpo": TINY_TESTS | dict(out=Path("runs/programs/grpo_tests"), num_epochs=2, samples_per_query=8),
+        "grpo": TINY_TESTS | dict(out=Path("runs/programs/grpo_tests"), num_epochs=2),
         "programs": dict(
             data=Path("runs/programs/bench"),
             out=Path("runs/programs/eval"),
