@@ -3,6 +3,7 @@
     python -m experiments lab                              # labeller faults, one dial at a time
     python -m experiments compare --seeds 7 --grid-seed 8 --out runs/compare7
     python -m experiments mismatch --runs exact/none stale/tis
+    python -m experiments programs --runs compiler tests
     python -m experiments sums --seeds 1 2 3 --jobs 2
     python -m experiments worlds --share 3/8 --phase final
     python -m experiments scaling --seeds 1 2 3 4
@@ -19,6 +20,7 @@ from typing import Any
 from experiments.compare.runs import Compare, compare
 from experiments.lab.runs import Lab, lab
 from experiments.mismatch.runs import Mismatch, mismatch
+from experiments.programs.runs import Programs, programs
 from experiments.runs import Args, Run, Words, execute
 from experiments.scaling.runs import Scaling, scaling
 from experiments.sums.runs import Sums, sums
@@ -29,12 +31,13 @@ RECIPES: dict[str, tuple[str, Args]] = {
     "lab": ("labeller faults, one dial at a time", Lab()),
     "compare": ("algorithms at equal cost", Compare()),
     "mismatch": ("samplers that differ from the policy", Mismatch()),
+    "programs": ("programs, rewarded by static checks, tests or a discriminator", Programs()),
     "sums": ("a verifiable reward", Sums()),
     "worlds": ("equally tuned algorithms in twenty worlds", Worlds()),
     "scaling": ("over-optimisation by the size of the reward model, its data and the policy", Scaling()),
 }
 PHASES: dict[type[Args], Callable[[Any], Iterator[list[Run]]]] = {
-    Lab: lab, Compare: compare, Mismatch: mismatch, Sums: sums, Worlds: worlds, Scaling: scaling,
+    Lab: lab, Compare: compare, Mismatch: mismatch, Programs: programs, Sums: sums, Worlds: worlds, Scaling: scaling,
 }  # fmt: skip
 
 
