@@ -17,7 +17,7 @@ DISCRIMINATORS: dict[str, Words] = {
     "brief": (),  # the recipe's, which takes about twenty steps
     "trained": ("--num-triplet-epochs", "5", "--num-rows", "None", "--num-pair-epochs", "20"),
 }
-ARMS: dict[str, Words] = {  # of several numbers that a program may score, the highest minus the lowest is 2
+ARMS: dict[str, Words] = {  # the highest score minus the lowest is 2, or 1 if a program that passes the checks gets 0
     "imitation": ("train_sft.py", "rlcf-tiny", "--num-epochs", "2"),
     # train_rlcf.py cuts a failing program at the error, which gets -1
     "compiler": ("train_rlcf.py", "rlcf-tiny", "--discriminator", "None"),
