@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.__main__ import main as run_study
 from experiments.programs.checks import fails, passes
 from experiments.programs.report import Args, differences, main, policy_table
 from experiments.programs.runs import ARMS, Programs, programs
@@ -87,6 +88,19 @@ def test_every_command_is_one_that_its_program_takes():
     for phase in programs(Programs(seeds=(1,), lrs=(3e-4,), dry_run=True)):
         for run in phase:
             assert parse_settings(Command(("python", *run.words)))
+
+
+@pytest.mark.slow
+def test_the_study_in_miniature(tmp_path):
+    """Two rewards at one rate, one update each, from the data to the tables."""
+    args = Programs(
+        out=tmp_path, seeds=(1,), runs=("compiler-pays-0", "tests"), lrs=(3e-4,), total_episodes=128,
+        num_problems=(128, 4), jobs=2,
+    )  # fmt: skip
+    run_study(args)
+    rows = list(csv.DictReader((tmp_path / "report/programs.csv").open()))
+    assert [row["policy"] for row in rows] == ["sft", "compiler-pays-0", "tests"]
+    assert all(0 <= float(row["pass@1"]) <= float(row["pass@4"]) <= 1 for row in rows)
 
 
 def test_rewards_have_one_scale():
