@@ -3,7 +3,7 @@
     python -m experiments lab                              # labeller faults, one dial at a time
     python -m experiments compare --seeds 7 --grid-seed 8 --out runs/compare7
     python -m experiments mismatch --runs exact/none stale/tis
-    python -m experiments programs --runs compiler tests
+    python -m experiments programs --variants compiler tests
     python -m experiments sums --seeds 1 2 3 --jobs 2
     python -m experiments worlds --share 3/8 --phase final
     python -m experiments scaling --seeds 1 2 3 4

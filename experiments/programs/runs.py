@@ -39,7 +39,7 @@ class Programs(Args):
     out: Path = Path("runs/programs_study")
     language: Literal["java", "python"] = "python"
     seeds: tuple[int, ...] = (1, 2, 3)
-    runs: Words = tuple(ARMS)
+    variants: Words = tuple(ARMS)
     """rewards, of ARMS"""
     grid_seed: int = 8
     """seed of the search for the learning rate"""
@@ -53,14 +53,14 @@ class Programs(Args):
 
 def programs(args: Programs) -> Iterator[list[Run]]:
     """Yield the search for the learning rates, then the runs of each seed."""
-    for name in args.runs:
+    for name in args.variants:
         if name not in ARMS:
-            raise InputError(f"--runs {name}: expected one of {[*ARMS]}.")
+            raise InputError(f"--variants {name}: expected one of {[*ARMS]}.")
     if args.grid_seed in args.seeds:
         raise InputError(f"--grid-seed {args.grid_seed} is also in --seeds: search at another seed.")
-    tries = {f"{name}-{lr:g}": (name, lr) for name in args.runs for lr in args.lrs}
+    tries = {f"{name}-{lr:g}": (name, lr) for name in args.variants for lr in args.lrs}
     yield seed_runs(args, args.grid_seed, tries, num_samples=2)
-    chosen = dict.fromkeys(args.runs, args.lrs[0]) if args.dry_run else best_lrs(args)
+    chosen = dict.fromkeys(args.variants, args.lrs[0]) if args.dry_run else best_lrs(args)
     yield [run for seed in args.seeds for run in seed_runs(args, seed, {name: (name, chosen[name]) for name in chosen})]
     yield [Run(("-m", "experiments.programs.report", "--runs", str(args.out), "--out", str(args.out / "report")))]
 
@@ -73,7 +73,7 @@ def best_lrs(args: Programs) -> dict[str, float]:
     def solved(name: str, lr: float) -> float:
         return part(policies, str(path), f"{name}-{lr:g}", "at_k")[0]["pass"]
 
-    return {name: max(args.lrs, key=partial(solved, name)) for name in args.runs}
+    return {name: max(args.lrs, key=partial(solved, name)) for name in args.variants}
 
 
 def seed_runs(args: Programs, seed: int, settings: dict[str, tuple[str, float]], num_samples: int = 4) -> list[Run]:

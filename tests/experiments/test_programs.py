@@ -65,7 +65,7 @@ def test_without_an_evaluation_the_error_names_the_command_for_one(tmp_path):
 
 
 def test_each_reward_trains_with_its_best_learning_rate(runs):
-    args = Programs(out=runs, seeds=(1,), runs=("tests",), lrs=(1e-4, 3e-4))
+    args = Programs(out=runs, seeds=(1,), variants=("tests",), lrs=(1e-4, 3e-4))
     search, final, _ = programs(args)
     tried = [run.words[run.words.index("--lr") + 1] for run in search if "train_ppo.py" in run.words]
     assert tried == ["0.0001", "0.0003"]
@@ -77,7 +77,10 @@ def test_each_reward_trains_with_its_best_learning_rate(runs):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"runs": ("magic",)}, "--runs magic: expected one of"), ({"grid_seed": 2}, "--grid-seed 2 is also in --seeds")],
+    [
+        ({"variants": ("magic",)}, "--variants magic: expected one of"),
+        ({"grid_seed": 2}, "--grid-seed 2 is also in --seeds"),
+    ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
@@ -94,7 +97,7 @@ def test_every_command_is_one_that_its_program_takes():
 def test_the_study_in_miniature(tmp_path):
     """Two rewards at one rate, one update each, from the data to the tables."""
     args = Programs(
-        out=tmp_path, seeds=(1,), runs=("compiler-pays-0", "tests"), lrs=(3e-4,), total_episodes=128,
+        out=tmp_path, seeds=(1,), variants=("compiler-pays-0", "tests"), lrs=(3e-4,), total_episodes=128,
         num_problems=(128, 4), jobs=2,
     )  # fmt: skip
     run_study(args)
