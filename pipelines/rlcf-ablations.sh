@@ -16,7 +16,7 @@ for baseline in coderl bipolar_ramp; do
     --out "$PROGRAMS/$baseline" --seed "$SEED" --processes "$PROCESSES" --overwrite
 done
 
-# 2. RLCF without one of its parts; compiler_pays_0 scores a program that compiles as a discriminator does on average.
+# 2. RLCF without one of its parts; compiler_pays_0 scores a program that compiles as this discriminator does at first.
 ablation() {
   local name=$1
   shift

@@ -85,15 +85,11 @@ def discriminator_table(directories: Sequence[Path]) -> Lines:
         paths = [directory / name / "summary.json" for directory in directories]
         summaries = [read_object(path) for path in paths if path.exists()]
         if summaries:
-            accuracies = [number_or_dash(summary.get("validation_accuracy")) for summary in summaries]
+            accuracies = [number(summary.get("validation_accuracy")) for summary in summaries]
             pairs = [f"{summary.get('num_validation_pairs', 0):.0f}" for summary in summaries]
             steps = [f"{summary['steps']:.0f}" for summary in summaries]
             lines.append([name, " ".join(steps), " ".join(accuracies), " ".join(pairs)])
     return lines if len(lines) > 1 else []
-
-
-def number_or_dash(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 # ------------------------------------------------------------------------------------------------------------ 2. tables

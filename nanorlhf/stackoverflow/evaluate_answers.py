@@ -250,8 +250,9 @@ def reciprocal_ranks(columns: dict[str, np.ndarray], labels: np.ndarray) -> dict
     labelled = ~np.isnan(labels).any(axis=1)  # (questions,)
     result: dict = {"num_labelled": int(labelled.sum())}
     if labelled.any():
+        useful, ks = labels[labelled], range(1, labels.shape[1] + 1)
         result["mrr_at_k"] = {  # [SO mrr@k]
-            metric: [mrr_at_k(scores[labelled], labels[labelled], k) for k in range(1, labels.shape[1] + 1)]
-            for metric, scores in columns.items()
-        } | {"chance": [chance_mrr_at_k(labels[labelled], k) for k in range(1, labels.shape[1] + 1)]}
+            "chance": [chance_mrr_at_k(useful, k) for k in ks],
+            **{metric: [mrr_at_k(scores[labelled], useful, k) for k in ks] for metric, scores in columns.items()},
+        }
     return result

@@ -94,7 +94,6 @@ def digest_part(part: Part) -> str:
         return sha256(path)
     from nanorlhf.rewards import judge, unit_tests
 
-    decides = judge.DECIDES_SCORES if kind == "judge" else unit_tests.DECIDES_SCORES
-    read_settings = judge.read_settings if kind == "judge" else unit_tests.read_settings
-    fields = read_settings(f"--{setting} {kind}:{path}", str(path))
-    return hashlib.sha256(json.dumps([fields[field] for field in decides]).encode()).hexdigest()
+    module = judge if kind == "judge" else unit_tests
+    fields = module.read_settings(f"--{setting} {kind}:{path}", str(path))
+    return hashlib.sha256(json.dumps([fields[field] for field in module.DECIDES_SCORES]).encode()).hexdigest()
