@@ -4,12 +4,14 @@ import csv
 import io
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_object
-from nanorlhf.report.page import Lines
+from nanorlhf.metrics import t_interval
+from nanorlhf.report.page import Lines, number
 
 Numbers = dict[str, float | None]
 
@@ -42,6 +44,27 @@ def csv_text(lines: Iterable[Iterable[object]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
+
+
+Line = dict[str, str]  # of a CSV
+
+
+def by_policy_and_seed(lines: Iterable[Line]) -> dict[str, dict[str, Line]]:
+    """Group the lines of a CSV, policy -> seed -> line."""
+    groups: dict[str, dict[str, Line]] = {}
+    for line in lines:
+        groups.setdefault(line["policy"], {})[line["seed"]] = line
+    return groups
+
+
+def paired_difference(ours: dict[str, Line], theirs: dict[str, Line], column: str) -> str:
+    """Format the mean difference over common seeds, with its 95% interval by Student's t.
+
+    Seeds with an empty cell are skipped; "-" without any other.
+    """
+    pairs = [(ours[seed][column], theirs[seed][column]) for seed in ours if seed in theirs]
+    values = [float(our) - float(their) for our, their in pairs if our and their]
+    return number(fmean(values) if values else None, t_interval(values), 3, "+")
 
 
 def markdown(table: Lines) -> str:

@@ -23,11 +23,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.programs.runs import ARMS, DISCRIMINATORS
-from experiments.tables import csv_text, evaluated, markdown, part
+from experiments.tables import Line, by_policy_and_seed, csv_text, evaluated, markdown, paired_difference, part
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object, write_text
-from nanorlhf.metrics import t_interval
 from nanorlhf.report.page import Lines, Section, label_axes, markup, number, write_study
 from nanorlhf.training.run_directory import read_metrics, read_settings
 
@@ -93,7 +92,7 @@ def discriminator_table(directories: Sequence[Path]) -> Lines:
 
 
 # ------------------------------------------------------------------------------------------------------------ 2. tables
-ByPolicy = dict[str, dict[str, dict[str, str]]]  # policy -> seed -> line of programs.csv
+ByPolicy = dict[str, dict[str, Line]]  # policy -> seed -> line of programs.csv
 
 
 def policy_table(by_policy: ByPolicy) -> Lines:
@@ -115,13 +114,10 @@ def differences(by_policy: ByPolicy) -> Lines:
     """Return the differences of COMPARED, paired by seed: the mean with its 95% interval by Student's t."""
     lines = [["policy", "minus", "pass@1", "pass@4"]]
     for ours, theirs in COMPARED:
-        seeds = [seed for seed in by_policy.get(ours, {}) if seed in by_policy.get(theirs, {})]
-        if seeds:
-            lines.append([ours, theirs])
-            for column in ("pass@1", "pass@4"):
-                pairs = [(by_policy[ours][seed][column], by_policy[theirs][seed][column]) for seed in seeds]
-                values = [float(our) - float(their) for our, their in pairs]
-                lines[-1].append(number(fmean(values), t_interval(values), 3, "+"))
+        ours_by_seed, theirs_by_seed = by_policy.get(ours, {}), by_policy.get(theirs, {})
+        if ours_by_seed.keys() & theirs_by_seed.keys():
+            cells = (paired_difference(ours_by_seed, theirs_by_seed, column) for column in ("pass@1", "pass@4"))
+            lines.append([ours, theirs, *cells])
     return lines if len(lines) > 1 else []
 
 
@@ -148,9 +144,7 @@ def main(args: Args) -> list[str]:
     if not directories:
         raise InputError(f"--runs {args.runs}: no SEED there has an evaluation: run `python -m experiments programs`.")
     text = csv_text(policy_lines(directories))
-    by_policy: ByPolicy = {}
-    for row in csv.DictReader(io.StringIO(text)):
-        by_policy.setdefault(row["policy"], {})[row["seed"]] = row
+    by_policy = by_policy_and_seed(csv.DictReader(io.StringIO(text)))
     tables = {
         "Policies": policy_table(by_policy),
         "Differences": differences(by_policy),

@@ -20,7 +20,7 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from experiments.tables import csv_text, float_at, markdown, part
+from experiments.tables import by_policy_and_seed, csv_text, float_at, markdown, paired_difference, part
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object, write_text
@@ -166,19 +166,11 @@ def differences(rows: Iterable[dict[str, str]], base: str) -> Lines:
     """Return each policy minus `base`, paired by seed: the mean with its 95% interval by Student's t."""
     headings = {key: heading for key, heading, _ in COLUMNS}
     lines = [["policy", *(headings[key] for key in COMPARED)]]
-    by_name: dict[str, dict[str, dict[str, str]]] = {}
-    for row in rows:
-        by_name.setdefault(row["policy"], {})[row["seed"]] = row
+    by_name = by_policy_and_seed(rows)
     theirs = by_name.get(base, {})
     for name, ours in by_name.items():
-        if name not in (START, base) and (seeds := ours.keys() & theirs.keys()):
-            lines.append([name])
-            for key in COMPARED:
-                pairs = [(ours[seed][key], theirs[seed][key]) for seed in seeds]
-                values = [float(our) - float(their) for our, their in pairs if our and their]  # "": fewer samples
-                interval = t_interval(values)
-                ends = "" if interval is None else f" [{interval[0]:+.3f}, {interval[1]:+.3f}]"
-                lines[-1].append(f"{fmean(values):+.3f}{ends}" if values else "-")
+        if name not in (START, base) and ours.keys() & theirs.keys():
+            lines.append([name, *(paired_difference(ours, theirs, key) for key in COMPARED)])
     return lines
 
 

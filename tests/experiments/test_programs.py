@@ -10,6 +10,7 @@ from experiments.__main__ import main as run_study
 from experiments.programs.checks import fails, passes
 from experiments.programs.report import Args, differences, main, policy_table
 from experiments.programs.runs import ARMS, Programs, programs
+from experiments.tables import by_policy_and_seed
 from nanorlhf.errors import InputError
 from tests.conftest import ROOT
 from tests.page_commands import Command, parse_settings
@@ -120,10 +121,8 @@ def test_rewards_have_one_scale():
 
 def test_the_page_shows_the_tables_of_its_csv():
     page = (ROOT / "experiments/programs/README.md").read_text()
-    by_policy: dict = {}
     with (ROOT / "experiments/programs/programs.csv").open(newline="") as stream:
-        for row in csv.DictReader(stream):
-            by_policy.setdefault(row["policy"], {})[row["seed"]] = row
+        by_policy = by_policy_and_seed(csv.DictReader(stream))
     assert all(len(by_seed) >= 3 for by_seed in by_policy.values()) and by_policy.keys() == {"sft", *ARMS}
     for table in (policy_table(by_policy), differences(by_policy)):
         for line in table:
