@@ -200,8 +200,11 @@ def train(model: GPT, loss, data: tuple[Tensor, ...], lr: float, generator) -> N
     for step, rows in enumerate(batches):
         optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / len(batches))) / 2
         optimizer.zero_grad()
-        loss(model, *(tensor[rows] for tensor in data)).backward()
+        batch_loss = loss(model, *(tensor[rows] for tensor in data))
+        batch_loss.backward()
         optimizer.step()
+        if step % 100 == 0:
+            print(f"    step {step:3}: loss {batch_loss:.3f}")
 
 
 # ---------------------------------------------------------- 4. The reward model: what people prefer
@@ -288,10 +291,9 @@ def rollout(policy, ref_policy, reward_model, value_model, query, uniforms, s) -
     rewards[torch.arange(len(query)), (end + 1).clamp(max=T - 1)] += scores
 
     advantages, returns = gae(rewards, values, s.gamma, s.lam)
-    advantages = whiten(advantages, actions)
     return dict(query=query, response=response, actions=actions, states=states, scores=scores,
-                logprobs=logprobs, ref_logprobs=ref_logprobs, kl=kl, rewards=rewards,
-                values=values, advantages=advantages, returns=returns)  # fmt: skip
+                logprobs=logprobs, ref_logprobs=ref_logprobs, kl=kl, rewards=rewards, values=values,
+                returns=returns, advantages=advantages, whitened=whiten(advantages, actions))  # fmt: skip
 
 
 # The ratio is how much more probable a token is than in the rollout: 1 in the first step, where the
@@ -300,7 +302,7 @@ def rollout(policy, ref_policy, reward_model, value_model, query, uniforms, s) -
 def ppo_loss(policy: GPT, value_model: GPT, batch: dict[str, Tensor], s: Settings) -> Tensor:
     """Return policy loss + value_coef * value loss, each a mean over its mask in the minibatch."""
     ids = batch["query"], batch["response"]
-    advantages, values, returns = (batch[key] for key in ("advantages", "values", "returns"))
+    advantages, values, returns = (batch[key] for key in ("whitened", "values", "returns"))
     ratio = (response_logprobs(policy, *ids, s.temperature) - batch["logprobs"]).exp()
     clipped_ratio = ratio.clamp(1 - s.clip_range, 1 + s.clip_range)
     pg_losses = torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
@@ -347,13 +349,17 @@ def evaluate(name: str, policy: GPT, frozen: tuple, notes: list, s: Settings) ->
 
 
 def take_apart(batch: dict[str, Tensor], row: int) -> None:
-    columns = "logprobs", "ref_logprobs", "kl", "rewards", "values", "advantages", "returns"
+    """Print the numbers of each token. The finished response is a state, but no token follows."""
+    of_tokens, of_states = ("logprobs", "ref_logprobs", "kl"), ("rewards", "values", "returns")
+    columns = *of_tokens, "whitened", *of_states, "advantages"
     print(f"    {'':10}" + "".join(f"{column:>13}" for column in columns))
     for t, token in enumerate(batch["response"][row].tolist()):
-        if batch["states"][row, t]:
-            word = WORDS[token] if batch["actions"][row, t] else "(finished)"
+        if batch["actions"][row, t]:
             numbers = "".join(f"{batch[column][row, t]:13.3f}" for column in columns)
-            print(f"    {word:10}{numbers}")
+            print(f"    {WORDS[token]:10}{numbers}")
+        elif batch["states"][row, t]:
+            numbers = "".join(f"{batch[column][row, t]:13.3f}" for column in columns[4:])
+            print(f"    {'(finished)':10}{'':52}{numbers}")
 
 
 def main(num_examples: int = 16_000, num_pairs: int = 10_000, num_updates: int = 50) -> None:
@@ -387,8 +393,8 @@ def main(num_examples: int = 16_000, num_pairs: int = 10_000, num_updates: int =
     train_ppo(policy, ref_policy, reward_model, value_model, queries, s, generator)
 
     notes = [make_note(rng) for _ in range(512)]
-    print(f"{time.time() - start:3.0f} s  Gold scores (3 at best) on 512 new notes")
-    print(f"    policy     gold  RM score  KL, nats  words   EOS   {' '.join(notes[0])}")
+    print(f"{time.time() - start:3.0f} s  Gold scores (at most 3) and scores on 512 new notes")
+    print(f"    policy     gold     score  KL, nats  words   EOS   {' '.join(notes[0])}")
     frozen = ref_policy, reward_model, value_model
     for name, model in (("start", untrained), ("SFT", ref_policy), ("PPO", policy)):
         batch = evaluate(name, model, frozen, notes, s)

@@ -541,8 +541,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "Set the values to 0 at positions without a state. Then GAE, and whitening over the actions. Each loss is a "
         "mean over its own mask.",
         tests=(
-            "tests/test_nano.py::test_the_same_uniforms_give_the_same_tokens",
-            "tests/test_nano.py::test_logprobs_values_and_scores_equal_the_library",
+            "tests/test_nano.py::test_what_a_rollout_reads_equals_the_library",
             "tests/test_nano.py::test_rewards_advantages_and_returns_equal_the_library",
             "tests/test_nano.py::test_losses_and_gradients_equal_the_library",
             "tests/test_nano.py::test_three_updates_give_the_weights_of_train_ppo",

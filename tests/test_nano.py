@@ -80,15 +80,31 @@ def perturbed(model: nano.GPT, by: float, seed: int = 5) -> nano.GPT:
 
 
 @pytest.fixture(scope="module")
-def world():
-    """Notes, responses of all lengths, and four models without a zero weight."""
-    torch.manual_seed(0)
+def notes():
     rng = random.Random(0)
-    notes = [nano.make_note(rng) for _ in range(B)]
+    return [nano.make_note(rng) for _ in range(B)]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    """Build a policy without a zero weight that ends some responses early and some never."""
+    torch.manual_seed(0)
     policy = perturbed(nano.GPT(nano.V), 0.02)
-    with torch.no_grad():  # some responses end early and some never
+    with torch.no_grad():
         policy.head.weight[nano.EOS] += 0.15 * policy.norm.bias / policy.norm.bias.norm()
         policy.norm.bias *= 10
+    return policy
+
+
+@pytest.fixture(scope="module")
+def response(notes, policy, settings):
+    """Sample a response to each note."""
+    return nano.sample(policy, nano.encode_queries(notes), random_uniforms(B), settings.temperature)
+
+
+@pytest.fixture(scope="module")
+def world(notes, policy):
+    """Notes, and four models without a zero weight."""
     ref_policy = perturbed(policy, 0.02, seed=6)
     reward_model = perturbed(nano.scalar_model(policy), 0.02)
     value_model = perturbed(reward_model, 0.02, seed=7)
@@ -204,42 +220,53 @@ def test_new_weights_have_the_documented_spread():
     assert torch.equal(model.norm.weight, torch.ones(nano.C))
 
 
-def test_the_same_uniforms_give_the_same_tokens(world, settings, batch):
-    notes, policy, *_ = world
+def test_the_same_uniforms_give_the_same_tokens(notes, policy, settings, response):
     query = nano.encode_queries(notes)
-    response, _ = generate(
+    expected, _ = generate(
         library_model(policy), query, query != nano.PAD, nano.T, settings.temperature,
         eos_id=nano.EOS, pad_id=nano.PAD, uniforms=random_uniforms(B),
     )  # fmt: skip
-    assert torch.equal(batch["response"], response)
+    assert torch.equal(response, expected)
     ends = (response == nano.EOS).any(1)
     assert 3 < ends.sum() < B - 3  # the fixture has both kinds
 
 
-def library_batch(batch, score_at="after_eos") -> Batch:
-    ids = batch["query"], batch["response"]
-    return Batch.of([{}] * B, *ids, torch.zeros(B, nano.T), nano.EOS, nano.PAD, score_at)
+def library_batch(query, response, score_at="after_eos") -> Batch:
+    return Batch.of([{}] * B, query, response, torch.zeros(B, nano.T), nano.EOS, nano.PAD, score_at)
 
 
-def test_ends_and_masks_equal_the_library(batch):
-    has_eos, end, actions, states = nano.find_end(batch["response"])
-    theirs = library_batch(batch)
+def test_ends_and_masks_equal_the_library(notes, response):
+    has_eos, end, actions, states = nano.find_end(response)
+    theirs = library_batch(nano.encode_queries(notes), response)
     assert torch.equal(has_eos, theirs.has_eos) and torch.equal(end, theirs.eos_index)
     assert torch.equal(actions, theirs.actions) and torch.equal(states, theirs.states)
 
 
-def test_logprobs_values_and_scores_equal_the_library(world, settings, batch):
-    _, policy, ref_policy, reward_model, value_model = world
-    theirs = library_batch(batch)
-    logprobs, ref_logprobs, _ = read_logprobs(
-        library_model(policy), library_model(ref_policy), theirs, settings.temperature, B
+def test_logits_equal_the_library(notes, policy):
+    """The model reads left-padded queries with responses of all lengths, and every output at a real token is equal."""
+    _, response = examples(notes, random.Random(1))
+    ids = torch.cat((nano.encode_queries(notes), response), dim=1)
+    real = ids != nano.PAD
+    twin = library_model(policy)
+    logits, expected = policy(ids), twin.logits(twin(ids, real))
+    kept = torch.arange(nano.V) != nano.PAD  # which the library never samples
+    assert_same(logits[real][:, kept], expected[real][:, kept])
+
+
+def test_logprobs_and_values_equal_the_library(notes, policy, settings, response):
+    query = nano.encode_queries(notes)
+    theirs = library_batch(query, response)
+    torch.manual_seed(1)
+    value_model = perturbed(nano.GPT(1), 0.02)
+    logits = nano.response_logits(policy, query, response, settings.temperature)
+    assert (logits[:, :, nano.PAD] == -torch.inf).all()
+    logprobs = nano.response_logprobs(policy, query, response, settings.temperature)
+    expected, _ = response_logprobs(
+        library_model(policy), theirs.query_response, theirs.real, theirs.actions, settings.temperature
     )
-    actions = batch["actions"]
-    assert_same(batch["logprobs"][actions], logprobs[actions])
-    assert_same(batch["ref_logprobs"][actions], ref_logprobs[actions])
-    assert_same(batch["values"], read_values(library_model(value_model), theirs, B))
-    scores = end_scores(library_model(reward_model), theirs.query_response, nano.Q, nano.PAD)
-    assert_same(nano.score(reward_model, batch["query"], batch["response"]), scores)
+    assert_same(logprobs[theirs.actions], expected[theirs.actions])
+    values = nano.response_values(value_model, query, response)
+    assert_same(values[theirs.states], read_values(library_model(value_model), theirs, B)[theirs.states])
 
 
 # ------------------------------------------------------------------------------------- 3. and 4. SFT and reward model
@@ -254,8 +281,7 @@ def query_ids(notes):
     return [[nano.WORDS.index(word) for word in note] for note in notes]
 
 
-def test_the_sft_loss_and_its_gradient_equal_the_library(world):
-    notes, policy, *_ = world
+def test_the_sft_loss_and_its_gradient_equal_the_library(notes, policy):
     ids, response = examples(notes, random.Random(1))
     rows = [Demonstration(q, r, {}) for q, r in zip(query_ids(notes), ids, strict=True)]
     policy, twin = copy.deepcopy(policy), library_model(policy)
@@ -267,10 +293,43 @@ def test_the_sft_loss_and_its_gradient_equal_the_library(world):
     assert_same_parameters(policy, twin, of_gradients=True)
 
 
+def test_training_steps_equal_the_library(policy, capsys):
+    """Two epochs of batches of 64, AdamW with eps 1e-5, cosine decay; every hundredth loss is printed."""
+    rng = random.Random(8)
+    notes = [nano.make_note(rng) for _ in range(100)]
+    ids, response = examples(notes, random.Random(9))
+    rows = [Demonstration(q, r, {}) for q, r in zip(query_ids(notes), ids, strict=True)]
+    policy, twin = copy.deepcopy(policy), library_model(policy)
+    data = nano.encode_queries(notes), response
+    nano.train(policy, nano.sft_loss, data, 1e-3, torch.Generator().manual_seed(3))
+
+    generator = torch.Generator().manual_seed(3)
+    order = [i for _ in range(2) for i in torch.randperm(100, generator=generator).tolist()]
+    optimizer = torch.optim.AdamW(twin.parameters(), eps=1e-5)
+    losses = []
+    for step in range(4):
+        batch_rows = [rows[i] for i in order[64 * step : 64 * (step + 1)]]
+        optimizer.param_groups[0]["lr"] = 1e-3 * lr_factor("cosine", step, 4)
+        optimizer.zero_grad()
+        loss = demonstration_loss(twin, batch_rows, nano.PAD, "response") / num_labels(batch_rows, "response")
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    assert capsys.readouterr().out == f"    step   0: loss {losses[0]:.3f}\n"
+    assert_same_parameters(policy, twin)
+
+
 def comparisons(notes):
     (chosen_ids, chosen), (rejected_ids, rejected) = (examples(notes, random.Random(seed)) for seed in (2, 3))
     rows = [Comparison(*ids, {}) for ids in zip(query_ids(notes), chosen_ids, rejected_ids, strict=True)]
     return rows, (nano.encode_queries(notes), chosen, rejected)
+
+
+def test_scores_equal_the_library(world, response):
+    notes, _, _, reward_model, _ = world
+    query = nano.encode_queries(notes)
+    expected = end_scores(library_model(reward_model), torch.cat((query, response), 1), nano.Q, nano.PAD)
+    assert_same(nano.score(reward_model, query, response), expected)
 
 
 def test_the_reward_model_loss_and_its_gradient_equal_the_library(world):
@@ -285,8 +344,7 @@ def test_the_reward_model_loss_and_its_gradient_equal_the_library(world):
     assert_same_parameters(reward_model, twin, of_gradients=True)
 
 
-def test_a_reward_model_starts_from_the_policy_with_a_new_head(world):
-    _, policy, *_ = world
+def test_a_reward_model_starts_from_the_policy_with_a_new_head(policy):
     torch.manual_seed(0)
     model = nano.scalar_model(policy)
     weights = dict(policy.named_parameters())
@@ -310,30 +368,35 @@ def test_normalised_scores_equal_the_library(world):
     assert abs(nano.score(reward_model, query, response).mean().item()) < 1e-5
 
 
-def test_training_steps_equal_the_library(world):
-    """Two epochs of batches of 64, AdamW with eps 1e-5, cosine decay."""
-    _, _, _, reward_model, _ = world
-    rng = random.Random(8)
-    rows, data = comparisons([nano.make_note(rng) for _ in range(100)])
-    reward_model, twin = copy.deepcopy(reward_model), library_model(reward_model)
-    nano.train(reward_model, nano.rm_loss, data, 1e-3, torch.Generator().manual_seed(3))
-
-    generator = torch.Generator().manual_seed(3)
-    order = [i for _ in range(2) for i in torch.randperm(100, generator=generator).tolist()]
-    optimizer = torch.optim.AdamW(twin.parameters(), eps=1e-5)
-    for step in range(4):
-        batch_rows = [rows[i] for i in order[64 * step : 64 * (step + 1)]]
-        optimizer.param_groups[0]["lr"] = 1e-3 * lr_factor("cosine", step, 4)
-        optimizer.zero_grad()
-        (contrastive_loss(twin, batch_rows, nano.PAD)[0] / len(batch_rows)).backward()
-        optimizer.step()
-    assert_same_parameters(reward_model, twin)
-
-
 # ------------------------------------------------------------------------------------------------------- 5. PPO
+def test_whitening_and_gae_equal_the_library(notes, response):
+    generator = torch.Generator().manual_seed(4)
+    theirs = library_batch(nano.encode_queries(notes), response)
+    rewards, values = torch.randn((2, B, nano.T), generator=generator)
+    rewards, values = (torch.where(theirs.states, x, 0.0) for x in (rewards, values))  # 0 after the end, as in rollouts
+    advantages, returns = nano.gae(rewards, values, 0.9, 0.8)
+    expected_advantages, expected_returns = gae(rewards, values, 0.9, 0.8, theirs.states)
+    assert_same(advantages[theirs.states], expected_advantages[theirs.states])
+    assert_same(returns[theirs.states], expected_returns[theirs.states])
+    assert_same(nano.whiten(advantages, theirs.actions), ppo.whiten(expected_advantages, theirs.actions))
+
+
+def test_what_a_rollout_reads_equals_the_library(world, settings, response, batch):
+    _, policy, ref_policy, reward_model, value_model = world
+    assert torch.equal(batch["response"], response)
+    theirs = library_batch(batch["query"], batch["response"])
+    logprobs, ref_logprobs, _ = read_logprobs(
+        library_model(policy), library_model(ref_policy), theirs, settings.temperature, B
+    )
+    actions = batch["actions"]
+    assert_same(batch["logprobs"][actions], logprobs[actions])
+    assert_same(batch["ref_logprobs"][actions], ref_logprobs[actions])
+    assert_same(batch["values"], read_values(library_model(value_model), theirs, B))
+
+
 def test_rewards_advantages_and_returns_equal_the_library(world, settings, batch):
     _, policy, ref_policy, reward_model, value_model = world
-    theirs, s = library_batch(batch), settings
+    theirs, s = library_batch(batch["query"], batch["response"]), settings
     logprobs, ref_logprobs, _ = read_logprobs(
         library_model(policy), library_model(ref_policy), theirs, s.temperature, B
     )
@@ -346,7 +409,8 @@ def test_rewards_advantages_and_returns_equal_the_library(world, settings, batch
     advantages, returns = gae(rewards, values, s.gamma, s.lam, theirs.states)
     for name, tensor in {"scores": scores, "kl": kl, "rewards": rewards, "returns": returns}.items():
         assert_same(batch[name], tensor)
-    assert_same(batch["advantages"], ppo.whiten(advantages, theirs.actions))
+    assert_same(batch["advantages"][theirs.states], advantages[theirs.states])
+    assert_same(batch["whitened"], ppo.whiten(advantages, theirs.actions))
 
 
 def test_losses_and_gradients_equal_the_library(world, settings, batch):
@@ -355,12 +419,12 @@ def test_losses_and_gradients_equal_the_library(world, settings, batch):
     _, policy, _, _, value_model = world
     policy, value_model = perturbed(policy, 0.02, seed=9), perturbed(value_model, 0.02, seed=10)
     twin, twin_value = library_model(policy), library_model(value_model)
-    theirs, actions, states = library_batch(batch), batch["actions"], batch["states"]
+    theirs, actions, states = library_batch(batch["query"], batch["response"]), batch["actions"], batch["states"]
     ids = theirs.query_response, theirs.real
     new_logprobs, _ = response_logprobs(twin, *ids, actions, s.temperature)
     new_values = response_values(twin_value, *ids, states)
     logprobs, values, returns = batch["logprobs"], batch["values"], batch["returns"]
-    pg_losses, pg_clipped = ppo.policy_loss(new_logprobs, logprobs, batch["advantages"], actions, s.clip_range)
+    pg_losses, pg_clipped = ppo.policy_loss(new_logprobs, logprobs, batch["whitened"], actions, s.clip_range)
     vf_losses, vf_clipped = ppo.value_loss(new_values, values, returns, states, s.clip_range)
     assert 5 < pg_clipped.sum() < actions.sum() - 5 and 5 < vf_clipped.sum() < states.sum() - 5
     ratio = (new_logprobs - logprobs)[pg_clipped].exp()
@@ -464,18 +528,23 @@ def test_the_table_equals_a_recount(world, settings, capsys):
 
 
 def test_the_token_table_ends_with_the_finished_state(batch, capsys):
+    """There, no token is chosen, so its log-probabilities and its whitened advantage have no meaning."""
     row = int(nano.find_end(batch["response"])[1].argmin())
     nano.take_apart(batch, row)
     header, *lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) == len(header) for line in lines)
     columns = header.split()
-    assert columns == ["logprobs", "ref_logprobs", "kl", "rewards", "values", "advantages", "returns"]
+    of_states = ["rewards", "values", "returns", "advantages"]
+    assert columns == ["logprobs", "ref_logprobs", "kl", "whitened", *of_states]
+    assert all(len(line) == len(header) for line in lines)
     states = int(batch["states"][row].sum())
     assert len(lines) == states < nano.T and lines[-1].split()[0] == "(finished)"
     for t, line in enumerate(lines):
         word, *numbers = line.split()
         assert t == states - 1 or word == nano.WORDS[batch["response"][row, t]]
-        assert numbers == [f"{batch[column][row, t]:.3f}" for column in columns]
+        printed = of_states if t == states - 1 else columns
+        assert numbers == [f"{batch[column][row, t]:.3f}" for column in printed]
+        cells = dict(zip(printed, map(float, numbers), strict=True))
+        assert abs(cells["returns"] - cells["values"] - cells["advantages"]) < 2e-3  # R = A + V
 
 
 @pytest.mark.slow
