@@ -1,6 +1,7 @@
 """The course: exercises graded by the project's own tests, and a bug hunt.
 
 python -m course start DIR          a copy of the repository without the exercises' functions
+python -m course start DIR --scratch    only nano.py, without its functions, to write from scratch
 python -m course next [DIR]         the next exercise, and what to read for it
 python -m course grade [DIR]        points and the first failing test of each exercise; --format csv: a whole class
 python -m course similar DIR        pairs of suspiciously similar submissions
@@ -20,12 +21,12 @@ from typing import Annotated, Literal
 
 import tyro
 
-from course import assignment, handout, hunt, questions, slides, verify
+from course import assignment, handout, hunt, questions, scratch, slides, verify
 from course.copies import check_copy
 from course.exercises import chosen
 from course.grader import similar, whole_class
 from course.grader.formats import FORMATS, max_points, table
-from course.grader.grade import assigned_exercises, first_open, grade, graders
+from course.grader.grade import assigned_exercises, check_gradable, first_open, grade, graders
 from course.grader.worker import Worker
 from course.questions import right_answers
 from course.start import start
@@ -46,8 +47,16 @@ class Start:
     """exercise names; default: all"""
     student: str | None = None
     """the student's name: adds QUESTIONS.md, with numbers drawn for this student"""
+    scratch: bool = False
+    """write only nano.py, with all functions empty, to write it section by section"""
 
     def run(self) -> None:
+        if self.scratch:
+            if self.exercises or self.student is not None:
+                raise InputError("--scratch: takes no --exercises and no --student.")
+            scratch.start(self.directory)
+            print(f"{self.directory / 'nano.py'}: write section 1, then run: python -m course next {self.directory}")
+            return
         exercises = chosen(self.exercises)
         start(self.directory, exercises, self.student)
         print(f"{self.directory}: {len(exercises)} exercises, {max_points(exercises)} points.")
@@ -60,9 +69,13 @@ class Next:
 
     directory: Directory = Path(".")
     limit: Seconds = 60.0
-    """time limit for the tests of an exercise, seconds"""
+    """time limit for the tests of an exercise, seconds; of a section from scratch: ten times as much"""
 
     def run(self) -> None:
+        if scratch.is_scratch(self.directory):
+            with Worker() as worker:
+                print(scratch.progress(self.directory, 10 * self.limit, worker))
+            return
         check_copy(self.directory)
         with graders(1) as [grader]:
             open_exercise = first_open(self.directory, self.limit, grader)
@@ -114,6 +127,8 @@ class Grade:
         check_copy(self.directory)
         with Progress(total=len(exercises), unit="exercise", leave=False) as bar, graders(num) as started:
             outcomes = grade(self.directory, exercises, self.limit, started, bar.update)
+        if self.format not in ("table", "json"):
+            check_gradable(outcomes)
         if self.format == "table" or self.out is not None:
             print(table(exercises, outcomes))
             if (answers := right_answers(self.directory)) is not None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from nanorlhf import checkpoint
@@ -22,6 +21,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import GPT, ScalarModel
 
+transformers = pytest.importorskip("transformers")
 VOCAB, N_CTX = 53, 40
 
 FAMILIES = {

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import transformers
 
 import kernels.linear
 import nanorlhf.generate
@@ -309,6 +308,7 @@ def test_top_k_and_top_p_equal_a_search_through_a_sorted_list():
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 def test_filtered_logits_equal_transformers(temperature):
     """Temperature, then top-k, then top-p, on 200 rows of 50 logits; the n-gram ban on texts of 12 ids."""
+    transformers = pytest.importorskip("transformers")
     logits = 3 * torch.randn(200, 50, generator=torch.Generator().manual_seed(0))
     ids = torch.randint(5, (200, 12), generator=torch.Generator().manual_seed(1))
     scaled = transformers.TemperatureLogitsWarper(temperature)(ids, logits)

@@ -558,3 +558,13 @@ def test_the_page_runs(monkeypatch, capsys):
     assert re.findall(r"^ {4}(start|SFT|PPO) ", out, re.MULTILINE) == ["start", "SFT", "PPO"]
     assert "update  0: " in out and "(finished)" in out
     assert {s.kl_coef for s in used} == {0.0} and nano.Settings.kl_coef == 0.1
+
+
+@pytest.mark.slow
+def test_ppo_raises_the_gold_score_of_sft(monkeypatch, capsys):
+    """The whole page, with its defaults: over three seeds SFT has 1.60 to 1.65, and PPO 2.15 to 2.36."""
+    monkeypatch.setattr(sys, "argv", ["nano.py"])
+    nano.main()
+    rows = dict(re.findall(r"^ {4}(start|SFT|PPO) +(-?[0-9.]+)", capsys.readouterr().out, re.MULTILINE))
+    start, sft, ppo = (float(rows[name]) for name in ("start", "SFT", "PPO"))
+    assert start < -3 and 1.4 < sft < 1.85 and ppo > sft + 0.3

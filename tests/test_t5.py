@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
@@ -23,6 +22,8 @@ from nanorlhf.logprobs import response_logprobs, response_values
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad
 from nanorlhf.t5 import T5Config, relative_bias, relative_buckets
+
+transformers = pytest.importorskip("transformers")
 
 VOCAB, PAD = 43, 999
 SHAPE = {"vocab_size": VOCAB, "d_model": 24, "n_layer": 2, "n_head": 3, "d_head": 10, "d_mlp": 40}

@@ -6,7 +6,6 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
 
 from nanorlhf import files
 from nanorlhf.dataset import response_ids
@@ -146,7 +145,7 @@ def codet5(tmp_path):
 
 def test_codet5s_ids_equal_transformers(codet5):
     """It is byte-level BPE with T5's special tokens; their names in a text are text."""
-    ours, theirs = load_tokenizer(codet5), RobertaTokenizer.from_pretrained(codet5)
+    ours, theirs = load_tokenizer(codet5), pytest.importorskip("transformers").RobertaTokenizer.from_pretrained(codet5)
     for text in ("the cat's hat: 3 ≠ 4\n\tx", " sold the mat", "int[] a = {1};"):
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
         assert ours.decode(ours.encode(text)) == text
@@ -230,7 +229,7 @@ def test_training_is_reproducible_and_puts_pad_last():
 
 def test_saved_tokenizer_loads_in_transformers_and_here(tmp_path, published):
     published.save(tmp_path)
-    judge = AutoTokenizer.from_pretrained(tmp_path)
+    judge = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path)
     text = "  the cat's   hat sold .\n\nTL;DR: ünïcode"
     assert judge(text, add_special_tokens=False).input_ids == published.encode(text)
     assert (judge.eos_token_id, judge.pad_token_id) == (published.eos_id, published.pad_id)
@@ -312,14 +311,15 @@ def test_marked_ids_equal_transformers(tmp_path, kind):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
     tokenizer, text = load_tokenizer(tmp_path), TEXT.replace("<|endoftext|>", eos)
     judge = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    judge = PreTrainedTokenizerFast(tokenizer_object=judge, eos_token=eos, pad_token="[PAD]")
+    transformers = pytest.importorskip("transformers")
+    judge = transformers.PreTrainedTokenizerFast(tokenizer_object=judge, eos_token=eos, pad_token="[PAD]")
     assert tokenizer.encode(text, parse_special=True) == judge(text, add_special_tokens=False).input_ids
     assert tokenizer.encode(text, parse_special=True).count(tokenizer.eos_id) == 4
 
 
 def test_marked_ids_of_published_tokenizers_equal_transformers(tmp_path, published):
     published.save(tmp_path)
-    judge = AutoTokenizer.from_pretrained(tmp_path)
+    judge = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path)
     assert published.encode(TEXT, parse_special=True) == judge(TEXT, add_special_tokens=False).input_ids
 
 
@@ -339,7 +339,7 @@ def test_a_chat_template_is_read_and_saved_for_transformers(tmp_path, where):
     tokenizer = load_tokenizer(tmp_path)
     assert (tokenizer.chat_template, tokenizer.bos) == (SOURCE, "cat")
     tokenizer.save(tmp_path / "again")
-    judge = AutoTokenizer.from_pretrained(tmp_path / "again")
+    judge = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path / "again")
     assert judge.apply_chat_template(MESSAGES, tokenize=False) == "catthe catthe"
     bos, eos = (tokenizer.backend.token_to_id(name) for name in ("cat", "the"))
     ids = judge.apply_chat_template(MESSAGES, return_dict=False)

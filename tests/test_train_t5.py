@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import transformers
-from peft import PeftModel
 from torch.nn import functional as F
 
 import eval as evaluation
@@ -34,6 +32,7 @@ from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import interrupt_at, read_metrics
 from tests.test_t5 import CONFIGS, PAD, away_from_the_start, enclosed, largest_difference, rows, t5
 
+transformers = pytest.importorskip("transformers")
 ROWS = [Demonstration([5, 6, 7, 8], [9, 10, 1], {}), Demonstration([11, 12], [13, 14, 15, 16, 1], {})]
 
 
@@ -160,7 +159,7 @@ def test_lora_of_q_and_v_includes_cross_attention(tmp_path) -> None:
         assert torch.allclose(merged(ids, mask, last=12), model(ids, mask, last=12), atol=1e-5)
     save_updates(model, tmp_path / "adapter", str(tmp_path / "base"))
     hf_model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base").eval()
-    hf_model = PeftModel.from_pretrained(hf_model, tmp_path / "adapter")
+    hf_model = pytest.importorskip("peft").PeftModel.from_pretrained(hf_model, tmp_path / "adapter")
     assert hf_model.peft_config["default"].task_type == "SEQ_2_SEQ_LM"
     assert largest_difference(merged, hf_model.merge_and_unload()) < 2e-5
     assert largest_difference(load_gpt(tmp_path / "base"), hf_model.merge_and_unload()) > 1e-2

@@ -27,14 +27,15 @@ def summary(result: Outcome) -> str:
 
 
 def table(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
-    """Return one line per exercise, and the total."""
+    """Return one line per exercise, and the total of those whose tests can run here."""
     width = max(len(exercise.name) for exercise in exercises)
+    gradable = [exercise for exercise in exercises if outcomes[exercise.name].gradable]
     lines = [
-        f"{exercise.name:{width}}  {reached(exercise, outcomes):2} of {exercise.points}  "
-        f"{summary(outcomes[exercise.name]):.160}"
+        f"{exercise.name:{width}}  {reached(exercise, outcomes) if exercise in gradable else '-':>2} "
+        f"of {exercise.points}  {summary(outcomes[exercise.name]):.160}"
         for exercise in exercises
     ]
-    return "\n".join([*lines, f"{'points':{width}}  {total(exercises, outcomes):2} of {max_points(exercises)}"])
+    return "\n".join([*lines, f"{'points':{width}}  {total(exercises, outcomes):2} of {max_points(gradable)}"])
 
 
 def as_json(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
@@ -44,6 +45,7 @@ def as_json(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
             "points": reached(exercise, outcomes),
             "of": exercise.points,
             "passed": (result := outcomes[exercise.name]).passed,
+            "gradable": result.gradable,
             "claim": result.claim,
             "reason": result.reason,
             "seconds": result.seconds,

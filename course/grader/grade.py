@@ -100,6 +100,13 @@ def grade(
     return {exercise.name: result for exercise, result in zip(exercises, outcomes, strict=True)}
 
 
+def check_gradable(outcomes: dict[str, Outcome]) -> None:
+    """Raise InputError if an exercise's tests can't run here: no submission could get its points."""
+    for name, outcome in outcomes.items():
+        if not outcome.gradable:
+            raise InputError(f"{name} is {outcome.claim}: {outcome.reason}: run `pip install -e '.[test]'`.")
+
+
 def assigned_exercises(directory: Path) -> list[Exercise]:
     """Return the exercises that `start` emptied in a student's copy, or all exercises if it wasn't made by `start`."""
     names = read_mark(directory).get("exercises") or []
@@ -111,7 +118,8 @@ def assigned_exercises(directory: Path) -> list[Exercise]:
 def first_open(directory: Path, limit: float, grader: Grader) -> tuple[Exercise, Outcome] | None:
     """Return the first unsolved exercise with all its needs solved, and its outcome; None if all are solved.
 
-    The copy's mark records which exercises have passed, so only those that changed since are tested again.
+    The copy's mark records which exercises have passed, so only those that changed since are tested again. Exercises
+    whose tests can't run here are skipped.
     """
     solved: set[str] = set()
     mark = read_mark(directory)
@@ -123,11 +131,12 @@ def first_open(directory: Path, limit: float, grader: Grader) -> tuple[Exercise,
             digest = hash_exercise(directory, exercise)
             if digest is None or passed.get(exercise.name) != digest:
                 result = grader.judge(directory, exercise, limit)
-                if not result.passed:
+                if result.gradable and not result.passed:
                     return exercise, result
-                passed[exercise.name] = digest
-                if "exercises" in mark:
-                    write_mark(directory, mark)
+                if result.passed:
+                    passed[exercise.name] = digest
+                    if "exercises" in mark:
+                        write_mark(directory, mark)
             solved.add(exercise.name)
     return None
 

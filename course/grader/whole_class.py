@@ -9,7 +9,7 @@ from pathlib import Path
 from course.copies import MARK, read_untrusted
 from course.exercises import Exercise
 from course.grader.formats import max_points, reached, summary, total
-from course.grader.grade import Grader, grade
+from course.grader.grade import Grader, check_gradable, grade
 from course.grader.submission import exercise_files
 from course.questions import FILE, right_answers
 from nanorlhf.errors import InputError
@@ -65,6 +65,7 @@ def grade_class(
     """Write one row per submission as soon as it is graded, and keep the rows of unchanged submissions.
 
     An error in a submission becomes the note in its row and doesn't stop the others. `on_done` is called after each.
+    Raises InputError if an exercise's tests can't run here.
     """
     known = read_class(file, exercises)
     rows: list[dict[str, str]] = []
@@ -89,6 +90,7 @@ def get_row(submission: Path, exercises: Sequence[Exercise], limit: float, grade
         outcomes = grade(submission, exercises, limit, graders)
     except (InputError, OSError, ValueError) as error:  # such as a directory that can't be read
         return row | {exercise.name: "0" for exercise in exercises} | {"points": "0", "note": cell(str(error))}
+    check_gradable(outcomes)
     row |= {exercise.name: str(reached(exercise, outcomes)) for exercise in exercises}
     notes = [f"{name}: {summary(result):.160}" for name, result in outcomes.items() if not result.passed]
     try:

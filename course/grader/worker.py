@@ -34,6 +34,7 @@ class Outcome:
     claim: str  # name of the first failing test, in words; empty if all pass
     reason: str  # its error in one line
     seconds: float
+    gradable: bool = True  # False: a test was skipped, for example because a package is missing
 
 
 class Worker:
@@ -46,7 +47,7 @@ class Worker:
     def __init__(self, module: str = "course.grader.worker_main") -> None:
         missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
         if missing:
-            raise InputError(f"The tests need {' and '.join(missing)}: run `pip install -e '.[test]'`.")
+            raise InputError(f"The tests need {' and '.join(missing)}: run `pip install -e '.[course]'`.")
         for packages in site.getsitepackages():  # a student's process reads them
             if (Path(packages) / "nanorlhf").is_dir():
                 raise InputError(f"{packages} contains the solutions: install the repository with `pip install -e .`.")
@@ -81,15 +82,18 @@ class Worker:
 
 def outcome(answer: dict) -> Outcome:
     claim = reason = ""
+    gradable = True
     if answer["failed"]:
         test, reason = answer["failed"][0]
         claim = in_words(test)
     elif not answer["ended"]:
         claim, reason = "the tests finish", "the code under test has ended the process"
+    elif answer["skipped"]:
+        claim, reason, gradable = "not gradable here", answer["skipped"][0][1], False
     elif not answer["passed"]:
-        claim, reason = "the tests run", answer["skipped"][0][1] if answer["skipped"] else "they were not found"
+        claim, reason = "the tests run", "they were not found"
     printable = "".join(letter if letter.isprintable() else " " for letter in reason)  # untrusted: no control codes
-    return Outcome(not claim, claim, printable, answer["seconds"])
+    return Outcome(not claim, claim, printable, answer["seconds"], gradable)
 
 
 def in_words(test: str) -> str:

@@ -72,6 +72,8 @@ class Reporter:
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             self.say("failed", report.nodeid, first_line(report))
+        elif report.skipped:  # the whole file, by pytest.importorskip
+            self.say("skipped", report.nodeid, str(report.longrepr[2])[:WHY])
 
 
 Plugin = Callable[[Reporter], object]

@@ -11,6 +11,7 @@ from course import __main__ as course
 from course.__main__ import Args, main
 from course.bugs import BUGS
 from course.exercises import EXERCISES, chosen
+from course.grader import whole_class
 from course.grader.worker import Outcome
 from nanorlhf.cli import run_module
 from tests.page_commands import ROOT, parse_settings, read_page
@@ -74,6 +75,27 @@ def test_a_grade_is_printed_as_a_table_and_written_to_a_file(monkeypatch, capsys
     decoded = json.loads(base64.b64decode(result.removeprefix("result=")))
     assert (decoded["version"], decoded["status"], decoded["max_score"]) == (1, "fail", 3)
     assert [(test["status"], test["score"]) for test in decoded["tests"]] == [("pass", 1), ("fail", 0)]
+
+
+def test_an_exercise_that_is_not_gradable_here_has_no_points_to_lose(monkeypatch, capsys, tmp_path) -> None:
+    """A table leaves it out of the sum; the formats that count as grades are refused."""
+    outcomes = {
+        "padding": Outcome(True, "", "", 1.0),
+        "whitening": Outcome(False, "not gradable here", "no transformers", 2.0, gradable=False),
+    }
+    monkeypatch.setattr(course, "graders", lambda number: nullcontext([None] * number))
+    monkeypatch.setattr(course, "grade", lambda *_: outcomes)
+    monkeypatch.setattr(whole_class, "grade", lambda *_: outcomes)
+    flags = ["--exercises", *outcomes, "--format"]
+    run(monkeypatch, "grade", ROOT, *flags, "table")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == "whitening - of 2 not gradable here: no transformers".split()
+    assert lines[2].split() == ["points", "1", "of", "1"]
+    (tmp_path / "class/ada").mkdir(parents=True)
+    for words in ([ROOT, *flags, "gradescope"], [tmp_path / "class", *flags, "csv", "--out", tmp_path / "grades.csv"]):
+        with pytest.raises(SystemExit):
+            run(monkeypatch, "grade", *words)
+        assert "whitening is not gradable here: no transformers: run `pip install" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from course.copies import ROOT, read_mark, source_path
 from course.edit import replaced, rewritten
 from course.exercises import EXERCISES, chosen
-from course.grader.grade import Grader, assigned_exercises, first_open, grade
-from course.grader.worker import Worker, in_words
+from course.grader.grade import Grader, assigned_exercises, first_open, grade, temporary_tree
+from course.grader.worker import Outcome, Worker, in_words
 from course.start import start
 from nanorlhf.errors import InputError
 
@@ -69,6 +69,36 @@ def test_next_tests_only_changed_exercises_again(tmp_path, grader, monkeypatch) 
     path.write_text(replaced(path.read_text(), "pass_at_k", "_check_k(k, n)", "pass"))
     exercise, _ = first_open(copy, LIMIT, grader)
     assert exercise.name == "pass-at-k" and judged == [*CHEAP, "pass-at-k"]
+
+
+@pytest.mark.parametrize("line", ["np = pytest.importorskip('no_such_package')", ""])
+def test_a_test_that_is_skipped_makes_an_exercise_not_gradable(worker, line) -> None:
+    """In the first case the whole file is skipped, in the second one of its two tests."""
+    with temporary_tree(ROOT) as tree:
+        (tree / "tests/test_x.py").write_text(f"""import pytest
+{line}
+def test_one(): pass
+def test_two(): pytest.importorskip("no_such_package")
+""")
+        outcome = worker.run(tree, ["tests/test_x.py::test_one", "tests/test_x.py::test_two"], LIMIT)
+        assert (outcome.passed, outcome.gradable, outcome.claim) == (False, False, "not gradable here")
+        assert "no_such_package" in outcome.reason
+        if not line:
+            assert worker.run(tree, ["tests/test_x.py::test_one"], LIMIT).passed
+
+
+def test_next_skips_an_exercise_that_is_not_gradable(tmp_path, grader, monkeypatch) -> None:
+    copy = tmp_path / "copy"
+    start(copy, chosen(CHEAP))
+    first, second = chosen(CHEAP)
+    judge = Grader.judge
+    skipped = Outcome(False, "not gradable here", "no package", 0.1, gradable=False)
+    monkeypatch.setattr(Grader, "judge", lambda *given: skipped if given[2] == first else judge(*given))
+    open_exercise = first_open(copy, LIMIT, grader)
+    assert open_exercise is not None and open_exercise[0] == second
+    restore(copy, second.functions[0])
+    assert first_open(copy, LIMIT, grader) is None
+    assert read_mark(copy)["passed"].keys() == {second.name}
 
 
 def test_an_endless_loop_fails_only_its_exercise_and_reports_the_limit(copy, grader) -> None:
