@@ -377,6 +377,23 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     # ---------------------------------------------------------------------------------------------------------- 4. PPO
     Exercise(
+        name="policy-gradient",
+        functions=("nanorlhf.doctor.seven:probabilities", "nanorlhf.doctor.seven:reinforce"),
+        read="docs/lecture.md, 3.4",
+        hint="The log-probability of a response is a sum over its tokens. Compute reinforce without autograd: a row of "
+        "the identity matrix per token, minus the probabilities, summed over the tokens.",
+        tests=(
+            "tests/doctor/test_seven.py::test_the_seven_probabilities_by_hand",
+            "tests/doctor/test_seven.py::test_the_probabilities_sum_to_1_and_have_gradients",
+            "tests/doctor/test_seven.py::test_reinforce_is_unbiased_with_any_baseline",
+            "tests/doctor/test_seven.py::test_an_estimate_is_score_minus_baseline_times_the_gradient_of_the_log_probability",
+            "tests/doctor/test_seven.py::test_the_first_step_of_ppo_on_a_sample_has_minus_this_gradient",
+            "tests/doctor/test_seven.py::test_the_mean_of_ten_thousand_estimates_is_close_and_a_baseline_brings_it_closer",
+        ),
+        points=2,
+        level=2,
+    ),
+    Exercise(
         name="kl-estimators",
         functions=("kernels.kl:k1", "kernels.kl:k2", "kernels.kl:k3"),
         read="Schulman 2020, Approximating KL divergence; the module docstring of kernels/kl.py",

@@ -47,7 +47,9 @@ SESSIONS: tuple[Session, ...] = (
         title="PPO",
         read="train_ppo.py; docs/lecture.md, 3; docs/details.md; docs/microscope.md",
         run="`python -m course plant hunt --seed 7 --level 2`",
-        exercises=("kl-estimators", "exact-kl", "whitening", "token-rewards", "gae-loop", "gae-terms"),
+        exercises=(
+            *("policy-gradient", "kl-estimators", "exact-kl", "whitening", "token-rewards", "gae-loop", "gae-terms"),
+        ),
     ),
     Session(
         title="When it goes wrong",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nanorlhf.checkpoint import save
+from nanorlhf.doctor import seven
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, differ, replaced_logprobs, unpadded
 from nanorlhf.doctor.rollout_checks import PPO, usual_run
 from nanorlhf.doctor.watch import Slopes, Watched, replaced
@@ -418,10 +419,8 @@ def seven_policy(cases: Cases) -> GPT:
     return policy
 
 
-SCORES = {"": 0.3, "x": 1.0, "y": -0.5, "xx": 0.2, "xy": 1.7, "yx": -1.1, "yy": 0.6}
-"""scores of the seven responses"""
 RULE_OF_SEVEN = f"""def score(queries, responses):
-    return [{SCORES}.get(text.strip(), 0.0) for text in responses]
+    return [{dict(zip(seven.TEXTS, seven.SCORES.tolist(), strict=True))}.get(text.strip(), 0.0) for text in responses]
 """
 
 
@@ -444,14 +443,8 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
         save(seven_policy(cases), root / "sft", cases.world.tokenizer)
         (root / "rule.py").write_text(RULE_OF_SEVEN)
     eos, x, y = seven_tokens(cases)
-    head = torch.tensor([math.log(1 / 2), math.log(1 / 4), math.log(1 / 4)], dtype=torch.float64, requires_grad=True)
-    logprobs = dict(zip((eos, x, y), head.log_softmax(0), strict=True))
-    expected_score = torch.zeros((), dtype=torch.float64)
-    for text, score in SCORES.items():
-        tokens = [x if letter == "x" else y for letter in text]
-        tokens += [eos] * (len(tokens) < 2)
-        expected_score = expected_score + sum(logprobs[token] for token in tokens).exp() * score  # type: ignore[union-attr]
-    (exact,) = torch.autograd.grad(-expected_score, head)
+    logits = torch.tensor([1 / 2, 1 / 4, 1 / 4], dtype=torch.float64).log()
+    exact = -(seven.probabilities(logits) @ seven.reinforce(logits))  # of minus the expected score
 
     common: dict[str, Any] = {
         "sft": str(root / "sft"), "reward_model": None, "reward": f"{root / 'rule.py'}:score", "response_length": 2,

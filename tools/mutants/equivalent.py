@@ -15,9 +15,20 @@ class Equivalent:
     why: str
 
 
+ONE_DIMENSION = "The tensor has one dimension: 0 and -1 are the same."
 TWO_DIMENSIONS = "The tensor has two dimensions: 1 and -1 are the same."
 
 EQUIVALENT: tuple[Equivalent, ...] = (
+    Equivalent(
+        function="nanorlhf.doctor.seven:probabilities",
+        changes=("logprobs = logits.log_softmax(-1)",),
+        why=ONE_DIMENSION,
+    ),
+    Equivalent(
+        function="nanorlhf.doctor.seven:reinforce",
+        changes=("token_probabilities = logits.softmax(-1)",),
+        why=ONE_DIMENSION,
+    ),
     Equivalent(
         function="nanorlhf.masks:position_ids",
         changes=("return (mask.cumsum(1) - 1).masked_fill(~mask, 0)",),
