@@ -11,7 +11,8 @@ from course.grader.grade import temporary_tree
 from course.grader.worker import Worker
 from nanorlhf.errors import InputError
 
-GIVEAWAYS = ("tests", "course", *ANSWERS)  # they include the guarding tests and the table of bugs
+# the guarding tests, the table of bugs, and the doctor, which would name the line
+GIVEAWAYS = ("tests", "course", "nanorlhf/doctor", "tools/doctor.py", *ANSWERS)
 
 
 def plant(directory: Path, seed: int, level: int | None) -> int:

@@ -1,5 +1,9 @@
 """The bug hunt: planting a bug, and what `check` reports before and after the fix."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from course.bugs import BUGS, bug_named
@@ -21,9 +25,19 @@ def test_the_seed_selects_a_bug_of_the_given_level(tmp_path) -> None:
 def test_a_copy_does_not_reveal_the_bug(tmp_path) -> None:
     plant(tmp_path / "hunt", 7, None)
     bug = planted_in(tmp_path / "hunt")
-    assert not (tmp_path / "hunt/tests").exists() and not (tmp_path / "hunt/course").exists()
+    assert not any((tmp_path / "hunt" / name).exists() for name in ("tests", "course", "nanorlhf/doctor"))
     assert bug.name.encode() not in (tmp_path / "hunt/.course").read_bytes()
     assert read_mark(tmp_path / "hunt") == {"bug": bug.name, "seed": 7}
+
+
+@pytest.mark.slow
+def test_a_copy_trains_without_the_doctor(tmp_path) -> None:
+    plant(tmp_path / "hunt", 7, None)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for program in ("train_sft.py", "train_rm.py", "train_ppo.py", "eval.py"):
+        words = [sys.executable, program, "--help"]
+        done = subprocess.run(words, cwd=tmp_path / "hunt", env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
