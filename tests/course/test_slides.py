@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from course.copies import ROOT
 from course.slides import DECKS, make_page, read_slides, write_slides
 
 DECK_FILES = sorted(DECKS.glob("*.md"))
@@ -45,3 +46,24 @@ def test_the_decks_are_printed(tmp_path) -> None:
     written = write_slides(tmp_path, True, lambda: told.append(1))
     assert len(written) == 8 and len(told) == 4
     assert all(path.read_bytes().startswith(b"%PDF") for path in written if path.suffix == ".pdf")
+
+
+def test_the_numbers_on_slides_are_those_of_the_pages_that_report_them() -> None:
+    """Percentages and decimals come from the lecture or the exam; those of formulas are settings."""
+    pages = [(ROOT / page).read_text() for page in ("docs/lecture.md", "course/exam.md", "course/exam-answers.md")]
+    settings = {"0.2", "0.8", "1.2", "0.5"}
+    made_up = {"1.0", "1.5"}  # a value before and after a token, in a speaker's example
+    checked = 0
+    for deck in DECK_FILES:
+        for number in re.findall(r"(?<![\w.])\d+\.\d+|\d+%", re.sub(r"\(.*?\)", "", deck.read_text())):
+            if number not in settings | made_up:
+                assert any(re.search(rf"(?<![\d.]){re.escape(number)}", page) for page in pages), (deck.name, number)
+                checked += 1
+    assert checked > 15
+    table = (ROOT / "README.md").read_text()
+    for policy in ("sft", "ppo"):
+        (rate,) = re.findall(rf"^ +{policy} +(0\.\d+) \[", table, re.M)
+        assert f"* `{policy}`: {float(rate):.0%}" in (DECKS / "1.md").read_text()
+    assert "make demo` now (two minutes on two cores)" in (DECKS / "1.md").read_text()
+    assert "make demo              # the runs, two minutes on two cores" in pages[0]
+    assert (ROOT / "course/module.md").read_text().count("make demo`, 2 |") == 2
