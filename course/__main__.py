@@ -23,6 +23,7 @@ import tyro
 
 from course import assignment, handout, hunt, questions, scratch, slides, verify
 from course.copies import check_copy
+from course.examples import EXAMPLES
 from course.exercises import chosen
 from course.grader import similar, whole_class
 from course.grader.formats import FORMATS, max_points, table
@@ -87,6 +88,7 @@ class Next:
         for function in exercise.functions:
             print(f"  write  {function.replace(':', ': ')}")
         print(f"  read   {exercise.read}\n  hint   {exercise.hint}")
+        print("\n".join(f"         {line}" for line in EXAMPLES[exercise.name][0].splitlines()))
         for test in exercise.tests:
             print(f"  test   {test}")
         print(f"  now    {result.claim}: {result.reason}")

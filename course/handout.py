@@ -15,6 +15,7 @@ from pathlib import Path
 from course.bugs import BUGS
 from course.copies import ROOT, check_new, path_and_name
 from course.edit import Function, find_function
+from course.examples import EXAMPLES, MODELS
 from course.exercises import Exercise
 from course.grader.worker import in_words
 from course.sessions import SESSIONS, Session
@@ -64,6 +65,11 @@ def signature(function: Function) -> str:
     return "\n".join(lines[: start + 1])
 
 
+def module_docstring(path: Path) -> str | None:
+    """Return the docstring of a file: a kernel's file begins with its formulas."""
+    return ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+
+
 def class_lines(path: Path, method: str) -> list[str]:
     """Return the lines of a method's class outside of methods: its docstring and fields."""
     source = (ROOT / path).read_text(encoding="utf-8")
@@ -87,12 +93,16 @@ def exercise_page(exercise: Exercise) -> str:
     for where, function in exercise_functions(exercise):
         path, name = path_and_name(where)
         lines += [f"## `{name}`, in {path}", "", "```python", signature(function), "```", ""]
-        text = ast.get_docstring(function)
-        if text:
+        formulas = module_docstring(path) if path.parts[0] == "kernels" else None
+        for text in filter(None, (formulas, ast.get_docstring(function))):
             lines += ["```text", inspect.cleandoc(text), "```", ""]
         if "." in name:
             lines += [f"Its class, {name.partition('.')[0]}:", "", "```python", *class_lines(path, name), "```", ""]
-    lines += [f"**Hint:** {exercise.hint}", "", "**It is solved when** these tests pass:", ""]
+    example, mistake = EXAMPLES[exercise.name]
+    models = " ".join(text for name, text in MODELS.items() if name in example)
+    lines += ["## Example", "", "```python", example.rstrip("\n"), "```", ""]
+    lines += [f"{models} **A common mistake:** {mistake}".strip(), "", f"**Hint:** {exercise.hint}", ""]
+    lines += ["**It is solved when** these tests pass:", ""]
     lines += [f"- {in_words(test)}" for test in exercise.tests]
     lines += ["", "The tests are part of the task: read them if a name isn't clear, and for the text of errors."]
     return "\n".join([*lines, ""])

@@ -36,7 +36,7 @@ def gae(
 
 
 def gae_loop(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Reference implementation: T steps, last to first."""
+    """Reference implementation: T steps, last to first. All tensors are (B, T)."""
     advantages = torch.zeros_like(rewards)
     running = next_value = rewards.new_zeros(rewards.size(0))  # (B,)
     for t in reversed(range(rewards.size(1))):
