@@ -193,7 +193,7 @@ def main(args: Args) -> dict[str, float]:
         means = evaluate(policy, rows, sums, 6, args.read_size, args.dtype) / len(rows)
         return {f"validation_{name}": mean for name, mean in pair_means(means).items()}
 
-    run = Run(args, "DPO", lambda: write(args.out), (train.path, validation.path))
+    run = Run(args, "DPO", write, (train.path, validation.path))
     run.track(policy=policy, steps=steps, best=best)
     run.print(
         f"DPO: {sum(p.numel() for p in parameters):,} parameters, {len(train):,} rows of {kind}, "

@@ -112,8 +112,8 @@ def main(args: Args) -> dict[str, float]:
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # the same numbers on every rank
 
-    def write() -> None:
-        write_checkpoint(policy, args.out, tokenizer, args.sft)
+    def write(directory: Path) -> None:
+        write_checkpoint(policy, directory, tokenizer, args.sft)
 
     run = Run(args, args.algorithm, write, [rows.path])
     run.track(policy=policy, steps=steps, generator=generator, **sampler.state())

@@ -111,11 +111,11 @@ def main(args: Args) -> dict[str, float]:
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # the same numbers on every rank
 
-    def write() -> None:
-        write_checkpoint(policy, args.out, tokenizer, args.sft)
-        write_checkpoint(value_model, args.out / "value_model", tokenizer)
+    def write(directory: Path) -> None:
+        write_checkpoint(policy, directory, tokenizer, args.sft)
+        write_checkpoint(value_model, directory / "value_model", tokenizer)
         if discriminator is not None and run.main:
-            save_discriminator(discriminator, args.out / "discriminator")
+            save_discriminator(discriminator, directory / "discriminator")
 
     run = Run(args, "RLCF", write, [rows.path])
     weakref.finalize(run, compiler.close)  # its process ends with the run

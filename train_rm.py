@@ -169,7 +169,7 @@ def main(args: Args) -> dict[str, float]:
 
     watched = validation[:: -(-len(validation) // (args.num_validation or len(validation)))]
     data = [rows.path for rows in (train, validation, demonstrations, pairs) if rows]
-    run = Run(args, "RM", lambda: write(args.out), data)
+    run = Run(args, "RM", write, data)
     run.track(model=model, steps=steps, best=best)
     run.print(
         f"RM: {sum(p.numel() for p in parameters):,} parameters, {len(train):,} rows of {kind}, "

@@ -159,7 +159,7 @@ def main(args: Args) -> dict[str, float]:
         return {"validation_loss": loss}
 
     watched = validation  # all rows, every time
-    run = Run(args, "SFT", lambda: write(args.out), (train.path, validation.path))
+    run = Run(args, "SFT", write, (train.path, validation.path))
     run.track(model=model, steps=steps, best=best)
     num_all = sum(p.numel() for p in parameters)
     num_trained = sum(p.numel() for p in parameters if p.requires_grad)

@@ -102,10 +102,10 @@ def main(args: Args) -> dict[str, float]:
     generator = torch.Generator().manual_seed(args.seed)
     compiler, pieces = training_compiler(rows, args.error_prone_jar), token_bytes(tokenizer)
 
-    def write() -> None:
-        write_checkpoint(policy, args.out, tokenizer, args.sft)
+    def write(directory: Path) -> None:
+        write_checkpoint(policy, directory, tokenizer, args.sft)
         if critic is not None:
-            write_checkpoint(critic, args.out / "critic", tokenizer)
+            write_checkpoint(critic, directory / "critic", tokenizer)
 
     run = Run(args, args.objective, write, [rows.path])
     weakref.finalize(run, compiler.close)  # stops its process with the run

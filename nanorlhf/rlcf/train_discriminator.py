@@ -315,9 +315,9 @@ def main(args: Args) -> dict[str, float]:
         with torch.autocast(device.type, enabled=False):  # squared distances need float32
             return triplet_loss(anchors, positives, indices, args.triplet_margin)
 
-    def write() -> None:
+    def write(directory: Path) -> None:
         if distributed.rank() == 0:
-            save_discriminator(model, args.out)
+            save_discriminator(model, directory)
 
     # the negative of a triplet comes from the same micro-batch
     run = Run(args, "discriminator", write, files, must_stay=("micro_batch_size",))

@@ -112,7 +112,7 @@ def lock(file: int, out: Path, kind: int) -> None:
 class Run:
     """A training run: its directory, state and progress bar, stopping and resuming.
 
-    write      a function that writes the checkpoint; every rank calls it
+    write      a function that writes the checkpoint to a directory; every rank calls it
     data       the data files that the run reads
     must_stay  settings that may not change on --resume, although other scripts allow it
 
@@ -128,7 +128,7 @@ class Run:
         self,
         args: RunArgs,
         name: str,
-        write: Callable[[], None],
+        write: Callable[[Path], None],
         data: Sequence[Path] = (),
         must_stay: Sequence[str] = (),
     ):
@@ -250,7 +250,7 @@ class Run:
     def save(self, step: int) -> None:
         """Write the checkpoint and the state to resume from after `step` steps; every rank must call it."""
         check_weights(step - 1, *(value for value in self.state.values() if isinstance(value, nn.Module)))
-        self.write()
+        self.write(self.out)
         if self.main:
             self.opened().flush()
             for name in ("metrics.jsonl", "samples.jsonl"):  # --resume would not log a lost row again

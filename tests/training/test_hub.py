@@ -66,7 +66,7 @@ def finished(out: Path, kind: type = GPT, **settings: object) -> Args:
     tokenizer = train_tokenizer(["one two three"] * 3, 280)
     torch.manual_seed(0)
     model = kind(replace(TINY, vocab_size=tokenizer.vocab_size))
-    run = Run(args, "SFT", lambda: save(model, out, tokenizer))
+    run = Run(args, "SFT", lambda directory: save(model, directory, tokenizer))
     run.track(numbers={})
     for step in run.steps(2):
         run.log(step, {"loss": 1.0})

@@ -111,7 +111,7 @@ def test_the_newest_states_are_kept(args):
 def test_a_state_that_a_killed_save_did_not_delete_is_deleted_on_resume(tmp_path):
     """Even if no other save follows because the last one was killed."""
     args = ResumableArgs(tmp_path / "run")
-    run = Run(args, "test", lambda: None)
+    run = Run(args, "test", lambda directory: None)
     run.log(0, {"loss": 1.0})
     run.save(1)
     shutil.copytree(args.out / "state", tmp_path / "copy")
@@ -119,7 +119,7 @@ def test_a_state_that_a_killed_save_did_not_delete_is_deleted_on_resume(tmp_path
     run.save(3)
     shutil.copytree(tmp_path / "copy", args.out / "state", dirs_exist_ok=True)
     assert len(states(args.out)) == 3
-    Run(replace(args, resume=True), "test", lambda: None).finish({})
+    Run(replace(args, resume=True), "test", lambda directory: None).finish({})
     assert names(args.out) == ["step-00000003", "step-00000002"]
 
 
@@ -243,7 +243,7 @@ def test_a_foreign_state_is_one_sentence_and_nothing_is_lost(tmp_path, case):
     def start_run(args):
         model = torch.nn.Linear(2, 2)
         steps = FiniteSteps(torch.optim.AdamW(model.parameters()), args.out, "lower --lr")
-        run = Run(args, "test", lambda: None)
+        run = Run(args, "test", lambda directory: None)
         run.track(model=model, steps=steps, generator=torch.Generator())
         return run
 

@@ -31,7 +31,7 @@ class Args:
 
 
 def start(args):
-    run = Run(args, "test", lambda: None)
+    run = Run(args, "test", lambda directory: None)
     run.track(numbers={})
     return run
 
@@ -67,7 +67,7 @@ def test_what_lies_elsewhere_stays_as_it_is_whatever_leads_to_it(tmp_path):
     os.link(elsewhere / "file", out / "command.txt")
     check_output(out, overwrite=True, resume=False)
     model = GPT(GPTConfig(vocab_size=4, n_ctx=4, n_layer=1, n_head=1, d_model=4, d_mlp=4))
-    run = Run(Args(out), "test", lambda: save(model, out))
+    run = Run(Args(out), "test", lambda directory: save(model, directory))
     run.track(model=model)
     for step in run.steps(2):
         run.log(step, {"loss": 1.0})

@@ -69,12 +69,12 @@ def test_the_deviation_of_a_single_value_is_unknown():
 
 def test_a_run_that_diverges_writes_json_and_goes_on_from_it(tmp_path):
     args = ResumableArgs(tmp_path / "run")
-    run = Run(args, "test", lambda: None)
+    run = Run(args, "test", lambda directory: None)
     run.log(0, {"loss": math.nan, "objective/kl": 1.0})
     run.log_samples(0, [{"response": "r", "score": math.inf}])
     run.save(1)
     run.log(1, {"loss": -math.inf, "objective/kl": 2.0})
-    resumed = Run(replace(args, resume=True), "test", lambda: None)
+    resumed = Run(replace(args, resume=True), "test", lambda directory: None)
     resumed.log(1, {"loss": math.nan})
     resumed.finish({"loss": math.nan, "steps": 2})
     files = strict_files(args.out)
@@ -88,7 +88,7 @@ def test_a_run_that_diverges_writes_json_and_goes_on_from_it(tmp_path):
 
 
 def test_the_doctor_still_sees_a_loss_that_is_not_finite(tmp_path, capsys):
-    run = Run(ResumableArgs(tmp_path / "run"), "test", lambda: None)
+    run = Run(ResumableArgs(tmp_path / "run"), "test", lambda directory: None)
     run.log(0, {"loss": math.inf})
     run.finish({"loss": math.inf})
     assert "loss is not finite at step 0" in capsys.readouterr().out
