@@ -25,6 +25,7 @@ from nanorlhf.dataset import batch_indices
 from nanorlhf.errors import InputError
 from nanorlhf.training.resume import damage, states
 from nanorlhf.training.run import TIME_METRICS
+from nanorlhf.training.run_directory import kept_checkpoints
 from tests import two_processes
 from tests.conftest import GPU, ROOT, UNCLIPPED, read_metrics, weights
 from tests.test_regression import scored  # noqa: F401  a fixture
@@ -76,7 +77,7 @@ def runs(miniature, scored, tmp_path_factory):  # noqa: F811
         "regression": (train_rm.main, replace(scored, **short, max_grad_norm=0.5)),
         "dpo": (train_dpo.main, replace(miniature.dpo, **short)),
         "kto": (train_dpo.main, replace(miniature.dpo, **short, loss="kto", beta=0.5, lr=3e-3)),
-        "ppo": (train_ppo.main, replace(ppo, **UNCLIPPED)),
+        "ppo": (train_ppo.main, replace(ppo, **UNCLIPPED, keep_every=1)),
         "lora": (train_ppo.main, replace(ppo, **UNCLIPPED, tune="lora", lr=1e-2)),
         "grpo": (
             train_grpo.main,
@@ -110,13 +111,17 @@ def test_two_processes_equal_one(runs, stage, shard):
     assert torch.allclose(weights(load(one)), weights(load(two)), atol=2e-5)
     if stage not in ROLLOUTS:  # both write at the same steps
         assert torch.allclose(weights(load(one / "best")), weights(load(two / "best")), atol=2e-5)
+    kept, kept_by_two = map(kept_checkpoints, (one, two))
+    assert [*kept] == [*kept_by_two] == ([1, 2] if stage == "ppo" else [])
+    for step, path in kept.items():
+        assert torch.allclose(weights(load(path)), weights(load(kept_by_two[step])), atol=2e-5)
     state, sharded_state = (torch.load(next((out / "state").glob("step-*")) / "state.pt") for out in (one, two))
     shapes = [
         {path: leaf.shape for path, leaf in tree_flatten_with_path(s)[0] if isinstance(leaf, torch.Tensor)}
         for s in (state, sharded_state)
     ]
-    kept = [{path: shape for path, shape in leaves.items() if "generators" not in str(path)} for leaves in shapes]
-    assert kept[0] == kept[1]  # one process and two write the same state files
+    shapes = [{path: shape for path, shape in leaves.items() if "generators" not in str(path)} for leaves in shapes]
+    assert shapes[0] == shapes[1]  # one process and two write the same state files
     for rows in zip(read_metrics(one), read_metrics(two), strict=True):
         first, second = ({key: value for key, value in row.items() if key not in TIMED} for row in rows)
         assert first == pytest.approx(second, abs=2e-4)

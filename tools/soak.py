@@ -141,7 +141,11 @@ class Soak:
                 samples_per_query=4, num_epochs=1, reward_model=None, reward_workers=1,
                 reward=(f"judge:{self.run / 'judge.toml'}", f"{self.run / 'rule.py'}:score"),
             )  # fmt: skip
-        extra = {"total_episodes": 64, "kl_target": 0.01, "trace": 2} if self.stage == "ppo" else {"eval_every": 3}
+        extra = (
+            {"total_episodes": 64, "kl_target": 0.01, "trace": 2, "keep_every": 3}
+            if self.stage == "ppo"
+            else {"eval_every": 3}
+        )
         return replace(getattr(small, self.stage), **common, **extra)
 
     def start(self, args: Any) -> None:

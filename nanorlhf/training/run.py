@@ -4,6 +4,7 @@
     command.txt       the command line      summary.json    the final numbers, written when the run is finished
     samples.jsonl     samples of the model  events.out.tfevents.*   TensorBoard
     state/            what --resume loads (resume.py)
+    checkpoints/      with --keep-every, step-N is the checkpoint after N steps
     trace/            with --trace, tensors of a few responses (trace.py)
 
 The checkpoint (config.json, model.safetensors, tokenizer.json) is in the same directory. Only rank 0 writes.
@@ -15,6 +16,7 @@ import os
 import re
 import resource
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,14 +41,21 @@ from nanorlhf.progress import Progress
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.inputs import digest_inputs
 from nanorlhf.training.resume import fitting, forget, keep_last, load_state, save_state, states
-from nanorlhf.training.run_directory import flat_settings, read_metrics, read_settings, whole_rows
+from nanorlhf.training.run_directory import (
+    CHECKPOINTS,
+    flat_settings,
+    kept_checkpoints,
+    read_metrics,
+    read_settings,
+    whole_rows,
+)
 from nanorlhf.training.settings import RunArgs
 from nanorlhf.training.signals import StopSignals
 
 Main = Callable[[Any], dict[str, float]]
 COMMAND = "command.txt"
 OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
-SUBDIRECTORIES = ("adapter", "best", "state", "trace")
+SUBDIRECTORIES = ("adapter", "best", CHECKPOINTS, "state", "trace")
 SAMPLING = "generated.partial.jsonl"
 """samples that a run draws before its first step; while the file exists, --resume continues sampling"""
 TIME_METRICS = ("episodes_per_second", "time/generating_share", "time/mfu")
@@ -175,6 +184,8 @@ class Run:
             (self.out / "summary.json").unlink(missing_ok=True)
             forget(self.out)
             delete(self.out / "trace")
+            for path in kept_checkpoints(self.out).values():
+                delete(path)
             for name in OF_A_RUN:
                 (self.out / name).unlink(missing_ok=True)
             for events in self.out.glob("events.out.tfevents.*"):
@@ -190,6 +201,9 @@ class Run:
             for path in (self.out / "trace").glob("update-????????.safetensors"):
                 if int(path.stem.removeprefix("update-")) >= self.first_step:
                     path.unlink()
+            for step, path in kept_checkpoints(self.out).items():
+                if step > self.first_step:
+                    delete(path)
         write_json(self.out / "args.json", asdict(self.args))
         self.board = SummaryWriter(str(self.out), purge_step=self.first_step)
         return self.board
@@ -205,7 +219,10 @@ class Run:
             self.progress.write(text)
 
     def steps(self, num_steps: int) -> Iterator[int]:
-        """Yield the remaining steps with a progress bar; save every --save-every steps, at the end and on a signal."""
+        """Yield the remaining steps with a progress bar; save every --save-every steps, at the end and on a signal.
+
+        A copy of the checkpoint stays every --keep-every steps.
+        """
         self.num_steps = num_steps
         self.progress = Progress(
             range(self.first_step, num_steps),
@@ -214,6 +231,9 @@ class Run:
             desc=self.name,
             disable=not self.main,
         )
+        keep_every = self.args.keep_every
+        if keep_every:
+            self.print_disk_need(num_steps // keep_every - self.first_step // keep_every)
         signals = StopSignals()
         start = time.perf_counter() - self.seconds
         try:
@@ -222,6 +242,8 @@ class Run:
                 yield step
                 self.seconds = time.perf_counter() - start
                 stopping = signals.received()
+                if keep_every and (step + 1) % keep_every == 0:
+                    self.keep(step + 1)  # before the state: a run resumed from there skips this step
                 if stopping or step + 1 == num_steps or (step + 1) % self.args.save_every == 0:
                     self.save(step + 1)
                 if stopping:
@@ -247,9 +269,31 @@ class Run:
             os.close(self.lock)
             self.lock = None
 
+    def models(self) -> list[nn.Module]:
+        """Return the tracked models."""
+        return [value for value in self.state.values() if isinstance(value, nn.Module)]
+
+    def print_disk_need(self, num_checkpoints: int) -> None:
+        """Print how much disk the checkpoints that will be kept need, and how much is free."""
+        tensors = [tensor for model in self.models() for tensor in model.state_dict().values()]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        existing = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        self.print(
+            f"{self.out / CHECKPOINTS} will keep {num_checkpoints} checkpoints of about {size / 1e9:,.3f} GB: "
+            f"{num_checkpoints * size / 1e9:,.3f} GB in all; {free / 1e9:,.3f} GB are free"
+        )
+
+    def keep(self, step: int) -> None:
+        """Write a checkpoint after `step` steps that later ones don't replace; every rank must call it."""
+        check_weights(step - 1, *self.models())
+        if self.main:
+            self.opened()  # deletes the checkpoints of an earlier run
+        self.write(self.out / CHECKPOINTS / f"step-{step:08}")
+
     def save(self, step: int) -> None:
         """Write the checkpoint and the state to resume from after `step` steps; every rank must call it."""
-        check_weights(step - 1, *(value for value in self.state.values() if isinstance(value, nn.Module)))
+        check_weights(step - 1, *self.models())
         self.write(self.out)
         if self.main:
             self.opened().flush()

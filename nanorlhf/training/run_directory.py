@@ -13,6 +13,7 @@ from nanorlhf.files import read_lines, read_object
 
 LARGEST = 1e39  # no metric is larger: it is beyond float32's range
 Rows = list[dict[str, float]]  # of metrics.jsonl
+CHECKPOINTS = "checkpoints"
 
 
 def whole_rows(path: Path) -> Iterator[dict]:
@@ -61,6 +62,12 @@ def read_settings(run: str | Path) -> dict:
     """Return the settings in a run's args.json; empty if the file doesn't exist."""
     path = Path(run) / "args.json"
     return read_object(path) if path.exists() else {}
+
+
+def kept_checkpoints(run: str | Path) -> dict[int, Path]:
+    """Return the checkpoints that --keep-every left in a run directory: number of steps -> directory, in order."""
+    paths = sorted((Path(run) / CHECKPOINTS).glob(f"step-{8 * '[0-9]'}"))
+    return {int(path.name.removeprefix("step-")): path for path in paths}
 
 
 def flat_settings(settings: dict) -> dict[str, Any]:

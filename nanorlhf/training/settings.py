@@ -68,6 +68,8 @@ class RunArgs:
 
     save_every: PositiveInt = 500
     """steps (in PPO: updates) between checkpoints"""
+    keep_every: PositiveInt | None = None
+    """steps (in PPO: updates) between checkpoints that stay in OUT/checkpoints; None: keep only the last one"""
     resume: bool = False
     """continue from the last state in --out"""
     overwrite: bool = False

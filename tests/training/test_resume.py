@@ -40,6 +40,7 @@ class Args:
     out: Path
     lr: float = 0.1
     save_every: int = 10
+    keep_every: int | None = None
     micro_batch_size: int = 4
     checkpoint_activations: bool = False
     offload: bool = False

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from nanorlhf.checkpoint import save
+from nanorlhf.checkpoint import load_gpt, save
 from nanorlhf.config import GPTConfig
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.training import run as module
 from nanorlhf.training.run import Run, check_output, check_weights
+from nanorlhf.training.run_directory import kept_checkpoints
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Args:
     out: Path
     lr: float = 0.1
     save_every: int = 10
+    keep_every: int | None = None
     resume: bool = False
 
 
@@ -79,7 +81,7 @@ def test_what_lies_elsewhere_stays_as_it_is_whatever_leads_to_it(tmp_path):
     assert not any((out / name).is_symlink() for name in written)
 
 
-@pytest.mark.parametrize("name", ["adapter", "best", "state", "trace", "command.txt"])
+@pytest.mark.parametrize("name", ["adapter", "best", "checkpoints", "state", "trace", "command.txt"])
 @pytest.mark.parametrize("kind", ["link", "dangling link", "loop", "other kind"])
 def test_an_entry_through_which_a_run_would_write_elsewhere_is_refused(tmp_path, name, kind):
     entry, target = tmp_path / "run" / name, tmp_path / "elsewhere"
@@ -223,6 +225,74 @@ def test_a_new_run_drops_the_old_one(run):
     assert not {"metrics.jsonl", "samples.jsonl", "summary.json", "state.pt"} & set(read_files(run.out))
 
 
+def train(args, num_steps, stop_after=None):
+    """Set a model's weights to the number of steps, in a run that may be killed; return its directory."""
+    model = GPT(GPTConfig(vocab_size=4, n_ctx=4, n_layer=1, n_head=1, d_model=4, d_mlp=4))
+    nn.init.zeros_(model.lm_head.weight)
+    run = Run(args, "test", lambda directory: save(model, directory))
+    run.track(model=model)
+    for step in run.steps(num_steps):
+        model.lm_head.weight.data += 1
+        run.log(step, {"loss": 1.0})
+        if step + 1 == stop_after:
+            run.unlock()  # as if this process had been killed
+            return run.out
+    run.finish({"loss": 1.0})
+    return run.out
+
+
+def kept_values(out):
+    """Return the steps of the kept checkpoints, and the only value in each one's head."""
+    return {step: load_gpt(path).lm_head.weight.unique().tolist() for step, path in kept_checkpoints(out).items()}
+
+
+def test_every_second_checkpoint_stays_although_the_run_saves_at_other_steps(tmp_path, capsys):
+    out = train(Args(tmp_path / "run", save_every=3, keep_every=2), 7)
+    assert kept_values(out) == {2: [2.0], 4: [4.0], 6: [6.0]} and load_gpt(out).lm_head.weight.unique().tolist() == [7]
+    size = sum(tensor.numel() for tensor in load_gpt(out).state_dict().values()) * 4 / 1e9
+    assert (
+        f"{out}/checkpoints will keep 3 checkpoints of about {size:.3f} GB: {3 * size:.3f} GB"
+        in capsys.readouterr().out
+    )
+    assert not (train(Args(tmp_path / "plain"), 7) / "checkpoints").exists()
+
+
+def test_a_resumed_run_keeps_the_checkpoints_up_to_its_state_and_writes_the_others_again(tmp_path, capsys):
+    args = Args(tmp_path / "run", save_every=3, keep_every=2)
+    out = train(args, 8, stop_after=6)  # the state is the one after three steps
+    assert kept_values(out) == {2: [2.0], 4: [4.0]}
+    (out / "checkpoints/step-00000004/config.json").unlink()  # as if killed while it was written
+    (out / "checkpoints/step-00000004/.partial").mkdir()
+    resumed = train(replace(args, resume=True), 8, stop_after=4)
+    assert kept_values(resumed) == {2: [2.0]} and "will keep 3 checkpoints" in capsys.readouterr().out
+    assert kept_values(train(replace(args, resume=True), 8)) == {2: [2.0], 4: [4.0], 6: [6.0], 8: [8.0]}
+
+
+def test_a_checkpoint_is_kept_before_the_state_of_its_step_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "save_state", lambda out, args, step, state: seen.append((step, kept_values(out))))
+    seen = []
+    train(Args(tmp_path / "run", save_every=2, keep_every=2), 4)
+    assert seen == [(2, {2: [2.0]}), (4, {2: [2.0], 4: [4.0]})]
+
+
+def test_a_new_run_deletes_kept_checkpoints_and_nothing_else_next_to_them(tmp_path):
+    out = train(Args(tmp_path / "run", keep_every=1), 3)
+    (out / "checkpoints/step-2").mkdir()
+    (out / "checkpoints/notes.txt").write_text("mine")
+    train(Args(out, keep_every=2), 3)
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["notes.txt", "step-00000002", "step-2"]
+
+
+def test_a_checkpoint_whose_weights_are_not_finite_is_not_kept(tmp_path):
+    model = nn.Linear(2, 2)
+    run = Run(Args(tmp_path / "run", keep_every=1), "test", lambda directory: directory.mkdir(parents=True))
+    run.track(model=model)
+    with pytest.raises(InputError, match="after step 0 the weights bias are not finite"):
+        for _ in run.steps(2):
+            model.bias.data[0] = float("nan")
+    assert not (run.out / "checkpoints").exists()
+
+
 def test_the_summary_says_what_the_run_cost_those_steps_included_that_came_before_a_resume(run, monkeypatch):
     clock = iter(range(0, 1000, 10))  # each reading is 10 seconds after the last
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
@@ -274,6 +344,7 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     run = start(Args(tmp_path / "run"))
     run.log(0, {"loss": 1.0})
     run.log_samples(0, [{"query": "q"}])
+    run.keep(1)
     run.save(1)
     run.finish({})
     assert not run.out.exists()
