@@ -16,6 +16,7 @@ samples.jsonl, and report.html with the curves of all stages and the samples sid
 
     python eval.py                                  # the embedded default, recipe tiny
     python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --reward-model runs/tldr/rm
+    python eval.py tldr --policies sft runs/tldr/sft ppo along:runs/tldr/ppo   # win rate against KL
     python eval.py tldr-rm --reward-models rm runs/tldr/rm rm runs/tldr/rm_seed2 dpo runs/tldr/dpo
     python eval.py rewards --data runs/rewardbench/data --reward-models rm runs/chat/rm
     python eval.py stackoverflow --encoder roberta-large --encoder-layer 17
@@ -24,9 +25,11 @@ samples.jsonl, and report.html with the curves of all stages and the samples sid
         --self-rank runs/str/data/self_rank.validation.jsonl
 """
 
+from dataclasses import replace
+
 from nanorlhf.cli import command_line
 from nanorlhf.evals import benchmarks, checked, reward_models, summaries
-from nanorlhf.evals.settings import EvalArgs
+from nanorlhf.evals.settings import EvalArgs, PolicyArgs, with_kept_checkpoints
 from nanorlhf.recipes import recipes
 from nanorlhf.rlcf import evaluate_programs as programs
 from nanorlhf.selfrank import evaluate_replies as replies
@@ -45,6 +48,8 @@ RECIPES: dict[str, tuple[str, EvalArgs]] = {
 
 def main(args: EvalArgs) -> dict:
     """Run the evaluation that `args` belongs to and return the contents of eval.json."""
+    if isinstance(args, PolicyArgs):
+        args = replace(args, policies=with_kept_checkpoints(args.policies))
     evaluations = (summaries, reward_models, benchmarks, answers, programs, replies, checked)
     [evaluation] = (module for module in evaluations if isinstance(args, module.Args))
     return evaluation.main(args)

@@ -40,7 +40,7 @@ from experiments.worlds.runs import Worlds
 from nanorlhf import launch
 from nanorlhf.__main__ import find_module
 from nanorlhf.cli import command_line, run_module
-from nanorlhf.evals.settings import best_of
+from nanorlhf.evals.settings import ALONG, best_of
 from nanorlhf.rewards.weighted_sum import items, parse
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -288,7 +288,7 @@ def paths_read(program: str, args: Any) -> list[str]:
         if is_dataclass(value):  # a group of settings; elsewhere the same name is a path
             continue
         values = value if isinstance(value, tuple) else (value,)
-        paths += [best_of(path)[1] for path in values[1::2]] if name in READ_PAIRS else values
+        paths += [best_of(path)[1].removeprefix(ALONG) for path in values[1::2]] if name in READ_PAIRS else values
     for name in sorted(names & READ_FUNCTIONS):
         paths += [parse(item)[1].partition(":")[0] for item in items(getattr(args, name))]
     if getattr(args, "resume", False):

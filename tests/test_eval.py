@@ -24,6 +24,7 @@ from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.evals import model_loading, summaries
 from nanorlhf.evals.scores import rm_scores
+from nanorlhf.evals.settings import with_kept_checkpoints
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import win_rate
 from nanorlhf.metrics.best_of import best_of_n_kl
@@ -48,7 +49,7 @@ KEYS = {
 def args(miniature, tmp_path_factory) -> summaries.Args:
     """A PPO policy with a noticeable KL to its initial policy, and settings to compare the two."""
     out = tmp_path_factory.mktemp("eval")
-    train_ppo.main(replace(miniature.ppo, out=out / "ppo", lr=1e-2))
+    train_ppo.main(replace(miniature.ppo, out=out / "ppo", lr=1e-2, keep_every=1))
     return replace(
         evaluation.RECIPES["tiny"][1],
         data=miniature.root / "data", out=out / "eval", device="cpu", num_queries=11, batch_size=4,
@@ -265,6 +266,35 @@ def test_a_dpo_policy_is_evaluated_like_any_other_and_ranks_pairs_next_to_the_re
     assert models["dpo"]["mean"] == pytest.approx(summary["validation_accuracy"])
     assert models["reward model"]["mean"] == result["reward_model"]["validation_accuracy"]
     assert "dpo: DPO" in (out / "with_dpo" / "report.html").read_text()
+
+
+def test_the_checkpoints_along_a_run_are_policies_and_the_last_one_is_the_run_itself(args, result, tmp_path) -> None:
+    run = Path(args.policies[3])
+    along = replace(args, policies=(*args.policies[:2], "ppo", f"along:{run}"), out=tmp_path / "along")
+    found = evaluation.main(along)
+    assert list(found["policies"]) == ["sft", "ppo@1", "ppo@2", "ppo@3"]
+    assert found["policies"]["ppo@3"] == result["policies"]["ppo"]
+    assert found["policies"]["ppo@1"]["kl"] != found["policies"]["ppo@2"]["kl"]
+    assert found["args"]["policies"][4:6] == ["ppo@2", str(run / "checkpoints/step-00000002")]
+    page = Page((along.out / "report.html").read_text())
+    titles = [attributes["alt"] for tag, attributes in page.tags if tag == "img"]
+    along_titles = ["Win rate against KL", "Scores against KL", "ROUGE-L against KL"]
+    assert [title for title in titles if title in along_titles] == along_titles
+    assert titles.count("Rollout score") == 1  # the run's curves, once
+    html = (along.out / "report.html").read_text()
+    assert html.count('class="happened') == 1 and "ppo@3 beats the references" in html
+
+
+def test_a_run_without_kept_checkpoints_is_named_and_a_half_written_one_is_skipped(args, tmp_path) -> None:
+    (tmp_path / "run/checkpoints/step-00000002/.partial").mkdir(parents=True)
+    with pytest.raises(
+        InputError, match=f"--policies ppo along:{tmp_path}/run: {tmp_path}/run has no kept checkpoints"
+    ):
+        evaluation.main(replace(args, policies=(*args.policies[:2], "ppo", f"along:{tmp_path / 'run'}")))
+    (tmp_path / "run/checkpoints/step-00000010").mkdir()
+    (tmp_path / "run/checkpoints/step-00000010/config.json").touch()
+    words = with_kept_checkpoints(("sft", "runs/sft", "ppo", f"along:{tmp_path}/run"))
+    assert words == ("sft", "runs/sft", "ppo@10", f"{tmp_path}/run/checkpoints/step-00000010")
 
 
 def test_best_of_n_is_the_response_with_the_highest_reward(args, tmp_path) -> None:

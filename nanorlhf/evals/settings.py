@@ -11,6 +11,9 @@ from nanorlhf import launch
 from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_ranges, named_pairs
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
+from nanorlhf.training.run_directory import kept_checkpoints
+
+ALONG = "along:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,8 @@ class PolicyArgs(EvalArgs):
     """Settings shared by evaluations that sample from policies."""
 
     policies: tuple[str, ...]
-    """pairs of a name and its checkpoint directory or Hub id"""
+    """pairs of a name and its checkpoint directory or Hub id; along:RUN takes all checkpoints that --keep-every left in
+    a run directory"""
     seed: Seed = 1
     """random seed of the samples and the bootstrap"""
     num_queries: PositiveInt | None = None
@@ -72,6 +76,22 @@ def named_policies(words: tuple[str, ...]) -> dict[str, str]:
             f"--policies {' '.join(words)}: names must differ, and `reference` is reserved for the data's references."
         )
     return policies
+
+
+def with_kept_checkpoints(words: tuple[str, ...]) -> tuple[str, ...]:
+    """("ppo", "along:RUN") -> ("ppo@10", "RUN/checkpoints/step-00000010", "ppo@20", ...); other pairs are unchanged."""
+    expanded: list[str] = []
+    for name, path in named_pairs("--policies", words):
+        if not path.startswith(ALONG):
+            expanded += name, path
+            continue
+        run = path.removeprefix(ALONG)
+        kept = {step: kept for step, kept in kept_checkpoints(run).items() if (kept / "config.json").exists()}
+        if not kept:
+            raise InputError(f"--policies {name} {path}: {run} has no kept checkpoints; train it with --keep-every.")
+        for step, checkpoint in kept.items():
+            expanded += f"{name}@{step}", str(checkpoint)
+    return tuple(expanded)
 
 
 def best_of(path: str) -> tuple[int, str]:

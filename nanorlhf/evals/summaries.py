@@ -44,10 +44,12 @@ from nanorlhf.padding import micro_batches, right_pad
 from nanorlhf.ppo import eos_masks
 from nanorlhf.progress import Progress
 from nanorlhf.report import reward_model_report, summary_report, token_report
+from nanorlhf.report.along_run import earlier_checkpoints
 from nanorlhf.report.length_figures import length_figures
 from nanorlhf.report.token_report import Tokens
 from nanorlhf.rewards.gold import Gold
 from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.run_directory import run_of
 from nanorlhf.training.supervised import autocast
 from nanorlhf.training.update_metrics import deviation
 
@@ -326,17 +328,22 @@ def kl_to(
 
 # -------------------------------------------------------------------------------------------------------- 3. compare
 def do_longer_responses_win(
-    inputs: Inputs, measured: dict[str, Measured], reference: Measured, verdicts: dict[str, list[dict]]
+    inputs: Inputs,
+    measured: dict[str, Measured],
+    reference: Measured,
+    verdicts: dict[str, list[dict]],
+    skipped: set[str],
 ) -> list[Figure]:
-    """Draw win rates against response length, by the gold score and by the judge."""
+    """Draw win rates against response length, by the gold score and by the judge, except for the skipped policies."""
     lengths = {"reference": reference.lengths} | {name: policy.lengths for name, policy in measured.items()}
     figures: list[Figure] = []
     if inputs.gold:
         golds = [row["gold_score"] for row in reference.column]
-        by_gold = {name: gold_wins(policy.column, golds) for name, policy in measured.items()}
+        by_gold = {name: gold_wins(policy.column, golds) for name, policy in measured.items() if name not in skipped}
         figures += length_figures(lengths, by_gold, "reference", "the gold score")
     if inputs.judge:
-        by_judge = {name: [WIN.get(row["preferred"]) for row in column] for name, column in verdicts.items()}
+        kept = {name: column for name, column in verdicts.items() if name not in skipped}
+        by_judge = {name: [WIN.get(row["preferred"]) for row in column] for name, column in kept.items()}
         figures += length_figures(lengths, by_judge, inputs.args.judge_against, "the judge")
     return figures
 
@@ -437,13 +444,16 @@ def write(
         files["verdicts.jsonl"] = [
             {"policy": name, "against": args.judge_against} | row for name, column in verdicts.items() for row in column
         ]
-    figures = do_longer_responses_win(inputs, measured, reference, verdicts)
+    earlier = earlier_checkpoints(inputs.checkpoints)
+    figures = do_longer_responses_win(inputs, measured, reference, verdicts, earlier)
     sections = [
+        summary_report.along_section(result).html(),
         summary_report.length_section(figures).html(),
         *(section.html() for section in (reward_model_report.sections(result["rewards"]) if result["rewards"] else ())),
-        token_report.section(inputs.queries[0], tokens),
+        token_report.section(inputs.queries[0], {name: tokens[name] for name in tokens if name not in earlier}),
     ]
-    runs = [checkpoint for checkpoint in (*inputs.checkpoints.values(), args.reward_model) if checkpoint]
+    checkpoints = [*inputs.checkpoints.values(), *filter(None, [args.reward_model])]
+    runs = list(dict.fromkeys(map(run_of, checkpoints)))
     shown = slice(args.num_report_samples)
     page = summary_report.page(result, runs, samples[shown], shifts[shown], sections)
     write_evaluation(args, result, page, files)

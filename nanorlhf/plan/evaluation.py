@@ -6,7 +6,7 @@ unless --offload moves them to CPU memory. Not counted: an --encoder.
 
 from nanorlhf.checkpoint import is_reward_model
 from nanorlhf.evals import reward_models, summaries
-from nanorlhf.evals.settings import EvalArgs, PolicyArgs, best_of, named_policies
+from nanorlhf.evals.settings import EvalArgs, PolicyArgs, best_of, named_policies, with_kept_checkpoints
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.plan.memory import Flags, Model, Phase, Rows, Work, memory_plan, read_shape, sized_model
 from nanorlhf.rewards.weighted_sum import is_function
@@ -38,7 +38,8 @@ def eval_work(args: EvalArgs) -> Work:
         phases.append(Phase(name, "read", (name,), args.batch_size, "batch_size"))
 
     if isinstance(args, PolicyArgs):
-        policies = [best_of(path)[1] for path in named_policies(args.policies).values()]
+        words = with_kept_checkpoints(args.policies)
+        policies = [best_of(path)[1] for path in named_policies(words).values()]
         add("policy", GPT, "--policies", *policies)
         phases.append(Phase("sampling", "sample", ("policy",), args.batch_size, "batch_size"))
         if isinstance(args, summaries.Args):

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from nanorlhf.metrics.token_shift import KINDS
+from nanorlhf.report.along_run import along_figures
 from nanorlhf.report.details_index import INDEX, ROOT, read_details
 from nanorlhf.report.page import Column, Lines, Page, Section, answer, markup, number, tabulate
 from nanorlhf.report.run_curves import run_sections
@@ -137,6 +138,15 @@ def length_section(drawn: list[Figure]) -> Section:
         "Win rate and length: the bars are Wilson 95% intervals."
     )
     return Section("Wins and length", figures=drawn, caption=caption)
+
+
+def along_section(result: dict) -> Section:
+    """Return the section with the figures of along_run.py, empty without checkpoints kept along a run."""
+    caption = (
+        f"Each point is a checkpoint that --keep-every left; the curves start at {next(iter(result['policies']))}. "
+        "Scores are paired by query. The bars are 95% intervals over queries."
+    )
+    return Section("Along a run", figures=along_figures(result), caption=caption, anchor="along")
 
 
 def shift_lines(result: dict) -> Lines:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from nanorlhf.errors import InputError
+from nanorlhf.report.along_run import earlier_checkpoints
 from nanorlhf.report.page import Section, markup
 from nanorlhf.rules.finding import Finding
 from nanorlhf.rules.metric_rules import examine_metrics
 from nanorlhf.rules.record import Record
-from nanorlhf.training.run_directory import Rows, flat_settings, read_metrics, read_settings
+from nanorlhf.training.run_directory import Rows, flat_settings, read_metrics, read_settings, run_of
 
 FEW_ENDINGS = 0.95  # a smaller share of responses with EOS is reported
 KINDS = ("good", "warn", "bad")  # from best to worst
@@ -50,16 +51,19 @@ def verdict_section(outcomes: Iterable[tuple[Outcome, Sequence[str]]], known: Ma
 def outcomes_of(result: dict, outcome: Callable[[dict, str], Outcome]) -> Iterator[tuple[Outcome, list[str]]]:
     """Yield the outcome of each policy after the first, or of the only one, and its run directory, if any.
 
-    A policy from the first policy's checkpoint, such as its best-of-N, has no separate run.
+    A policy from the first policy's checkpoint, such as its best-of-N, has no separate run. Of the checkpoints kept
+    along a run, only the last has an outcome.
     """
     words = result["args"]["policies"]
     checkpoints = dict(zip(words[::2], words[1::2], strict=True))
     first, *rest = result["policies"]
     for name in rest or [first]:
+        if name in earlier_checkpoints(checkpoints):
+            continue
         has_separate_run = not checkpoints[name].startswith("best-of-") and (
             name == first or checkpoints[name] != checkpoints[first]
         )
-        yield outcome(result, name), [checkpoints[name]] if has_separate_run else []
+        yield outcome(result, name), [run_of(checkpoints[name])] if has_separate_run else []
 
 
 def findings_in(runs: Sequence[str], known: Mapping[str, Rows] = {}) -> tuple[list[Finding] | None, str]:

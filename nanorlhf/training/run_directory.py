@@ -70,6 +70,12 @@ def kept_checkpoints(run: str | Path) -> dict[int, Path]:
     return {int(path.name.removeprefix("step-")): path for path in paths}
 
 
+def run_of(checkpoint: str) -> str:
+    """Return the run directory of a checkpoint that --keep-every left; any other checkpoint is its own run."""
+    directory = Path(checkpoint).parent
+    return str(directory.parent) if directory.name == CHECKPOINTS else checkpoint
+
+
 def flat_settings(settings: dict) -> dict[str, Any]:
     """Flatten the settings to one level: those of a group get the names of their flags, such as `sampler.top_p`."""
     flat: dict[str, Any] = {}
