@@ -1,4 +1,4 @@
-"""LLM judge evaluation of policies: the flags, the judge, and statistics of its verdicts. [N+ 17]"""
+"""LLM judge of policies' responses and of comparisons: flags, judge, and statistics of its verdicts. [N+ 17]"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,13 +10,16 @@ from statistics import fmean
 import numpy as np
 
 from nanorlhf.cli import NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds, Workers, printable
+from nanorlhf.dataset import Comparison
 from nanorlhf.errors import InputError
 from nanorlhf.evals.judge import WIN, Pair, judge_pairs, load_verdicts, parse
 from nanorlhf.files import check_out, open_regular
 from nanorlhf.metrics import wilson_interval
 from nanorlhf.metrics.length_control import length_controlled_win_rate
+from nanorlhf.metrics.pair_accuracy import accuracy_intervals, accuracy_table
 from nanorlhf.rewards.endpoint import Endpoint, ask_all, completions_url, key_from
 
+SIGN = {"ours": 1, "theirs": -1}  # of a verdict with a winner
 Judge = Callable[[list[Pair]], tuple[list[dict], dict]]  # pairs -> a verdict row per pair, and statistics of the calls
 
 
@@ -30,8 +33,6 @@ class JudgeArgs:
     """environment variable with the endpoint's API key, such as OPENAI_API_KEY; None: send no key"""
     judge_file: Path | None = None
     """earlier verdicts to use instead of an endpoint, such as verdicts.jsonl of another evaluation"""
-    judge_against: str = "reference"
-    """baseline that responses are compared with: `reference`, or the name of a policy"""
     judge_both_orders: bool = False
     """judge each pair in both orders; a pair whose verdicts differ is a tie"""
     judge_max_calls: NonNegativeInt = 1000
@@ -50,7 +51,7 @@ class JudgeArgs:
     """print the prompts and their number, without sending or writing anything"""
 
 
-def load_judge(args: JudgeArgs, policies: dict[str, str], seed: int) -> Judge | None:
+def load_judge(args: JudgeArgs, seed: int) -> Judge | None:
     """Return the judge, or None without --judge flags. Checks all of the flags, before anything slow."""
     if not (args.judge_url or args.judge_file):
         if args.judge_dry_run:
@@ -58,8 +59,6 @@ def load_judge(args: JudgeArgs, policies: dict[str, str], seed: int) -> Judge | 
         return None
     if args.judge_url and args.judge_file:
         raise InputError("--judge-url and --judge-file can't be combined: a win rate needs a single judge.")
-    if args.judge_against not in ("reference", *policies) or {args.judge_against} == policies.keys():
-        raise InputError(f"--judge-against {args.judge_against}: expected `reference` or one policy of several.")
     if args.judge_file:
         return file_judge(args.judge_file)
     return endpoint_judge(args, seed)
@@ -138,9 +137,47 @@ def judge_policies(
             **length_controlled(rows[policy_rows], seed),
             **verdict_counts(rows[policy_rows], margins[policy_rows]),
         }
+    account |= {"against": against, "first_rate": first_rate(rows)}
+    return verdicts, numbers, account | verdict_counts(rows, margins)
+
+
+def judge_comparisons(judge: Judge, pairs: list[Comparison], seed: int) -> tuple[list[dict], dict]:
+    """Compare the chosen response of each pair, `ours`, with the rejected one; return verdict rows and statistics.
+
+    The judge is asked in random order, so that --judge-max-calls leaves it with a random sample of the pairs.
+    """
+    order = np.random.default_rng(seed).permutation(len(pairs)).tolist()
+    records = [pairs[i].record for i in order]
+    rows, account = judge([Pair(record["query"], record["chosen"], record["rejected"]) for record in records])
+    by_index = dict(zip(order, rows, strict=True))
+    account |= {"first_rate": first_rate(rows)}
+    return [by_index[i] for i in range(len(pairs))], account | verdict_counts(rows, [])
+
+
+def judge_agreement(
+    verdicts: list[dict], groups: dict[tuple[str, str], list[int]], margins: dict[str, np.ndarray]
+) -> dict | None:
+    """Measure how often the labels and each model prefer the response that the judge prefers. [N+ 17]
+
+    groups, margins: as in `accuracy_table`. Returns `accuracy` and `intervals`, where the labels are one more model, on
+    the pairs that have a winner; None if there are none.
+    """
+    signs = np.array([SIGN.get(row["preferred"], 0) for row in verdicts])  # (pairs,), 1: the judge prefers the chosen
+    if not signs.any():
+        return None
+    agrees = {"labels": np.ones((1, len(signs)))} | margins
+    agrees = {name: margin * signs for name, margin in agrees.items()}  # (seeds, pairs), above 0: both prefer the same
+    decided = {group: [i for i in indices if signs[i]] for group, indices in groups.items()}
+    return {
+        "accuracy": accuracy_table({group: indices for group, indices in decided.items() if indices}, agrees),
+        "intervals": accuracy_intervals({name: agree[:, signs != 0] for name, agree in agrees.items()}),
+    }
+
+
+def first_rate(rows: list[dict]) -> float | None:
+    """Return how often the judge prefers the first text shown, as a share of its answers; None without answers."""
     letters = [parse(answer) for row in rows for answer in row.get("answers", ()) if answer]
-    position = {"first_rate": fmean(letter == "A" for letter in letters if letter) if any(letters) else None}
-    return verdicts, numbers, account | {"against": against} | verdict_counts(rows, margins) | position
+    return fmean(letter == "A" for letter in letters if letter) if any(letters) else None
 
 
 def with_verdict(rows: list[dict]) -> list[dict]:
@@ -171,6 +208,7 @@ def verdict_counts(rows: list[dict], margins: list[float]) -> dict[str, float | 
         "judge_pairs": len(with_verdict(rows)),
         "judge_unparsed": counts["unparsed"],
         "judge_unanswered": counts["unanswered"],
+        "judge_ties": counts["tie"],
         "rm_agreement": fmean(agrees) if agrees else None,
         "rm_agreement_ci": wilson_interval(fmean(agrees), len(agrees)) if agrees else None,
         "rm_agreement_pairs": len(agrees),
@@ -179,6 +217,5 @@ def verdict_counts(rows: list[dict], margins: list[float]) -> dict[str, float | 
 
 def agrees_with_judge(margins: list[float], rows: list[dict]) -> list[bool]:
     """Return, for each pair with a winner, if its margin has the sign of the verdict; a margin of 0 never does."""
-    sign = {"ours": 1, "theirs": -1}
     pairs = [(margin, row["preferred"]) for margin, row in zip(margins, rows, strict=True)]
-    return [bool(np.sign(margin) == sign[choice]) for margin, choice in pairs if choice in sign]  # [N+ 17]
+    return [bool(np.sign(margin) == SIGN[choice]) for margin, choice in pairs if choice in SIGN]  # [N+ 17]

@@ -2,7 +2,8 @@
 
 In: comparisons.validation.jsonl, sft.validation.jsonl and, if present, comparisons.cnndm.jsonl and agreement.jsonl.
 Out: accuracy by batch, confidence, split and pair of policies; calibration; the references' scores; how often models
-and labels prefer the longer response and agree with the gold score; how well annotators agree with each other.
+and labels prefer the longer response and agree with the gold score and an LLM judge; how well annotators agree with
+each other.
 """
 
 from collections import defaultdict
@@ -19,9 +20,10 @@ from torch import Tensor
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import is_reward_model, load_gpt, load_scalar
-from nanorlhf.cli import PositiveFloat, PositiveInt, named_pairs
+from nanorlhf.cli import PositiveFloat, PositiveInt, Seed, named_pairs
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
+from nanorlhf.evals.judged import JudgeArgs, judge_agreement, judge_comparisons, load_judge
 from nanorlhf.evals.model_loading import (
     check_model,
     common_tokenizer,
@@ -70,17 +72,19 @@ class RewardModelArgs(EvalArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(RewardModelArgs):
+class Args(JudgeArgs, RewardModelArgs):
     max_cnndm_query_length: PositiveInt = 1919
     """longest query of comparisons.cnndm.jsonl in tokens"""
     gold: str | None = None
     """FILE.py:FUNCTION or a larger reward model: the gold score that labels and models are compared with; None: no
     gold"""
+    seed: Seed = 1
+    """random seed of the order of pairs, and within them, in the judge's prompts"""
 
 
 def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
-    device = begin(args)
+    device = begin(args, writes=not args.judge_dry_run)
     models = named_models(args.reward_models)
     checkpoints = args.reward_models[1::2]
     tokenizer = common_tokenizer(args.tokenizer, [*checkpoints, needed_ref_policy(args)], args.gold)
@@ -94,8 +98,12 @@ def main(args: Args) -> dict:
     longest[f"{args.data}/sft.validation.jsonl"] = longest_text(references, 0)
     check_models(args, tokenizer, longest)
     check_model("--gold", args.gold, tokenizer, longest)
+    judge = load_judge(args, args.seed)
     agreement = args.data / "agreement.jsonl"
     labelled = load_labelled_pairs(agreement) if agreement.exists() else None
+    verdicts, account = judge_comparisons(judge, sets["validation"], args.seed) if judge else ([], {})
+    if args.judge_dry_run:
+        return {}
     gold = load_gold(args.gold, args, tokenizer, device)
     ref_policy = load_ref_policy(args, tokenizer, device)
 
@@ -113,8 +121,13 @@ def main(args: Args) -> dict:
             "first_shown": first_shown_share(rows, f"{args.data}/comparisons.{name}.jsonl"),
         }
     result["agreement"] = pair_agreement(labelled) if labelled else None
+    files = {}
+    if judge:
+        groups = pair_groups(sets["validation"], f"{args.data}/comparisons.validation.jsonl")
+        result["judge"] = account | {"agreement": judge_agreement(verdicts, groups, margins["validation"])}
+        files["verdicts.jsonl"] = [row for row in verdicts if row["preferred"] != "unanswered"]
     result["args"] = json_settings(args)
-    return write_evaluation(args, result, reward_model_report.page(result, models))
+    return write_evaluation(args, result, reward_model_report.page(result, models), files)
 
 
 def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:

@@ -74,6 +74,8 @@ class Args(JudgeArgs, PolicyArgs):
     """sampling temperature of the responses on which the KL is estimated, as in PPO's rollouts"""
     num_distinct_samples: CountOrNone = 0
     """responses to sample per query at --kl-temperature to count how many differ; 0: don't count"""
+    judge_against: str = "reference"
+    """baseline that the judge compares responses with: `reference`, or the name of a policy"""
     gold: str | None = None
     """FILE.py:FUNCTION or a larger reward model: the gold score for win rates against the references; None: no gold"""
 
@@ -182,6 +184,8 @@ def parse_policies(args: Args) -> tuple[dict[str, str], dict[str, int]]:
         raise InputError("--policies: best-of-N:DIR needs a --reward-model and can't be the first policy.")
     if args.shift_base not in (None, *checkpoints):
         raise InputError(f"--shift-base {args.shift_base}: expected a name from --policies.")
+    if args.judge_against not in ("reference", *checkpoints) or {args.judge_against} == checkpoints.keys():
+        raise InputError(f"--judge-against {args.judge_against}: expected `reference` or one policy of several.")
     unknown = set(args.implicit_rewards) - set(rest)
     if unknown:
         raise InputError(f"--implicit-rewards {min(unknown)}: expected names from --policies, except the first.")
@@ -191,7 +195,7 @@ def parse_policies(args: Args) -> tuple[dict[str, str], dict[str, int]]:
 def load(args: Args) -> Inputs:
     device = begin(args, writes=not args.judge_dry_run)
     checkpoints, num_samples = parse_policies(args)
-    judge = load_judge(args, checkpoints, args.seed)
+    judge = load_judge(args, args.seed)
     check_reward_model(args.reward_model)
     tokenizer = common_tokenizer(args.tokenizer, [*checkpoints.values(), args.reward_model], args.gold)
     Q, T = args.max_query_length, args.max_response_length

@@ -1,6 +1,7 @@
 """Tables and figures of reward models and implicit rewards, as sections and as a separate page."""
 
 from nanorlhf.report.calibration_figures import calibration_figure
+from nanorlhf.report.judge_line import judge_line
 from nanorlhf.report.page import Column, Lines, Page, Section, markup, number, plus_minus, tabulate
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Outcome, of_100, sign_of, verdict_section, worse
@@ -10,22 +11,22 @@ HEADINGS = {"all": "all pairs", "batch": "batch", "confidence": "confidence", "s
 NUM_POLICY_PAIRS = 10  # shown; eval.json has all
 
 
-def accuracy_lines(table: list[dict], by: str) -> Lines:
-    """[N+ 16] Return one part of Table 5: accuracy by `by`; empty if no pair has that field."""
+def accuracy_lines(table: list[dict], by: str, measure: str = "accuracy") -> Lines:
+    """[N+ 16] Return one part of Table 5: accuracy, or another measure, by `by`; empty if no pair has that field."""
     rows = [row for row in table if row["by"] == by]
     if not rows:
         return []
     lines = [[HEADINGS[by], "pairs", *rows[0]["models"]]]
     for row in rows[:NUM_POLICY_PAIRS] if by == "policies" else rows:
-        value = row["value"] or "accuracy"
+        value = row["value"] or measure
         lines.append([value, str(row["num_pairs"]), *(plus_minus(**cell) for cell in row["models"].values())])
     return lines
 
 
-def interval_lines(measured: dict) -> Lines:
+def interval_lines(measured: dict, measure: str = "accuracy") -> Lines:
     """Return each model's accuracy with its 95% interval, and its gain over the first model, on a set of pairs."""
     rows_by_name = measured["intervals"]
-    columns = [Column("accuracy", "accuracy", 3), Column("gain", f"minus {next(iter(rows_by_name))}", 3, "+")]
+    columns = [Column("accuracy", measure, 3), Column("gain", f"minus {next(iter(rows_by_name))}", 3, "+")]
     rows = [(name, {"accuracy": row, "gain": row["gain"]}) for name, row in rows_by_name.items()]
     return tabulate("95% intervals over pairs", columns, rows)
 
@@ -100,8 +101,21 @@ def sections(result: dict) -> list[Section]:
             share = measured["first_shown"]
             line = "" if share is None else f"the labels prefer the first response shown in {share:.3f} of the pairs"
             parts.append(Section(tables=[decider_lines(measured)], notes=line))
+        if name == "validation" and result.get("judge"):
+            parts.append(judge_section(result["judge"], table[0]["num_pairs"]))
     agreement = agreement_line(result["agreement"]) if result.get("agreement") else ""
     return [*parts, Section(tables=[score_lines(result)], notes=agreement)]
+
+
+def judge_section(judge: dict, num_pairs: int) -> Section:
+    """[N+ 17] Return how often the labels and the models prefer what the judge prefers, on the validation pairs."""
+    tables, agreement = [], judge["agreement"]
+    if agreement:  # the judge preferred a response at least once
+        tables = [accuracy_lines(agreement["accuracy"], by, "agreement") for by in HEADINGS]
+        tables = [interval_lines(agreement, "agreement"), *tables]
+    line = judge_line(judge, f"{num_pairs} pairs")
+    about = f"Share of pairs where labels and models prefer the response that the judge prefers. {line}."
+    return Section("Validation pairs: agreement with the judge", about, tables, narrow=True)
 
 
 def outcome(result: dict, name: str) -> Outcome:

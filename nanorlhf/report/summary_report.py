@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from nanorlhf.metrics.token_shift import KINDS
 from nanorlhf.report.along_run import along_figures
 from nanorlhf.report.details_index import INDEX, ROOT, read_details
+from nanorlhf.report.judge_line import judge_line
 from nanorlhf.report.page import Column, Lines, Page, Section, answer, markup, number, tabulate
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Gain, Outcome, change_of, of_100, outcomes_of, verdict_section
@@ -74,7 +75,9 @@ def overview(result: dict) -> Section:
     """Return the main table with notes on each policy's gains, the reward model and the LLM judge."""
     settings = result["args"]
     about = f"{result['num_queries']} validation queries, responses sampled at temperature {settings['temperature']}"
-    notes = filter(None, [*difference_lines(result), reward_model_line(result), judge_line(result)])
+    judge = result.get("judge")
+    judged = judge_line(judge, f"pairs with {judge['against']}") if judge else ""
+    notes = filter(None, [*difference_lines(result), reward_model_line(result), judged])
     return Section(about=f"{about}; seed {settings['seed']}.", tables=[cells(result)], notes="\n".join(notes))
 
 
@@ -99,24 +102,6 @@ def reward_model_line(result: dict) -> str:
     if measured["gold_agreement"] is not None:
         line += f", agrees with the gold score on {measured['gold_agreement']:.3f} of them"
     return line
-
-
-def judge_line(result: dict) -> str:
-    """Return the judge, the number of pairs with and without a verdict, and the reward model's agreement. [N+ 17]"""
-    judge = result.get("judge")
-    if not judge:
-        return ""
-    parts = [f"judge {judge['name']}: {judge['judge_pairs']} verdicts on pairs with {judge['against']}"]
-    parts.append(f"{judge['judge_unparsed']} unparsed, {judge['judge_unanswered']} unanswered")
-    if "num_calls" in judge:
-        parts.append(f"{judge['num_calls']} calls")
-    if judge["first_rate"] is not None:
-        parts.append(f"A preferred in {judge['first_rate']:.3f} of its answers")
-    if judge["rm_agreement"] is not None:
-        agreement = number(judge["rm_agreement"], judge["rm_agreement_ci"], 3)
-        parts.append(f"the reward model agrees on {agreement} of the {judge['rm_agreement_pairs']} pairs without ties")
-    why = judge.get("stopped") or judge.get("last_error")
-    return "; ".join(parts) + (f"; {'stopped asking' if judge.get('stopped') else 'last error'}: {why}" if why else "")
 
 
 # -------------------------------------------------------------------------------------------------------- 2. the page
