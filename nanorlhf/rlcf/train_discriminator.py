@@ -93,6 +93,8 @@ class Args(RunArgs):
     micro_batch_size: PositiveInt = 16
     """rows per forward pass and rank; changes memory and, for triplets, which program is the hardest negative"""
     adam: AdamSettings = AdamSettings(eps=1e-8)
+    eval_every: PositiveInt = 200
+    """steps between measurements of the accuracy on validation pairs"""
 
     error_prone_jar: str | None = None
     """ErrorProne's jars as a class path: its errors count like javac's"""
@@ -315,6 +317,12 @@ def main(args: Args) -> dict[str, float]:
         with torch.autocast(device.type, enabled=False):  # squared distances need float32
             return triplet_loss(anchors, positives, indices, args.triplet_margin)
 
+    def validate() -> tuple[float, float]:
+        """Return the loss and the accuracy on the validation pairs, 0 without any."""
+        measured = evaluate(model, held_out, pair_loss, 2, args.micro_batch_size, args.dtype) / max(len(held_out), 1)
+        loss, accuracy = measured.tolist()
+        return loss, accuracy
+
     def write(directory: Path) -> None:
         if distributed.rank() == 0:
             save_discriminator(model, directory)
@@ -356,6 +364,8 @@ def main(args: Args) -> dict[str, float]:
         steps.set_lr(lr)
         steps.step(model.parameters(), mean_loss)
         metrics = {f"{stage}/loss": mean_loss, f"{stage}/accuracy": accuracy, "lr": lr, "skipped_steps": steps.skipped}
+        if held_out and (step + 1) % args.eval_every == 0:
+            _, metrics["validation_accuracy"] = validate()
         run.log(step, metrics, **{stage: f"{mean_loss:.3f}"}, accuracy=f"{accuracy:.2f}")
 
     # ------------------------------------------------------------------------------------------------ 3. measure, save
@@ -368,8 +378,7 @@ def main(args: Args) -> dict[str, float]:
         summary["validation_triplet_loss"], summary["validation_triplet_accuracy"] = measured.tolist()
         run.print(f"Discriminator: orders {summary['validation_triplet_accuracy']:.1%} of validation triplets right")
     if samples:
-        measured = evaluate(model, held_out, pair_loss, 2, args.micro_batch_size, args.dtype) / max(len(held_out), 1)
-        summary["validation_loss"], summary["validation_accuracy"] = measured.tolist()
+        summary["validation_loss"], summary["validation_accuracy"] = validate()
         summary["num_validation_pairs"] = len(held_out)
         summary["compile_rate"] = fmean(passing)
         run.print(

@@ -101,6 +101,20 @@ def test_the_discriminator_learns_to_tell_the_policys_programs(rlcf, tmp_path):
     assert abs(losses[0]) < 0.3 and sum(losses[-4:]) / 4 < -0.8 and summary["validation_accuracy"] == 1.0
 
 
+def test_measuring_on_validation_pairs_along_the_way_changes_nothing_else(rlcf, tmp_path):
+    args = replace(rlcf.discriminator, out=tmp_path / "d", eval_every=3, **SHORT)
+    summary = train_discriminator.main(args)
+    *rows, last = read_metrics(args.out)
+    measured = {row["step"]: row.pop("validation_accuracy") for row in rows if "validation_accuracy" in row}
+    assert [*measured] == list(range(2, len(rows), 3)) and all(0 <= accuracy <= 1 for accuracy in measured.values())
+    rarely = replace(args, out=tmp_path / "rarely", eval_every=1000)
+    assert train_discriminator.main(rarely) == summary and read_metrics(rarely.out) == [*rows, last]
+    # a run that ends at a measurement reports the same number
+    train_discriminator.main(replace(args, out=tmp_path / "each", eval_every=1))
+    *rows, last = read_metrics(tmp_path / "each")
+    assert rows[-1]["validation_accuracy"] == last["validation_accuracy"]
+
+
 def test_the_positive_of_a_lone_solution_is_itself_with_renamed_variables(rlcf, monkeypatch, tmp_path):
     for split in ("train", "validation"):
         rows = [json.loads(line) for line in (rlcf.discriminator.data / f"code.{split}.jsonl").open()]
