@@ -4,6 +4,7 @@
     python -m experiments compare --seeds 7 --grid-seed 8 --out runs/compare7
     python -m experiments mismatch --runs exact/none stale/tis
     python -m experiments programs --variants compiler tests
+    python -m experiments discriminators --seeds 1
     python -m experiments sums --seeds 1 2 3 --jobs 2
     python -m experiments worlds --share 3/8 --phase final
     python -m experiments scaling --seeds 1 2 3 4
@@ -20,7 +21,7 @@ from typing import Any
 from experiments.compare.runs import Compare, compare
 from experiments.lab.runs import Lab, lab
 from experiments.mismatch.runs import Mismatch, mismatch
-from experiments.programs.runs import Programs, programs
+from experiments.programs.runs import Discriminators, Programs, discriminators, programs
 from experiments.runs import Args, Run, Words, execute
 from experiments.scaling.runs import Scaling, scaling
 from experiments.sums.runs import Sums, sums
@@ -32,12 +33,14 @@ RECIPES: dict[str, tuple[str, Args]] = {
     "compare": ("algorithms at equal cost", Compare()),
     "mismatch": ("samplers that differ from the policy", Mismatch()),
     "programs": ("programs, rewarded by static checks, tests or a discriminator", Programs()),
+    "discriminators": ("accuracy of RLCF's discriminator while it trains", Discriminators()),
     "sums": ("a verifiable reward", Sums()),
     "worlds": ("equally tuned algorithms in twenty worlds", Worlds()),
     "scaling": ("over-optimisation by the size of the reward model, its data and the policy", Scaling()),
 }
 PHASES: dict[type[Args], Callable[[Any], Iterator[list[Run]]]] = {
-    Lab: lab, Compare: compare, Mismatch: mismatch, Programs: programs, Sums: sums, Worlds: worlds, Scaling: scaling,
+    Lab: lab, Compare: compare, Mismatch: mismatch, Programs: programs, Discriminators: discriminators, Sums: sums,
+    Worlds: worlds, Scaling: scaling,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""PPO on programs with static checks, tests or a discriminator as the reward."""
+"""PPO on programs with static checks, tests or a discriminator as the reward, and the discriminator's learning."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +32,11 @@ ARMS: dict[str, Words] = {  # the highest score minus the lowest is 2, or 1 if a
     "tests": ("train_ppo.py", "rlcf-tiny", "--reward", TESTS, "--reward-weights", "2"),
     "tests-and-checks": ("train_ppo.py", "rlcf-tiny", "--reward", TESTS, f"{CHECKS}:fails"),
 }
+CURVES: dict[str, Words] = {  # discriminators whose accuracy is measured while they train
+    "trained": DISCRIMINATORS["trained"],
+    "only-pairs": ("--num-triplet-epochs", "0", "--warmup-steps", "0", "--num-rows", "None", "--num-pair-epochs", "20"),
+}
+LIMITS = ("--max-query-length", "160", "--max-response-length", "128")  # of a program, in tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +90,6 @@ def seed_runs(args: Programs, seed: int, settings: dict[str, tuple[str, float]],
     bench, data, sft = directory / "bench", directory / "data", directory / "sft"
     num_train, num_test = map(str, args.num_problems)
     made = ("--language", args.language, "--seed", str(seed))
-    limits = ("--max-query-length", "160", "--max-response-length", "128")
     runs = [
         Run(
             ("-m", "data.programs", "--out", str(directory), "--num-bench", num_train, "1", num_test, *made),
@@ -94,7 +98,7 @@ def seed_runs(args: Programs, seed: int, settings: dict[str, tuple[str, float]],
         Run(
             (
                 *("-m", "data.codenet", "--source", str(directory / "sources"), "--out", str(data)),
-                *("--vocab-size", "512", "--no-nested", *limits, *made),
+                *("--vocab-size", "512", "--no-nested", *LIMITS, *made),
             ),
             data / "tokenizer.json",
             (bench / "code.test.jsonl",),
@@ -121,3 +125,47 @@ def seed_runs(args: Programs, seed: int, settings: dict[str, tuple[str, float]],
         needs=tuple(directory / out / "summary.json" for out in settings),
     ))  # fmt: skip
     return runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discriminators(Args):
+    out: Path = Path("runs/discriminators")
+    language: Literal["java", "python"] = "python"
+    seeds: tuple[int, ...] = (1, 2, 3)
+    num_problems: Count = 1200
+    """problems with programs; half of them are held out"""
+    eval_every: Count = 50
+    """steps between validations"""
+
+
+def discriminators(args: Discriminators) -> Iterator[list[Run]]:
+    """Yield a policy for each seed and the discriminators of CURVES, measured on programs for as many other problems as
+    they train on.
+    """
+    runs = []
+    for seed in args.seeds:
+        directory = args.out / str(seed)
+        data, sft, sources = directory / "data", directory / "sft", directory / "sources"
+        made = ("--language", args.language, "--seed", str(seed))
+        number = ("--num-problems", str(args.num_problems), "--num-bench", "1", "1", "1")
+        shared = ("--vocab-size", "512", "--no-nested", "--validation-share", "0.5", *LIMITS)
+        runs += [
+            Run(("-m", "data.programs", "--out", str(directory), *number, *made), directory / "bench/code.test.jsonl"),
+            Run(
+                ("-m", "data.codenet", "--source", str(sources), "--out", str(data), *shared, *made),
+                data / "tokenizer.json",
+                (directory / "bench/code.test.jsonl",),
+            ),
+            # with half of the programs held out, validation would take longer than training
+            stage(
+                sft, seed, "train_sft.py", "rlcf-tiny", "--data", data, "--eval-every", 10_000,
+                needs=(data / "tokenizer.json",),
+            ),
+        ]  # fmt: skip
+        for name, flags in CURVES.items():
+            command = ("-m", "nanorlhf.rlcf.train_discriminator", "rlcf-tiny", "--data", data, "--sft", sft)
+            needs = (sft / "summary.json",)
+            runs.append(stage(directory / name, seed, *command, *flags, "--eval-every", args.eval_every, needs=needs))
+    yield runs
+    report = args.out / "report"
+    yield [Run(("-m", "experiments.programs.learning_curve", "--runs", str(args.out), "--out", str(report)))]
