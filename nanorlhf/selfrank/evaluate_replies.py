@@ -39,6 +39,7 @@ from nanorlhf.evals.model_loading import (
 from nanorlhf.evals.scores import differences, endings, rm_scores, row_scores, sample
 from nanorlhf.evals.settings import PolicyArgs, begin, named_policies
 from nanorlhf.evals.writing import json_settings, write_evaluation
+from nanorlhf.files import read_object
 from nanorlhf.metrics import bootstrap_interval
 from nanorlhf.metrics.agreement import RankedQuestion, load_rankings
 from nanorlhf.model import ScalarModel
@@ -56,6 +57,7 @@ from nanorlhf.selfrank.self_ranking import (
 )
 from nanorlhf.selfrank.sentence_encoder import load_sentence_encoder
 from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.run_directory import read_metrics
 from nanorlhf.training.supervised import autocast
 
 
@@ -128,6 +130,7 @@ def main(args: Args) -> dict:
         "reference": measure_references(inputs),
         "differences": differences(measured, args.seed, args.num_resamples),
         **agreement(inputs),
+        "costs": training_costs(inputs),
         "figure": drawn,
         "meteor_matching": meteor_matching(),
         "num_questions": len(inputs.rows),
@@ -277,6 +280,23 @@ def agreement(inputs: Inputs) -> dict[str, dict | list[dict] | None]:
                 args.num_resamples,
             )  # fmt: skip
     return {"self_ranking": ranking, "first_answers": first_answers, "human_study": people}
+
+
+def training_costs(inputs: Inputs) -> dict[str, dict[str, float]]:
+    """Return the cost of the runs that the policies and the reward model came from, except models without a run."""
+    reward_model = inputs.args.reward_model
+    costs = {}
+    for name, path in (inputs.policies | ({"reward model": reward_model} if reward_model else {})).items():
+        where = Path(path) / "summary.json"
+        summary, rows = read_object(where) if where.exists() else {}, read_metrics(path)
+        if rows and "num_trained_parameters" in summary:
+            costs[name] = {
+                "num_trained_parameters": field(summary, "num_trained_parameters", int, str(where)),
+                # a reward model's last row has only the final validation
+                "num_examples": max(int(row.get("episode", 0)) for row in rows),
+                "seconds": field(summary, "seconds", float, str(where)),
+            }
+    return costs
 
 
 # ------------------------------------------------------------------------------------------------------------ 4. write

@@ -159,6 +159,15 @@ def human_study(result: dict) -> Lines:
     return lines
 
 
+def costs(result: dict) -> Lines:
+    """Return the size and time of the training run that each policy and the reward model came from."""
+    lines = [["training run", "parameters trained", "examples", "seconds"]]
+    for name, cost in result["costs"].items():
+        parameters, examples = f"{cost['num_trained_parameters']:,}", f"{cost['num_examples']:,}"
+        lines.append([name, parameters, examples, number(cost["seconds"], digits=0)])
+    return lines
+
+
 def notes(result: dict) -> str:
     """Return the settings behind the tables, and what was omitted."""
     settings = result["args"]
@@ -245,6 +254,12 @@ def page(result: dict, figure: Figure | None, runs: list[str], samples: list[dic
             tables=[differences(result, metrics) for metrics in (SQUAD, OVERLAP, SCORES)],
             notes="Two policies differ if the interval excludes 0. It resamples questions, each with both replies, so "
             "the difficulty of a question cancels out.",
+        ),
+        Section(
+            "Cost",
+            tables=[costs(result)],
+            notes="Each run without the ones before it: PPO also needs its initial policy, a reward model, and the "
+            "answers that self-ranking samples. Examples count once per epoch; PPO's are the answers it samples.",
         ),
         Section(
             "Reward model vs. self-ranking",

@@ -330,13 +330,21 @@ class Run:
     def finish(self, summary: dict[str, float]) -> dict[str, float]:
         """Write summary.json, the run's last file, and return the summary.
 
-        The file also has the cost of the run: the seconds spent in steps, and the peak memory of rank 0.
+        The file also has the cost of the run: the seconds spent in steps, the parameters trained, and the peak memory
+        of rank 0.
         """
         summary = {name: value for name, value in summary.items() if name not in TIME_METRICS}
         if self.main:
             self.opened().close()
             self.unlock()
-            cost = {"seconds": self.seconds, "peak_resident_bytes": peak_resident_bytes()}
+            models = [value for value in self.state.values() if isinstance(value, nn.Module)]
+            # a set, because a shared value model has the policy's parameters
+            trained = {p for model in models for p in model.parameters() if p.requires_grad}
+            cost = {
+                "seconds": self.seconds,
+                "num_trained_parameters": sum(p.numel() for p in trained),
+                "peak_resident_bytes": peak_resident_bytes(),
+            }
             write_json(self.out / "summary.json", {**summary, **cost})
             self.diagnose(summary)
         return summary

@@ -324,6 +324,23 @@ def test_agreement_with_people_is_as_constructed(world, scripted, ranked, tmp_pa
     assert "Kappa is omitted: no question was ranked by two people." in text(reply_report.page(alone, None, [], []))
 
 
+def test_the_cost_of_each_run_is_in_the_table_and_models_without_a_run_are_not(world, scripted, tmp_path):
+    for name, episodes, parameters in (("str", (16, 32), 1234), ("rm", (8, None), 5678901)):
+        shutil.copytree(world.root / name, tmp_path / name)
+        rows = [{"step": i, "loss": 2.0} | ({"episode": n} if n else {}) for i, n in enumerate(episodes)]
+        write_jsonl(tmp_path / name / "metrics.jsonl", rows)
+        cost = {"seconds": 61.7, "num_trained_parameters": parameters, "peak_resident_bytes": 1}
+        (tmp_path / name / "summary.json").write_text(json.dumps(cost))
+    policies = ("full", str(world.root / "full"), "str", str(tmp_path / "str"))
+    result, _ = evaluate(world, tmp_path / "out", policies=policies, reward_model=str(tmp_path / "rm"))
+    lines = text(reply_report.page(result, None, [], [])).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("training run"))
+    assert [line.split() for line in lines[start + 1 : start + 3]] == [
+        ["str", "1,234", "32", "62"], ["reward", "model", "5,678,901", "8", "62"],
+    ]  # fmt: skip
+    assert set(result["costs"]) == {"str", "reward model"}
+
+
 def test_answers_to_chats_are_scored_after_their_marks(world, scripted, tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     rows = read_jsonl(world.root / "dialogues/sft.validation.jsonl", {})

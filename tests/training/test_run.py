@@ -308,6 +308,19 @@ def test_the_summary_says_what_the_run_cost_those_steps_included_that_came_befor
     assert 0 < summary["peak_resident_bytes"] <= module.peak_resident_bytes()
 
 
+def test_the_summary_counts_trained_parameters_once_even_if_two_models_share_them(tmp_path):
+    policy, value_model = nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 2))
+    policy.bias.requires_grad_(False)
+    value_model.append(policy)
+    run = Run(Args(tmp_path / "run"), "test", lambda: None)
+    run.track(policy=policy, value_model=value_model, numbers={})
+    for step in run.steps(1):
+        run.log(step, {"loss": 1.0})
+    run.finish({"loss": 1.0})
+    summary = json.loads((run.out / "summary.json").read_text())
+    assert summary["num_trained_parameters"] == 4 * 3 + (3 * 2 + 2)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_the_peak_of_memory_is_at_least_what_was_held_and_is_gone_again():
     block = b"x" * 2**26
