@@ -9,7 +9,8 @@ answers, and each writes a separate file:
 
     source              {"query": str, "answers": [str, ...]}, best first, or in any order with "weights": [float, ...];
                         --representatives, the paper's "with ISODATA", needs "representatives": [int, ...]
-    rankings.ana.jsonl  {"query": str, "answers": [str, ...], "ranking": [int, ...], "annotator": str}
+    rankings.ana.jsonl  {"query": str, "answers": [str, ...], "ranking": [int, ...], "annotator": str,
+                        "representatives": bool}
 
 "ranking" contains 0-based indices into the answers of the same line, best first; the answers are in the source's order.
 `nanorlhf.metrics.agreement.load_rankings` reads the files of all annotators together.
@@ -120,6 +121,11 @@ def parse_order(typed: str, num_answers: int) -> list[int] | None:
     return [int(digit) - 1 for digit in digits]
 
 
+def ranking_row(args: Args, query: str, answers: list[str], ranking: list[int]) -> dict:
+    about = {"annotator": args.annotator, "representatives": args.representatives}
+    return {"query": query, "answers": answers, "ranking": ranking, **about}
+
+
 def simulate(args: Args, questions: dict[str, list[str]], chosen: list[str]) -> Iterator[dict]:
     """Yield the rows of an annotator who ranks by --simulate plus noise."""
     function = load_function("--simulate", args.simulate)
@@ -129,8 +135,7 @@ def simulate(args: Args, questions: dict[str, list[str]], chosen: list[str]) -> 
         rng = np.random.default_rng((args.seed, *args.annotator.encode(), *query.encode()))
         scores = [score_response("--simulate", args.simulate, function, query, answer) for answer in answers]
         noisy = scores + rng.normal(0, args.simulated_noise, len(answers))
-        ranking = rank_order(noisy).tolist()
-        yield {"query": query, "answers": answers, "ranking": ranking, "annotator": args.annotator}
+        yield ranking_row(args, query, answers, rank_order(noisy).tolist())
 
 
 def main(args: Args) -> None:
@@ -186,8 +191,7 @@ def main(args: Args) -> None:
             rankings.pop(query, None)
             if order is not None:
                 ranking = [shown[i] for i in order]
-                row = {"query": query, "answers": answers, "ranking": ranking, "annotator": args.annotator}
-                rankings[query] = row
+                rankings[query] = ranking_row(args, query, answers, ranking)
             write_jsonl(args.out, rankings.values())
             position = next_unranked(position + 1)
         else:

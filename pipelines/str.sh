@@ -47,11 +47,14 @@ python train_rm.py str-tiny --data "$TOWN/quiet" --sft "$TOWN/full" --out "$TOWN
 python train_ppo.py str-tiny --data "$TOWN/data" --sft "$TOWN/full" --reward-model "$TOWN/rm_quiet" \
   --out "$TOWN/ppo_quiet" --seed "$SEED" --processes "$PROCESSES" --overwrite
 
-# 5. Three annotators rank the answers too, by the town's own truth.
+# 5. Three annotators rank the answers too, by the town's own truth: any four of a question, and four
+#    that ISODATA put in different clusters.
 for annotator in ana ben carla; do
-  rm -f "$TOWN/rankings.$annotator.jsonl"
-  python -m data.rank --source "$TOWN/data/self_rank.validation.jsonl" \
-    --simulate data/town.py:gold_score --annotator "$annotator" --out "$TOWN/rankings.$annotator.jsonl"
+  rm -f "$TOWN/rankings.$annotator.jsonl" "$TOWN/isodata.$annotator.jsonl"
+  python -m data.rank --source "$TOWN/data/self_rank.validation.jsonl" --annotator "$annotator" \
+    --simulate data/town.py:gold_score --out "$TOWN/rankings.$annotator.jsonl"
+  python -m data.rank --source "$TOWN/data/self_rank.validation.jsonl" --annotator "$annotator" \
+    --representatives --simulate data/town.py:gold_score --out "$TOWN/isodata.$annotator.jsonl"
 done
 
 # 6. All of them. Figure 2 takes the encoder of the ranking, for want of a second one.
@@ -59,4 +62,5 @@ python eval.py str-tiny --data "$TOWN/data" --policies base "$TOWN/base" full "$
   longer "$TOWN/longer" adapter "$TOWN/adapter" bitfit "$TOWN/bitfit" lora "$TOWN/lora" \
   ours "$TOWN/ppo_quiet" ours_noise "$TOWN/ppo" --reward-model "$TOWN/rm" --encoder "$ENCODER" \
   --self-rank "$TOWN/data/self_rank.validation.jsonl" --rankings "$TOWN/rankings.ana.jsonl" \
-  "$TOWN/rankings.ben.jsonl" "$TOWN/rankings.carla.jsonl" --out "$TOWN/eval" --seed "$SEED" --overwrite
+  "$TOWN/rankings.ben.jsonl" "$TOWN/rankings.carla.jsonl" "$TOWN/isodata.ana.jsonl" \
+  "$TOWN/isodata.ben.jsonl" "$TOWN/isodata.carla.jsonl" --out "$TOWN/eval" --seed "$SEED" --overwrite

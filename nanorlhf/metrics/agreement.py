@@ -2,10 +2,11 @@
 
 Rankings are read from JSON Lines, one line per question and annotator, as `python -m data.rank` writes them:
 
-    {"query": str, "answers": [str, ...], "ranking": [int, ...], "annotator": str}
+    {"query": str, "answers": [str, ...], "ranking": [int, ...], "annotator": str, "representatives": bool}
 
-`ranking` lists the answers' indices from 0, best first. Below, a ranking is such a list; several are (questions, m), m
-answers per question, and raise ValueError unless each row is a permutation of 0 to m-1.
+`ranking` lists the answers' indices from 0, best first. `representatives` may be missing; true: the answers are from
+different clusters of ISODATA. A question can be ranked with and without ISODATA. Below, a ranking is a list of indices;
+several are (questions, m), m answers per question, and raise ValueError unless each row is a permutation of 0 to m-1.
 
 Pairs labelled by several annotators are one line each, with the index of the response that each annotator prefers:
 
@@ -34,6 +35,7 @@ class RankedQuestion:
     query: str
     answers: list[str]
     rankings: dict[str, list[int]]  # by annotator
+    representatives: bool = False  # True: the answers are from different clusters of ISODATA
 
 
 # ---------------------------------------------------------------------------------------------------------- 1. the file
@@ -50,26 +52,29 @@ def iter_rankings(path: str | Path) -> Iterator[tuple[str, dict]]:
                 "once, best first."
             )
         filled(row, "annotator", where)
+        field({"representatives": False} | row, "representatives", bool, where)
         yield where, row
 
 
 def load_rankings(paths: Iterable[str | Path]) -> list[RankedQuestion]:
     """Load the questions of one or several files, in order of first appearance; all have the same number of answers.
 
-    Raises InputError if two annotators ranked different lists of answers, or one ranked a question twice.
+    A question with and without ISODATA counts as two. Raises InputError if two annotators ranked different lists of
+    answers, or one ranked a question twice.
     """
-    questions: dict[str, RankedQuestion] = {}
-    positions: dict[tuple[str, str], str] = {}
+    questions: dict[tuple[str, bool], RankedQuestion] = {}
+    positions: dict[tuple[str, bool, str], str] = {}
     for path in paths:
         for where, row in iter_rankings(path):
-            query, annotator, answers = row["query"], row["annotator"], row["answers"]
-            question = questions.setdefault(query, RankedQuestion(query, answers, {}))
+            annotator, answers = row["annotator"], row["answers"]
+            key = row["query"], row.get("representatives", False)
+            question = questions.setdefault(key, RankedQuestion(key[0], answers, {}, key[1]))
             first = next(iter(questions.values()))
             if answers != question.answers:
                 [*_, other] = question.rankings
                 raise InputError(
                     f"{where}: the answers or their order differ from the ones that {other!r} ranked at "
-                    f"{positions[query, other]}: {annotator!r} must rank the same list."
+                    f"{positions[*key, other]}: {annotator!r} must rank the same list."
                 )
             if len(answers) != len(first.answers):
                 raise InputError(
@@ -78,10 +83,10 @@ def load_rankings(paths: Iterable[str | Path]) -> list[RankedQuestion]:
                 )
             if annotator in question.rankings:
                 raise InputError(
-                    f"{where}: {annotator!r} already ranked this question at {positions[query, annotator]}; delete one "
+                    f"{where}: {annotator!r} already ranked this question at {positions[*key, annotator]}; delete one "
                     "of the two lines."
                 )
-            positions[query, annotator] = where
+            positions[*key, annotator] = where
             question.rankings[annotator] = row["ranking"]
     return list(questions.values())
 

@@ -265,7 +265,8 @@ def statistics(columns: dict[str, np.ndarray], args: Args) -> dict:
 def agreement(inputs: Inputs) -> dict[str, dict | list[dict] | None]:
     """Measure agreement with self-ranking on its pairs and its first answers, and the reward model's with people."""
     args, gold, reward_model, pad_id = inputs.args, inputs.gold, inputs.reward_model, inputs.tokenizer.pad_id
-    ranking = first_answers = people = None
+    ranking = first_answers = None
+    people: list[dict] = []
     with autocast(args.dtype, inputs.device):
         if inputs.pairs:
             ranking = evaluate_pairs(

@@ -136,13 +136,10 @@ def first_answers(result: dict) -> Lines:
     return lines
 
 
-def human_study(result: dict) -> Lines:
+def human_study(study: dict) -> Lines:
     """[STR human study] Return the reward model's agreement with people, and people's with each other, times 100."""
-    study = result["human_study"]
-    if study is None:
-        return []
     both = f"RM and people, {study['num_questions']} questions"
-    lines = [["agreement × 100", "", "chance", "between"]]
+    lines = [[f"× 100, {'with' if study['representatives'] else 'without'} ISODATA", "", "chance", "between"]]
     for measure, name, chance in (
         ("order_probability", f"same order of all {study['num_answers']}", study["chance"]),
         ("pairwise_agreement", "pairs in the same order", 0.5),
@@ -178,9 +175,9 @@ def notes(result: dict) -> str:
     ]
     if result["self_ranking"] is None:
         sentences.append("Self-ranking's pairs are omitted: --data has none, or there is nothing to compare them with.")
-    if result["human_study"] is None:
+    if not result["human_study"]:
         sentences.append("The human study is omitted: it needs --rankings, written by `python -m data.rank`.")
-    elif result["human_study"]["annotators"] is None:
+    elif any(study["annotators"] is None for study in result["human_study"]):
         sentences.append("Kappa is omitted: no question was ranked by two people.")
     if result["figure"] is None:
         sentences.append("Figure 2 is omitted: it needs --self-rank and --encoder.")
@@ -277,8 +274,9 @@ def page(result: dict, figure: Figure | None, runs: list[str], samples: list[dic
         ),
         Section(
             "Human study",
-            tables=[human_study(result)],
-            notes="People's ranking is by mean rank. Kappa treats the rank of each answer as a label.",
+            tables=[human_study(study) for study in result["human_study"]],
+            notes="People's ranking is by mean rank. Kappa treats the rank of each answer as a label. With ISODATA, "
+            "all answers to a question are from different clusters (`data.rank --representatives`).",
         ),
         *(figure_2(figure, result["figure"]) if figure else ()),
         *run_sections(run for run in dict.fromkeys(runs) if read_metrics(run)),

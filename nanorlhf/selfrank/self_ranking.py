@@ -167,22 +167,27 @@ def evaluate_order(
     batch_size: int,
     seed: int,
     num_resamples: int,
-) -> dict:
+) -> list[dict]:
     """Measure how well the reward model's order agrees with people's, and people's with each other.
 
-    rows: all answers as ids.
+    rows: all answers as ids. Returns a row for the rankings without ISODATA, if any, and one for those with it.
     """
     scores = row_scores(reward_model, rows, pad_id, batch_size, "right").float()  # (questions * answers,)
-    ours = [rank_order(row).tolist() for row in scores.view(len(questions), -1).tolist()]
-    theirs = [consensus(question.rankings.values()) for question in questions]
-    pairs = [([our], [their]) for our, their in zip(ours, theirs, strict=True)]
-    result = order_probability(ours, theirs) | {"num_answers": len(ours[0])}
-    for measure in (pairwise_agreement, kendall_tau):
-        agreements = np.array([[measure(*pair)] for pair in pairs])
-        interval = bootstrap_interval(agreements, seed, num_resamples)
-        result[measure.__name__], result[f"{measure.__name__}_ci"] = measure(ours, theirs), interval
-    several = any(len(question.rankings) > 1 for question in questions)
-    return result | {"annotators": annotator_kappas(questions) if several else None}
+    orders = [rank_order(row).tolist() for row in scores.view(len(questions), -1).tolist()]
+    studies = []
+    for representatives in sorted({question.representatives for question in questions}):
+        numbers = [i for i, question in enumerate(questions) if question.representatives == representatives]
+        ours, theirs = [orders[i] for i in numbers], [consensus(questions[i].rankings.values()) for i in numbers]
+        pairs = [([our], [their]) for our, their in zip(ours, theirs, strict=True)]
+        study = {"representatives": representatives, "num_answers": len(ours[0])} | order_probability(ours, theirs)
+        for measure in (pairwise_agreement, kendall_tau):
+            agreements = np.array([[measure(*pair)] for pair in pairs])
+            interval = bootstrap_interval(agreements, seed, num_resamples)
+            study[measure.__name__], study[f"{measure.__name__}_ci"] = measure(ours, theirs), interval
+        several = any(len(questions[i].rankings) > 1 for i in numbers)
+        kappas = annotator_kappas([questions[i] for i in numbers]) if several else None
+        studies.append(study | {"annotators": kappas})
+    return studies
 
 
 # -------------------------------------------------------------------------------------------------------- 3. Figure 2

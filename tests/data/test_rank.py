@@ -111,6 +111,7 @@ def test_ranking_can_be_limited_to_representatives(args, monkeypatch) -> None:
     rank.main(replace(args, representatives=True))
     for line in saved(args):
         assert line["answers"] == row(int(line["query"].split()[1]))["answers"][::2]
+        assert line["representatives"] is True
 
 
 def test_control_characters_in_an_answer_do_not_reach_the_terminal(args, monkeypatch, capsys) -> None:

@@ -307,7 +307,7 @@ def test_pairs_of_one_question_are_resampled_together():
 def test_agreement_with_people_is_as_constructed(world, scripted, ranked, tmp_path):
     files = tuple(sorted(ranked.glob("rankings.*")))
     result, _ = evaluate(world, tmp_path / "out", data=ranked, rankings=files)
-    study = result["human_study"]
+    [study] = result["human_study"]
     # in the second question the last two are exchanged; in the third people tie, and answers are in the model's order
     assert (study["order_probability"], study["num_questions"], study["num_answers"]) == (2 / 3, 3, 3)
     assert study["chance"] == 1 / 6
@@ -320,8 +320,28 @@ def test_agreement_with_people_is_as_constructed(world, scripted, ranked, tmp_pa
     assert re.search(r"^same order of all 3 +66\.67 \[20\.77, 93\.85\] +16\.67 .* 3 questions$", table, re.M)  # Wilson
     assert re.search(r"^Cohen's kappa +66\.67 +0\.00 +people, 1 pair of them$", table, re.M)
     alone, _ = evaluate(world, tmp_path / "alone", data=ranked, rankings=files[:1])
-    assert alone["human_study"]["annotators"] is None and alone["human_study"]["order_probability"] == 1 / 3
+    [study] = alone["human_study"]
+    assert study["annotators"] is None and study["order_probability"] == 1 / 3
     assert "Kappa is omitted: no question was ranked by two people." in text(reply_report.page(alone, None, [], []))
+
+
+def test_agreement_with_and_without_isodata_is_reported_separately(world, scripted, ranked, tmp_path):
+    """The same question has other answers with ISODATA; there ana and ben agree, and with the model."""
+    query = "Dialogue:\n2?\nReply:"
+    answers = world.best_first(query, ["dog", "no", "puppy"])
+    for name in ("ana", "ben"):
+        row = {"query": query, "answers": answers, "ranking": [0, 1, 2], "annotator": name, "representatives": True}
+        write_jsonl(tmp_path / f"isodata.{name}.jsonl", [row])
+    files = (*sorted(tmp_path.glob("isodata.*")), *sorted(ranked.glob("rankings.*")))
+    result, _ = evaluate(world, tmp_path / "out", data=ranked, rankings=files)
+    without, with_isodata = result["human_study"]
+    assert (without["representatives"], without["num_questions"]) == (False, 3)
+    assert without["order_probability"] == 2 / 3 and without["annotators"]["cohen_kappa"] == pytest.approx(2 / 3)
+    assert (with_isodata["representatives"], with_isodata["num_questions"]) == (True, 1)
+    assert with_isodata["order_probability"] == 1 and with_isodata["annotators"]["cohen_kappa"] == 1
+    table = text(reply_report.page(result, None, [], []))
+    shown = re.findall(r"^(?:× 100, (.*) ISODATA|Cohen's kappa +([.\d]+)) ", table, re.M)
+    assert [a or b for a, b in shown] == ["without", "66.67", "with", "100.00"]
 
 
 def test_the_cost_of_each_run_is_in_the_table_and_models_without_a_run_are_not(world, scripted, tmp_path):
