@@ -280,6 +280,9 @@ def train_bpe(texts: Sequence[str], vocab_size: int, source: str | Path) -> Toke
     return train_tokenizer(texts, vocab_size)
 
 
+KINDS = {"chosen": "comparisons", "score": "scored", "label": "unpaired"}  # field of a row -> its file
+
+
 @contextmanager
 def converted_files(
     out: Path,
@@ -291,7 +294,7 @@ def converted_files(
     may_lack: Mapping[str, str] = {},
     lengths: LengthTable | None = None,
 ) -> Iterator[Callable[..., bool]]:
-    """Yield `write(split, row, flag, limit)`, which appends to sft, scored or comparisons.{split}.jsonl.
+    """Yield `write(split, row, flag, limit)`, which appends to {sft,scored,unpaired,comparisons}.{split}.jsonl.
 
     It skips a row if a response has more than `limit` tokens or if both responses are equal, and returns whether it
     wrote the row. With `sft_too=True`, the chosen response also becomes a demonstration. After the block, tables about
@@ -311,7 +314,7 @@ def converted_files(
             if max(map(len, responses)) > limit:
                 skipped[f"a response longer than {flag} {limit}"] += 1
                 return False
-            kind = "comparisons" if "chosen" in row else "scored" if "score" in row else "sft"
+            kind = next((kind for name, kind in KINDS.items() if name in row), "sft")
             append(f"{kind}.{split}", row)
             written[f"{kind}.{split}"] += 1
             query_length = len(tokenizer.encode(row["query"], "chat" in row))

@@ -1,4 +1,4 @@
-"""The Stack Exchange dump, as published (archive.org) -> sft.jsonl, scored.jsonl and comparisons.jsonl. [SO data]
+"""The Stack Exchange dump, as published (archive.org) -> rows for SFT, reward models, DPO and KTO. [SO data]
 
     python -m data.stackoverflow --source Posts.xml --out runs/stackoverflow/data
     python -m data.stackoverflow --source Posts.xml --out runs/stackoverflow/data --generated-by runs/stackoverflow/sft
@@ -12,6 +12,7 @@ link or code:
     sft.{train,validation}.jsonl           a question and its best answer
     scored.{train,validation}.jsonl        every answer, with a score from -1 to 1 computed from its votes (Algorithm 1)
     comparisons.{train,validation}.jsonl   a question's best answer against each worse one (Algorithm 2)
+    unpaired.{train,validation}.jsonl      every answer with another score than 0, labelled by its sign, for KTO
     scaling.json                           the bounds of Algorithm 1, from the train split, used for both
 
 The query is `Question: {title}\\n{body}\\nAnswer:`. Long questions are truncated at the end so that query and answer
@@ -651,14 +652,15 @@ def main(args: Args) -> None:
         print(f"{counts[key]:10,}  {label}")
     deleted = (f"{counts[f'{posts} by deleted users']:,} {posts}" for posts in ("questions", "answers"))
     print(f"\nkept posts by deleted users: {', '.join(deleted)}\n")
-    pairs = {f"comparisons.{split}": "no question has two answers with different scores" for split in splits}
-    with converted_files(args.out, args.source, tokenizer, skipped, firsts, may_lack=pairs) as write:
+    may_lack = {f"comparisons.{split}": "no question has two answers with different scores" for split in splits}
+    may_lack |= {f"unpaired.{split}": "every score is 0" for split in splits}
+    with converted_files(args.out, args.source, tokenizer, skipped, firsts, may_lack=may_lack) as write:
 
-        def save(split: str, question: Question, answers: dict[str, Answer], **score: float) -> None:
-            """Write a row: answers by column, and the query that leaves room for the longest of them."""
+        def save(split: str, question: Question, answers: dict[str, Answer], **target: float) -> None:
+            """Write a row: answers by column, a score or label, and the query that leaves room for the longest."""
             query = query_for(question, list(answers.values()), tokenizer, args)
             texts = {column: answer.text for column, answer in answers.items()}
-            row = {"query": query} | texts | score | {"meta": make_meta(question, answers)}
+            row = {"query": query} | texts | target | {"meta": make_meta(question, answers)}
             write(split, row, "--max-length", args.max_length)
 
         for split, split_questions in splits.items():
@@ -668,6 +670,10 @@ def main(args: Args) -> None:
                 save(split, question, {"response": best})
                 for answer in (best, *worse, *generated):
                     save(split, question, {"response": answer}, score=answer.score)
+                    if answer.score == 0:
+                        skipped["label: a score of 0"] += 1
+                    else:
+                        save(split, question, {"response": answer}, label=answer.score > 0)
                 for answer in (*worse, *generated):
                     if answer.contrastive == best.contrastive:
                         skipped["pair: two answers with the same score"] += 1

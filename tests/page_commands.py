@@ -89,7 +89,7 @@ JSONL = {  # the files that the modules of data/ write for training
     "data.hh": {"sft": BOTH, "comparisons": BOTH},
     "data.chat": {"sft": BOTH, "comparisons": BOTH},
     "data.rewardbench": {"comparisons": ("validation",)},
-    "data.stackoverflow": {"sft": BOTH, "comparisons": BOTH, "scored": BOTH},
+    "data.stackoverflow": {"sft": BOTH, "comparisons": BOTH, "scored": BOTH, "unpaired": BOTH},
     "data.codenet": {"code": BOTH},
     "data.mxeval": {"code": ("train", "validation", "test")},
     "data.dialogue": {"sft": (*BOTH, "test")},
@@ -391,7 +391,7 @@ def check_page(page: Page, other_pages: dict[str, Page] | None = None) -> Checke
         return None
 
     def is_jsonl(path: str) -> bool:
-        return bool(re.search(r"/(sft|comparisons|scored|code|self_rank)\.\w+\.jsonl$", path))
+        return bool(re.search(r"/(sft|comparisons|scored|unpaired|code|self_rank)\.\w+\.jsonl$", path))
 
     converted: set[str] = set()  # directories whose JSON Lines are known by name
     makers: dict[str, str] = {}  # JSON Lines -> the module that wrote them

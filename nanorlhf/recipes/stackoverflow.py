@@ -93,10 +93,11 @@ RECIPES: dict = {
             max_response_length=64,
             num_normalisation=0,
         ),
-        "dpo": dict(
+        "dpo": dict(  # for votes as labels: --loss kto_unpaired --num-epochs 0.25, as many steps
             data=Path("runs/site/data"),
             sft="runs/site/sft",
             seed=1,
+            num_epochs=0.5,
             batch_size=16,
             micro_batch_size=16,
             lr=1e-3,

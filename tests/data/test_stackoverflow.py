@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from data import stackoverflow as so
 from nanorlhf.checkpoint import save
-from nanorlhf.dataset import load_comparisons, load_demonstrations, load_scored, response_ids
+from nanorlhf.dataset import load_comparisons, load_demonstrations, load_scored, load_unpaired, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.generate import sample_answers
 from nanorlhf.model import GPT
@@ -182,7 +182,7 @@ def test_the_ceiling_of_the_logarithm_is_the_number_of_bits(votes):
 
 
 # ----------------------------------------------------------------------------------------------- rows of the contract
-def test_a_question_becomes_a_demonstration_scores_and_comparisons(args, capsys):
+def test_a_question_becomes_a_demonstration_scores_labels_and_comparisons(args, capsys):
     rows = convert(
         args,
         question(5, body="<p>It is <em>long</em> &amp; old.</p>\n\n<p>x &lt; y</p>\n", AcceptedAnswerId=8),
@@ -205,8 +205,14 @@ def test_a_question_becomes_a_demonstration_scores_and_comparisons(args, capsys)
     assert (pair["query"], pair["chosen"], pair["rejected"]) == (query, "call sort", "no idea")
     rejected = accepted | {"answer_id": 9, "votes": 0, "accepted": False, "contrastive": 0}
     assert pair["meta"] == about | {"chosen": accepted, "rejected": rejected}
-    assert re.search(r" 1  pair: two answers with the same score$", capsys.readouterr().out, re.MULTILINE)
-    assert list(rows) == ["comparisons.train", "scored.train", "scored.validation", "sft.train", "sft.validation"]
+    printed = capsys.readouterr().out
+    assert re.search(r" 1  pair: two answers with the same score$", printed, re.MULTILINE)
+    assert [(row["query"], row["response"], row["label"]) for row in rows["unpaired.train"]] == [
+        (query, "call sort", True), (query, "use sorted", True)
+    ]  # fmt: skip  # a score of 0 is neither good nor bad
+    assert re.search(r" 1  label: a score of 0$", printed, re.MULTILINE)
+    both_splits = [f"{kind}.{split}" for kind in ("scored", "sft", "unpaired") for split in ("train", "validation")]
+    assert list(rows) == ["comparisons.train", *both_splits]
     scaling = json.loads((args.out / "scaling.json").read_text())
     assert scaling == {"low": pytest.approx(-0.5), "high": pytest.approx(1.16666666 + 1), "largest_negative": 0,
                        "largest_positive": pytest.approx(4 / 3), "outliers": "clip"}  # fmt: skip
@@ -249,10 +255,13 @@ def test_two_identical_answers_are_not_a_pair(args, capsys):
 
 
 def test_the_loaders_of_training_take_the_files(args):
-    rows = convert(args, question(10), answer(11, 10, 9), answer(12, 10, 0, "call sort"), *VALIDATION)
+    rows = convert(args, question(10), answer(11, 10, 9), answer(12, 10, -9, "call sort"), *VALIDATION)
     load = TOKENIZER, 512, 512
     assert len(load_demonstrations(args.out / "sft.train.jsonl", *load)) == 1
-    assert [row.score for row in load_scored(args.out / "scored.train.jsonl", *load)] == [1.0, 0.0]
+    assert [row.score for row in load_scored(args.out / "scored.train.jsonl", *load)] == [1.0, -1.0]
+    best, worst = (TOKENIZER.encode(text) + [TOKENIZER.eos_id] for text in (" use sorted", " call sort"))
+    labelled = load_unpaired(args.out / "unpaired.train.jsonl", *load)
+    assert [(row.chosen, row.rejected) for row in labelled] == [(best, []), ([], worst)]
     [pair] = load_comparisons(args.out / "comparisons.train.jsonl", *load)
     assert pair.record == rows["comparisons.train"][0]
     assert load_tokenizer(args.out).encode("sort") == TOKENIZER.encode("sort")
