@@ -60,6 +60,13 @@ def reciprocal_ranks(result: dict) -> Lines:
     return tabulate(f"MRR@{result['num_samples']}", columns, rows) if rows else []
 
 
+def ranks_over_chance(result: dict) -> Lines:
+    """Return how far each metric's mean reciprocal rank is above a random order's; empty without labels."""
+    columns = [column._replace(digits=3, sign="+") for column in columns_of(result)]
+    rows = [(name, row["mrr_over_chance"]) for name, row in result["policies"].items() if "mrr_over_chance" in row]
+    return tabulate(f"MRR@{result['num_samples']} - chance", columns, rows) if rows else []
+
+
 def differences(result: dict, key: Literal["differences", "differences_of_best"]) -> Lines:
     """[SO significance] Compare each policy with the one before it, over all answers or the best one per question."""
     names = list(result["policies"])
@@ -165,7 +172,7 @@ def page(result: dict, runs: list[str], samples: list[dict]) -> Page:
             caption="Expected best score among k answers, mean over questions; k = 1 is the mean score. If the curve "
             "rises, the answers differ and choosing among them helps.",
         ),
-        Section("Rank of the first useful answer", tables=[reciprocal_ranks(result)]),
+        Section("Rank of the first useful answer", tables=[reciprocal_ranks(result), ranks_over_chance(result)]),
         Section(
             "Differences between policies",
             tables=[differences(result, "differences")],

@@ -120,7 +120,7 @@ def main(args: Args) -> dict:
     for name, columns in measured.items():
         results[name] |= statistics(columns, args)
         if labels:
-            results[name] |= reciprocal_ranks(columns, labels[name])
+            results[name] |= reciprocal_ranks(columns, labels[name], args)
     best = {  # the best of all answers to a question: policy -> metric -> (questions, 1)
         name: {metric: scores.max(axis=1, keepdims=True) for metric, scores in columns.items()}
         for name, columns in measured.items()
@@ -132,7 +132,7 @@ def main(args: Args) -> dict:
         "differences_of_best": differences(best, args.seed, args.num_resamples),  # [SO significance] of Table 2
         "num_questions": len(inputs.rows),
         "num_samples": n,
-        "encoder": args.encoder,
+        "encoder": inputs.encoder.name if inputs.encoder else None,
         "args": json_settings(args),
     }
     runs = [checkpoint for checkpoint in (*inputs.policies.values(), *inputs.reward_checkpoints.values()) if checkpoint]
@@ -245,14 +245,25 @@ def statistics(columns: dict[str, np.ndarray], args: Args) -> dict:
     }
 
 
-def reciprocal_ranks(columns: dict[str, np.ndarray], labels: np.ndarray) -> dict:
-    """Return one policy's MRR@k by each metric, over fully labelled questions; labels (questions, n)."""
+def reciprocal_ranks(columns: dict[str, np.ndarray], labels: np.ndarray, args: Args) -> dict:
+    """Return one policy's MRR@k by each metric, over fully labelled questions; labels (questions, n).
+
+    mrr_over_chance: MRR@n minus that of a random order, with an interval.
+    """
     labelled = ~np.isnan(labels).any(axis=1)  # (questions,)
     result: dict = {"num_labelled": int(labelled.sum())}
     if labelled.any():
         useful, ks = labels[labelled], range(1, labels.shape[1] + 1)
-        result["mrr_at_k"] = {  # [SO mrr@k]
-            "chance": [chance_mrr_at_k(useful, k) for k in ks],
-            **{metric: [mrr_at_k(scores[labelled], useful, k) for k in ks] for metric, scores in columns.items()},
-        }
+        result["mrr_at_k"] = {"chance": [chance_mrr_at_k(useful, k) for k in ks]}  # [SO mrr@k]
+        result["mrr_over_chance"] = {}
+        for metric, scores in columns.items():
+            result["mrr_at_k"][metric] = [mrr_at_k(scores[labelled], useful, k) for k in ks]
+            gains = np.array(  # (questions, 1)
+                [
+                    [mrr_at_k([row], [marks], len(row)) - chance_mrr_at_k([marks], len(row))]
+                    for row, marks in zip(scores[labelled], useful, strict=True)
+                ]
+            )
+            interval = bootstrap_interval(gains, args.seed, args.num_resamples)
+            result["mrr_over_chance"] |= {metric: float(gains.mean()), f"{metric}_ci": interval}
     return result

