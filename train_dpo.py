@@ -22,19 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanorlhf import distributed
+from nanorlhf import distributed, dpo
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.cli import PositiveFloat, PositiveInt, command_line
 from nanorlhf.dataset import Comparison, Rows, batch_indices, load_comparisons, load_unpaired
-from nanorlhf.dpo import (
-    Labels,
-    kto_loss,
-    log_odds,
-    log_ratio_sum,
-    mismatched,
-    pair_logprobs,
-    pair_means,
-)
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.peft import reference, tune
@@ -64,7 +55,7 @@ class Args(SupervisedArgs):
     """sigmoid: DPO; ipo: squared distance to a margin; robust: corrects for flipped labels;
     hinge: SLiC; kto: each response against a reference point; kto_unpaired: KTO on responses
     labelled one by one; orpo, simpo: no reference model"""
-    labels: Labels = Labels()
+    labels: dpo.Labels = dpo.Labels()
     micro_batch_size: PositiveInt = 8
     # lengths and validation (the same in train_rm.py)
     max_response_length: PositiveInt = 169
@@ -144,24 +135,24 @@ def main(args: Args) -> dict[str, float]:
     def row_sums(model: GPT, rows: list[Comparison], z0: Tensor) -> tuple[Tensor, ...]:
         """Return sums over rows: loss, correct rankings, both rewards, both response counts."""
         # 3.1 log-probabilities of the responses, summed over their tokens: (b,) each
-        chosen, rejected = pair_logprobs(model, rows, pad_id)
+        chosen, rejected = dpo.pair_logprobs(model, rows, pad_id)
         lengths = torch.tensor([(len(row.chosen), len(row.rejected)) for row in rows]).T.to(device)
         present = lengths > 0  # (2, b): unpaired rows have one of the two
         if ref_policy is None:  # ORPO, SimPO: means over the tokens, EOS included
             chosen, rejected = torch.stack((chosen, rejected)) / lengths
         else:
             with torch.no_grad():
-                ref_chosen, ref_rejected = pair_logprobs(ref_policy, rows, pad_id)
+                ref_chosen, ref_rejected = dpo.pair_logprobs(ref_policy, rows, pad_id)
             chosen, rejected = chosen - ref_chosen, rejected - ref_rejected
         # 3.2 [N+ 19] implicit rewards: both tend to fall in training, the rejected one faster
         chosen_rewards, rejected_rewards = args.beta * chosen, args.beta * rejected
         if args.loss == "orpo":
-            chosen_rewards, rejected_rewards = log_odds(chosen), log_odds(rejected)
+            chosen_rewards, rejected_rewards = dpo.log_odds(chosen), dpo.log_odds(rejected)
         # 3.3 the reward model loss -log sigmoid(margin), or a variant
         margin = chosen_rewards - rejected_rewards
         if args.loss in KTO:
             rewards = torch.stack((chosen_rewards, rejected_rewards))  # (2, b)
-            loss, margin = kto_loss(rewards, present, args.beta * z0, args.labels)
+            loss, margin = dpo.kto_loss(rewards, present, args.beta * z0, args.labels)
         else:
             above = margin - args.labels.target_margin  # SimPO's gamma, 0 for the others
             loss = margin_loss(above, args.beta, args.loss, args.labels.smoothing)
@@ -174,8 +165,8 @@ def main(args: Args) -> dict[str, float]:
         """[KTO 4.1] Estimate z0, the KL to the reference in nats, from mismatched responses."""
         if ref_policy is None or args.loss not in KTO:
             return torch.zeros(())
-        sums = partial(log_ratio_sum, ref_policy=ref_policy, pad_id=pad_id)
-        total, count = evaluate(policy, mismatched(rows), sums, 2, args.read_size, args.dtype)
+        sums = partial(dpo.log_ratio_sum, ref_policy=ref_policy, pad_id=pad_id)
+        total, count = evaluate(policy, dpo.mismatched(rows), sums, 2, args.read_size, args.dtype)
         return (total / count).clamp(min=0)
 
     # ------------------------------------------------------------- 4. the optimizer, the validation
@@ -191,7 +182,7 @@ def main(args: Args) -> dict[str, float]:
         """Return the means over the rows."""
         sums = partial(row_sums, z0=reference_point(watched))
         means = evaluate(policy, rows, sums, 6, args.read_size, args.dtype) / len(rows)
-        return {f"validation_{name}": mean for name, mean in pair_means(means).items()}
+        return {f"validation_{name}": mean for name, mean in dpo.pair_means(means).items()}
 
     run = Run(args, "DPO", write, (train.path, validation.path))
     run.track(policy=policy, steps=steps, best=best)
@@ -207,7 +198,7 @@ def main(args: Args) -> dict[str, float]:
         z0 = reference_point(batch)  # over all micro-batches and ranks, without a gradient
         batch_loss = partial(row_sums, z0=z0)
         sums = backward(policy, batch, batch_loss, len(batch), args.micro_batch_size, args.dtype)
-        metrics = pair_means(sums)
+        metrics = dpo.pair_means(sums)
         if args.loss in KTO:
             metrics["reference_point"] = z0.item()
 

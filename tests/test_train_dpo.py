@@ -257,15 +257,18 @@ def test_validation_metrics_equal_a_recount_over_the_reward_models_pairs(dpo, mi
 
 def test_the_data_order_equals_the_reward_models(miniature, monkeypatch, tmp_path):
     seen = {}
-    scripts = (train_rm, miniature.rm, "pair_scores"), (train_dpo, miniature.dpo, "pair_logprobs")
-    for script, args, name in scripts:
-        plain, queries = getattr(script, name), seen.setdefault(script, [])
+    scripts = (
+        (train_rm, miniature.rm, train_rm, "pair_scores"),
+        (train_dpo, miniature.dpo, train_dpo.dpo, "pair_logprobs"),
+    )
+    for script, args, module, name in scripts:
+        plain, queries = getattr(module, name), seen.setdefault(script, [])
 
         def spy(model, rows, pad_id, plain=plain, queries=queries):
             queries += [row.record["query"] for row in rows] if torch.is_grad_enabled() else []
             return plain(model, rows, pad_id)
 
-        monkeypatch.setattr(script, name, spy)
+        monkeypatch.setattr(module, name, spy)
         script.main(replace(args, out=tmp_path / name, num_epochs=0.5))
     assert seen[train_dpo] == seen[train_rm] and len(seen[train_dpo]) == 32
 
