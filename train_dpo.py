@@ -32,6 +32,7 @@ from nanorlhf.peft import reference, tune
 from nanorlhf.recipes import recipes
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.loading import loading_device, prepare_models
+from nanorlhf.training.moving import ReferenceSettings, move
 from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.settings import SupervisedArgs
@@ -56,6 +57,7 @@ class Args(SupervisedArgs):
     hinge: SLiC; kto: each response against a reference point; kto_unpaired: KTO on responses
     labelled one by one; orpo, simpo: no reference model"""
     labels: dpo.Labels = dpo.Labels()
+    reference: ReferenceSettings = ReferenceSettings()
     micro_batch_size: PositiveInt = 8
     # lengths and validation (the same in train_rm.py)
     max_response_length: PositiveInt = 169
@@ -97,6 +99,9 @@ def margin_loss(margin: Tensor, beta: float, loss: Loss, label_smoothing: float)
 def main(args: Args) -> dict[str, float]:
     # -------------------------------------------------------------------------------------- 1. data
     args.labels.check(args.loss)
+    args.reference.check(args.tune, args.shard)
+    if args.loss in NO_REFERENCE and args.reference.rate > 0:
+        raise InputError(f"--loss {args.loss} has no reference: --reference.rate must be 0.")
     if args.loss in KTO and args.batch_size < 2:
         raise InputError("--batch-size must be at least 2: KTO pairs each query with another row.")
     if args.out is None:
@@ -127,7 +132,8 @@ def main(args: Args) -> dict[str, float]:
     elif args.tune == "lora" and args.shard == "none":
         ref_policy = reference(policy)  # the policy's frozen weights, without the updates
     else:  # never sharded: each rank has a full copy
-        ref_policy = load_gpt(args.sft, device, getattr(torch, args.dtype)).requires_grad_(False)
+        dtype = torch.float32 if args.reference.rate > 0 else getattr(torch, args.dtype)
+        ref_policy = load_gpt(args.sft, device, dtype).requires_grad_(False)
         ref_policy.forbid(pad_id, tokenizer.vocab_size)
     prepare_models(args, device, [policy])
 
@@ -186,6 +192,8 @@ def main(args: Args) -> dict[str, float]:
 
     run = Run(args, "DPO", write, (train.path, validation.path))
     run.track(policy=policy, steps=steps, best=best)
+    if args.reference.rate > 0:  # TR-DPO
+        run.track(reference=ref_policy)
     run.print(
         f"DPO: {sum(p.numel() for p in parameters):,} parameters, {len(train):,} rows of {kind}, "
         f"{num_steps} steps of {args.batch_size} in micro-batches of {args.micro_batch_size}, "
@@ -194,6 +202,8 @@ def main(args: Args) -> dict[str, float]:
 
     # ---------------------------------------------------------------------------------- 5. the loop
     for step in run.steps(num_steps):
+        if ref_policy is not None and args.reference.is_due(step):
+            move(ref_policy, policy, args.reference.rate)  # [TR-DPO]
         batch = [train[i] for i in batch_indices(len(train), args.batch_size, step, args.seed)]
         z0 = reference_point(batch)  # over all micro-batches and ranks, without a gradient
         batch_loss = partial(row_sums, z0=z0)

@@ -12,6 +12,7 @@ In: queries, the policy of stage 1, the reward model of stage 2 or a function. O
     python train_grpo.py --reward-model None --reward my_rule.py:score
 """
 
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -28,6 +29,7 @@ from nanorlhf.grpo import ALGORITHMS, Inputs, refill
 from nanorlhf.logprobs import read_logprobs, response_logprobs
 from nanorlhf.recipes import recipes
 from nanorlhf.training import checks, loading, update_metrics
+from nanorlhf.training.moving import move
 from nanorlhf.training.optimizer import adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.sampler import Sampler
@@ -84,6 +86,7 @@ def check(args: Args) -> int:
         raise InputError("--kl-coef must be above 0 with --algorithm online_dpo: it is DPO's beta.")
     checks.check_reward(args.reward_model, args.reward, args.reward_weights)
     checks.check_sampler(args)
+    checks.check_moving(args)
     return checks.number_of_updates(
         args.total_episodes, args.batch_size, args.num_minibatches, args.temperature, k
     )
@@ -105,7 +108,9 @@ def main(args: Args) -> dict[str, float]:
     longest = checks.check_policy(tokenizer, policy.config, rows, args.sft, T)
     checks.check_reward_models(args, tokenizer, longest)
     reward, gold, frozen = loading.load_reward(args, tokenizer, load_device, rows)
-    ref_policy = loading.prepare_policy(args, device, policy, None, frozen)
+    moves = args.reference.rate > 0 or args.elastic_reset.every is not None
+    ref_policy = loading.prepare_policy(args, device, policy, None, frozen, moves)
+    average = copy.deepcopy(ref_policy) if args.elastic_reset.every is not None else None
     sampler = Sampler(policy, tokenizer, args, "last_token")
     parameters = [*policy.parameters()]
     steps = adamw_steps(args, parameters)
@@ -117,6 +122,10 @@ def main(args: Args) -> dict[str, float]:
 
     run = Run(args, args.algorithm, write, [rows.path])
     run.track(policy=policy, steps=steps, generator=generator, **sampler.state())
+    if args.reference.rate > 0:
+        run.track(reference=ref_policy)
+    if average is not None:
+        run.track(average=average)
     run.print(f"{args.algorithm}: {num_updates} updates of {B} responses; {len(rows):,} queries")
     if args.trace:  # the tensors of some responses, for the microscope
         from nanorlhf.training.trace import Trace
@@ -145,6 +154,15 @@ def main(args: Args) -> dict[str, float]:
 
     # -------------------------------------------------------------------------------- 2. the loop
     for update in run.steps(num_updates):
+        # 2.0 [TR-DPO] the reference follows the policy (the same in train_ppo.py)
+        if args.reference.is_due(update):
+            move(ref_policy, policy, args.reference.rate)
+        if average is not None and update > 0:  # [Elastic Reset] back to an average since the last
+            move(average, policy, 1 - args.elastic_reset.decay)
+            if args.elastic_reset.is_due(update):
+                move(policy, average, 1.0)
+                move(average, ref_policy, 1.0)  # the initial policy
+
         # 2.1 k responses to each query, and their scores
         indices = batch_indices(len(rows), B // k, update, args.seed)
         examples = [rows[i] for i in indices for _ in range(k)]

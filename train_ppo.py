@@ -25,6 +25,7 @@ from nanorlhf.logprobs import read_logprobs, read_values, response_logprobs, res
 from nanorlhf.ppo import KLCoefficient, policy_loss, value_loss, whiten
 from nanorlhf.recipes import recipes
 from nanorlhf.training import checks, loading, update_metrics
+from nanorlhf.training.moving import move
 from nanorlhf.training.optimizer import adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.sampler import Sampler
@@ -79,6 +80,7 @@ def check(args: Args) -> int:
     checks.check_reward(args.reward_model, args.reward, args.reward_weights)
     checks.check_value_model(args.value_model, args.tune, args.shard)
     checks.check_sampler(args)
+    checks.check_moving(args)
     return checks.number_of_updates(
         args.total_episodes, args.batch_size, args.num_minibatches, args.temperature
     )
@@ -100,7 +102,9 @@ def main(args: Args) -> dict[str, float]:
         value_model = copy.deepcopy(reward.models[0]).requires_grad_(True)  # [N+ 22]
     else:
         value_model = loading.new_value_model(args.value_model, policy, load_device)
-    ref_policy = loading.prepare_policy(args, device, policy, value_model, frozen)
+    moves = args.reference.rate > 0 or args.elastic_reset.every is not None
+    ref_policy = loading.prepare_policy(args, device, policy, value_model, frozen, moves)
+    average = copy.deepcopy(ref_policy) if args.elastic_reset.every is not None else None
     sampler = Sampler(policy, tokenizer, args, args.score_at)
 
     parameters = [*policy.parameters(), *value_model.parameters()]
@@ -116,6 +120,10 @@ def main(args: Args) -> dict[str, float]:
     run = Run(args, "PPO", write, [rows.path])
     run.track(policy=policy, value_model=value_model, **sampler.state())
     run.track(steps=steps, generator=generator, beta=vars(beta))
+    if args.reference.rate > 0:
+        run.track(reference=ref_policy)
+    if average is not None:
+        run.track(average=average)
     run.print(f"PPO: {num_updates} updates of {B} responses; {len(rows):,} queries")
     if args.trace:  # the tensors of some responses, for the microscope
         from nanorlhf.training.trace import Trace
@@ -124,6 +132,15 @@ def main(args: Args) -> dict[str, float]:
 
     # -------------------------------------------------------------------------------- 2. the loop
     for update in run.steps(num_updates):
+        # 2.0 [TR-DPO] the reference follows the policy (the same in train_grpo.py)
+        if args.reference.is_due(update):
+            move(ref_policy, policy, args.reference.rate)
+        if average is not None and update > 0:  # [Elastic Reset] back to an average since the last
+            move(average, policy, 1 - args.elastic_reset.decay)
+            if args.elastic_reset.is_due(update):
+                move(policy, average, 1.0)
+                move(average, ref_policy, 1.0)  # the initial policy
+
         # 2.1 sample with temperature only; a row's random numbers don't depend on its rank
         indices = batch_indices(len(rows), B, update, args.seed)  # [N+ 21]
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)

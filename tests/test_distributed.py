@@ -28,6 +28,7 @@ from nanorlhf.training.run import TIME_METRICS
 from nanorlhf.training.run_directory import kept_checkpoints
 from tests import two_processes
 from tests.conftest import GPU, ROOT, UNCLIPPED, read_metrics, weights
+from tests.test_moving import SOFT
 from tests.test_regression import scored  # noqa: F401  a fixture
 from tests.test_train_grpo import grpo_args
 from tests.test_train_ppo import policy_that_stops
@@ -76,7 +77,7 @@ def runs(miniature, scored, tmp_path_factory):  # noqa: F811
         "rm": (train_rm.main, replace(miniature.rm, **short)),
         "regression": (train_rm.main, replace(scored, **short, max_grad_norm=0.5)),
         "dpo": (train_dpo.main, replace(miniature.dpo, **short)),
-        "kto": (train_dpo.main, replace(miniature.dpo, **short, loss="kto", beta=0.5, lr=3e-3)),
+        "kto": (train_dpo.main, replace(miniature.dpo, **short, loss="kto", beta=0.5, lr=3e-3, reference=SOFT)),
         "ppo": (train_ppo.main, replace(ppo, **UNCLIPPED, keep_every=1)),
         "lora": (train_ppo.main, replace(ppo, **UNCLIPPED, tune="lora", lr=1e-2)),
         "grpo": (

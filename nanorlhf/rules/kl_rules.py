@@ -28,11 +28,13 @@ def first_kl(record: Record) -> Finding | None:
 
 
 def kl_stays_zero(record: Record) -> Finding | None:
-    """Check that a policy that moves away from its rollouts also moves away from the reference."""
+    """Check that a policy that moves away from its rollouts also moves away from the reference, unless that follows."""
     rows = record.rows_with(*ESTIMATES, "policy/approx_kl", "response_length")
     moved = mean(rows[:-1], "policy/approx_kl") * mean(rows, "response_length")  # nats per response and update
     furthest = max((abs(row[name]) for row in rows[1:] for name in ESTIMATES), default=math.nan)
-    if len(rows) < 3 or not moved > limit("movement") or not furthest < limit("kl_per_movement") * moved:
+    if record.number("reference.rate", 0.0) > 0 or len(rows) < 3:
+        return None
+    if not moved > limit("movement") or not furthest < limit("kl_per_movement") * moved:
         return None
     return Finding(
         name="kl-stays-zero",

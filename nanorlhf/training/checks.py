@@ -97,6 +97,12 @@ def check_sampler(args: RewardArgs) -> None:
         )
 
 
+def check_moving(args: RewardArgs) -> None:
+    """Check the settings of a moving reference and of Elastic Reset."""
+    args.reference.check(args.tune, args.shard)
+    args.elastic_reset.check(args.reference, args.tune, args.shard)
+
+
 def check_positions(
     rows: Rows[Demonstration], response_length: int, config: GPTConfig, model: str, written: bool = False
 ) -> int:

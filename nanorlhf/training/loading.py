@@ -124,13 +124,20 @@ def prepare_policy(
     policy: GPT,
     value_model: ScalarModel | None = None,
     frozen: Sequence[GPT | ScalarModel] = (),
+    is_reference_exact: bool = False,
 ) -> GPT:
-    """Add LoRA's updates, freeze a reference policy, move all models to their devices, and return the reference."""
+    """Add LoRA's updates, freeze a reference policy, move all models to their devices, and return the reference.
+
+    is_reference_exact: keep the reference's weights in float32 and on the device, because they are averaged or restored
+    """
     trained: list[GPT | ScalarModel] = [policy]
     if value_model is not None:
         trained.append(value_model)
     for model in trained:
         tune(model, args.tune, args.lora_rank, args.lora_targets)
     ref_policy = reference(policy)
-    prepare_models(args, device, trained, [ref_policy, *frozen], args.offload)
+    if is_reference_exact:
+        prepare_models(args, device, [*trained, ref_policy], frozen, args.offload)
+    else:
+        prepare_models(args, device, trained, [ref_policy, *frozen], args.offload)
     return ref_policy

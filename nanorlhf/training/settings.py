@@ -20,6 +20,7 @@ from nanorlhf.cli import (
     Workers,
 )
 from nanorlhf.peft import LORA_RANK, QUERY_AND_VALUE, Target
+from nanorlhf.training.moving import ElasticResetSettings, ReferenceSettings
 
 READ_FACTOR = 4
 """rows per forward pass without a gradient, per row of a micro-batch: it keeps no activations"""
@@ -168,9 +169,11 @@ class SamplerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardArgs(RolloutArgs):
-    """Settings of PPO's and GRPO's sampler and rewards."""
+    """Settings of PPO's and GRPO's sampler, reference and rewards."""
 
     sampler: SamplerSettings = SamplerSettings()
+    reference: ReferenceSettings = ReferenceSettings()
+    elastic_reset: ElasticResetSettings = ElasticResetSettings()
     reward_model: str | tuple[str, ...] | None = "runs/tldr/rm"
     """scores the responses; PPO's value model starts as a copy of it (of the first, if there are several); None: pass
     --reward"""

@@ -99,6 +99,11 @@ def test_one_wrong_metric_is_found(name):
     assert ppo(SICK[name]) == [name]
 
 
+def test_a_moving_reference_may_stay_at_the_policy():
+    assert ppo(SICK["kl-stays-zero"], reference={"rate": 0.5, "every": 1}) == []
+    assert ppo(SICK["kl-stays-zero"], reference={"rate": 0.0, "every": 1}) == ["kl-stays-zero"]
+
+
 @pytest.mark.parametrize("correction", ["none", "tis", "sampler_logprobs"])
 def test_a_first_kl_is_found_with_any_sampler_and_correction(correction):
     """The KL between policy and reference doesn't depend on the sampler."""
