@@ -58,7 +58,7 @@ SPACE: dict[str, dict[str, tuple[float, float] | tuple[str, ...]]] = {
     "dpo": {"lr": LR, "beta": BETA, "epochs": EPOCHS},
     "rejection": {"lr": LR, "epochs": ("2", "4", "8", "16")},
 }
-SETTINGS = ("lr", "kl_coef", "beta", "epochs", "lam", "value_model", "value_clip", "batch_size")
+SETTINGS = ("lr", "kl_coef", "beta", "epochs", "lam", "value_model", "value_clip", "batch_size", "micro_batch_size")
 PHASES = ("tune", "final")
 KEY = ("phase", "world", "algorithm", "variant", "budget", *SETTINGS)  # unique to each row
 VARIANCE = ("explained_variance_end", "explained_variance_run")  # PPO's value model: last update, all updates

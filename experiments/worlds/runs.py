@@ -26,15 +26,26 @@ from nanorlhf.cli import MAY_BE_EMPTY, Count, Seed
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, write_text
 
-PPO_VARIANTS: dict[str, dict[str, str]] = {  # changes to PPO as tuned; a variant that changes nothing isn't run
-    "lambda 1": {"lam": "1"},
-    "value model from the reward model": {"value_model": "reward model"},
-    "value model from the policy": {"value_model": "policy"},
-    "value model from scratch": {"value_model": "scratch"},
-    "value model of a first run": {"value_model": "first run"},
-    "values not clipped": {"value_clip": "None"},
-    "rollouts of 256": {"batch_size": "256"},
+# reruns that round differently: splitting a batch of 64 into other micro-batches (8 for DPO, 16 for the others) changes
+# the order of its sums and nothing else
+ROUNDED = {f"micro-batches of {size}": {"micro_batch_size": str(size)} for size in (4, 32)}
+# changes to an algorithm as tuned; a variant that changes nothing isn't run
+VARIANTS: dict[str, dict[str, dict[str, str]]] = {
+    "ppo": {
+        "lambda 1": {"lam": "1"},
+        "value model from the reward model": {"value_model": "reward model"},
+        "value model from the policy": {"value_model": "policy"},
+        "value model from scratch": {"value_model": "scratch"},
+        "value model of a first run": {"value_model": "first run"},
+        "values not clipped": {"value_clip": "None"},
+        "rollouts of 256": {"batch_size": "256"},
+        **ROUNDED,
+    },
+    "rloo": ROUNDED,
+    "dpo": {"beta 0.272": {"beta": "0.272"}, "beta 0.544": {"beta": "0.544"}, "half an epoch": {"epochs": "0.5"}}
+    | ROUNDED,  # twice and four times the tuned beta
 }
+VARIANT_NAMES = tuple(dict.fromkeys(name for variants in VARIANTS.values() for name in variants))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +73,11 @@ class Worlds(Args):
     budgets: tuple[Count, ...] = table.BUDGETS
     """responses sampled by a final run"""
     budget: Count = 1024
-    """responses sampled by a tuning run, and by PPO's variants"""
-    best_of: tuple[Count, ...] = (4, 16, 64)
-    """n in best of n"""
-    variants: Annotated[Words, MAY_BE_EMPTY] = tuple(PPO_VARIANTS)
-    """variants of PPO as tuned, from PPO_VARIANTS"""
+    """responses sampled by a tuning run and by a variant"""
+    best_of: Annotated[tuple[Count, ...], MAY_BE_EMPTY] = (4, 16, 64)
+    """n in best of n, evaluated with the initial policy; empty: evaluate neither"""
+    variants: Annotated[Words, MAY_BE_EMPTY] = VARIANT_NAMES
+    """changes to tuned algorithms, from VARIANTS; those of micro-batches sample the first of --budgets"""
     num_demonstrations: Count = 8000
     num_comparisons: Count = 1600
     num_queries: Count = 256
@@ -224,6 +235,8 @@ def setting_flags(key: Row, directory: Path) -> Iterator[object]:
         yield from ("--value-model", directory / value_models[key["value_model"]])
     if key["batch_size"]:  # with the same number of optimizer steps
         yield from ("--batch-size", key["batch_size"], "--num-minibatches", int(key["batch_size"]) // BATCH_SIZE)
+    if key["micro_batch_size"]:
+        yield from ("--micro-batch-size", key["micro_batch_size"])
 
 
 def training_job(args: Worlds, key: Row) -> Job:
@@ -272,13 +285,14 @@ def rated(args: Worlds, keys: tuple[Row, ...], out: Path, policies: list[object]
 
 def final_jobs(args: Worlds, seed: int, choices: dict[str, Row]) -> Iterator[Job]:
     """Yield the jobs of all final runs in a world."""
-    yield initial_policy_job(args, seed)
+    if args.best_of:
+        yield initial_policy_job(args, seed)
     for name, settings in choices.items():
         keys = [run_key(args, "final", seed, name, budget, settings) for budget in args.budgets]
-        if name == "ppo":
-            for variant in args.variants:
-                if (variant_settings := settings | PPO_VARIANTS[variant]) != settings:
-                    keys.append(run_key(args, "final", seed, name, args.budget, variant_settings, variant))
+        for variant, changes in VARIANTS.get(name, {}).items():
+            if variant in args.variants and settings | changes != settings:
+                budget = args.budgets[0] if variant in ROUNDED else args.budget
+                keys.append(run_key(args, "final", seed, name, budget, settings | changes, variant))
         yield from (training_job(args, key) for key in {table.row_key(key): key for key in keys}.values())
 
 
@@ -330,8 +344,8 @@ def check_worlds(args: Worlds) -> None:
         if name not in table.SPACE:
             raise InputError(f"--algorithms {name}: choose from {', '.join(table.SPACE)}.")
     for name in args.variants:
-        if name not in PPO_VARIANTS:
-            raise InputError(f"--variants {name!r}: choose from {', '.join(PPO_VARIANTS)}.")
+        if name not in VARIANT_NAMES:
+            raise InputError(f"--variants {name!r}: choose from {', '.join(VARIANT_NAMES)}.")
     if overlap := {*args.seeds} & {*args.tune_seeds}:
         raise InputError(f"--seeds {min(overlap)} is also in --tune-seeds: final worlds must not be used for tuning.")
     for flag, budget in (("--budget", args.budget), *(("--budgets", budget) for budget in args.budgets)):

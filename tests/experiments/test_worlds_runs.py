@@ -19,7 +19,8 @@ from experiments.worlds import report as table
 from experiments.worlds.runs import (
     A_WORLD,
     AROUND_A_RUN,
-    PPO_VARIANTS,
+    ROUNDED,
+    VARIANTS,
     Worlds,
     drawn,
     hours_left,
@@ -129,8 +130,13 @@ def test_every_run_has_a_row_and_is_not_repeated_without_its_directory(args, mon
         *best_of, ("dpo", "0"), ("ppo", "1024"), ("ppo", "256"), ("rejection", "1024"), ("rejection", "256"),
         ("sft", "0"),
     ]  # fmt: skip
-    variants = {row["variant"] for row in by_world} - {""}
-    assert len(variants) in (5, 6) and variants < {*PPO_VARIANTS}  # one or two are PPO as tuned
+    variants = {name: {row["variant"] for row in by_world if row["algorithm"] == name} - {""} for name in VARIANTS}
+    assert variants["ppo"] < {*VARIANTS["ppo"]} and len(variants["ppo"]) in (7, 8)  # one or two are PPO as tuned
+    assert variants["dpo"] == {*VARIANTS["dpo"]}
+    rounded = {
+        (row["algorithm"], row["budget"], row["micro_batch_size"]) for row in by_world if row["variant"] in ROUNDED
+    }
+    assert rounded == {("ppo", "256", "4"), ("ppo", "256", "32"), ("dpo", "0", "4"), ("dpo", "0", "32")}
     assert sum("eval.py" in words for words in called) == len(rows) - 3 * 4  # four rows of one evaluation
     assert not list((args.out / "runs").iterdir())
     assert run(args, monkeypatch) == []
@@ -144,7 +150,7 @@ def test_a_run_whose_row_is_lost_is_repeated_with_its_world(args, monkeypatch) -
     rows = table.read_rows(args.csv)
     lost = next(row for row in rows if row["algorithm"] == "dpo" and row["world"] == "2")
     args.csv.write_text(table.rows_text(row for row in rows if row != lost))
-    [file] = [path for path in (args.out / "rows").glob("final_2_dpo*.csv")]
+    [file] = [path for path in (args.out / "rows").glob("final_2_dpo_0_*.csv")]
     file.unlink()
     for name in ("tokenizer.json", "summary.json"):
         for path in (args.out / "2").rglob(name):
@@ -273,14 +279,20 @@ def test_halving_keeps_the_best_by_the_mean_over_the_worlds_so_far() -> None:
     assert standing(args, rows(scores), "rloo", 3) == [points[2]]
 
 
+def test_without_best_of_n_the_initial_policy_is_not_evaluated(args, monkeypatch) -> None:
+    run(replace(args, best_of=()), monkeypatch)
+    assert {row["algorithm"] for row in table.read_rows(args.csv)} == {*args.algorithms}
+
+
 def test_settings_become_the_flags_of_their_script() -> None:
     empty = dict.fromkeys(table.SETTINGS, "")
     key = {"algorithm": "ppo"} | empty | {"lr": "1e-3", "epochs": "4", "lam": "1", "value_model": "scratch"}
-    key |= {"value_clip": "None", "batch_size": "256"}
+    key |= {"value_clip": "None", "batch_size": "256", "micro_batch_size": "32"}
     directory = Path("world")
     assert [*map(str, setting_flags(key, directory))] == [
         *("--lr", "1e-3", "--lam", "1", "--value-clip-range", "None", "--num-ppo-epochs", "4"),
         *("--value-model", "world/scratch", "--batch-size", "256", "--num-minibatches", "4"),
+        *("--micro-batch-size", "32"),
     ]
     assert [*setting_flags({"algorithm": "dpo"} | empty | {"beta": "0.1", "epochs": "2"}, directory)] == [
         *("--beta", "0.1", "--num-epochs", "2")
@@ -337,7 +349,8 @@ def test_the_seconds_of_the_csv_replace_the_guess(args, monkeypatch) -> None:
     args.csv.write_text(table.rows_text(kept))
     for file in (args.out / "rows").glob("*dpo*.csv"):
         file.unlink()
-    assert hours_left(args) == pytest.approx((7200 + A_WORLD + AROUND_A_RUN) / 3600)
+    num_runs = 1 + len(VARIANTS["dpo"])
+    assert hours_left(args) == pytest.approx((num_runs * (7200 + AROUND_A_RUN) + A_WORLD) / 3600)
 
 
 def test_every_command_is_one_that_its_program_takes(args) -> None:
