@@ -94,7 +94,7 @@ PLANTED = (
     Planted("detached-policy-term", "supervised_gradients", "train_dpo:main.row_sums",
             "rejected - ref_rejected", "rejected.detach() - ref_rejected"),
     Planted("the-reference-is-the-policy", "supervised_gradients", "train_dpo:main.row_sums",
-            "pair_logprobs(ref_policy, rows, pad_id)", "pair_logprobs(model, rows, pad_id)"),
+            "dpo.pair_logprobs(ref_policy, rows, pad_id)", "dpo.pair_logprobs(model, rows, pad_id)"),
     Planted("gradients-add-up-in-sft", "supervised_gradients", "nanorlhf.training.supervised:backward",
             "model.zero_grad()", ""),
     Planted("gradients-add-up-in-ppo", "gradients", "train_ppo:main", "steps.zero_grad()", ""),
