@@ -312,7 +312,7 @@ def test_the_summary_counts_trained_parameters_once_even_if_two_models_share_the
     policy, value_model = nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 2))
     policy.bias.requires_grad_(False)
     value_model.append(policy)
-    run = Run(Args(tmp_path / "run"), "test", lambda: None)
+    run = Run(Args(tmp_path / "run"), "test", lambda _: None)
     run.track(policy=policy, value_model=value_model, numbers={})
     for step in run.steps(1):
         run.log(step, {"loss": 1.0})
