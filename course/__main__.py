@@ -7,7 +7,7 @@ python -m course grade [DIR]        points and the first failing test of each ex
 python -m course similar DIR        pairs of suspiciously similar submissions
 python -m course handout --out DIR  a page per exercise and per week, without answers; --key: the answers
 python -m course nbgrader --out DIR a notebook per exercise, for nbgrader to release and grade
-python -m course slides --out DIR   the four slide decks of the lecture as HTML pages
+python -m course slides --out DIR   the slide decks of the eight sessions as HTML pages
 python -m course plant DIR --seed 7 a copy with a real bug in it
 python -m course check DIR          is the bug fixed?
 python -m course reveal DIR         the description of the bug
@@ -246,7 +246,7 @@ class Nbgrader:
 
 @dataclass(frozen=True, kw_only=True)
 class Slides:
-    """Write the four decks in docs/slides as HTML pages. Keys: right arrow: next step; n: speaker's notes."""
+    """Write the decks in docs/slides as HTML pages. Keys: right arrow: next step; n: speaker's notes."""
 
     out: Path
     """output directory"""

@@ -6,13 +6,15 @@ import shutil
 import pytest
 
 from course.copies import ROOT
+from course.sessions import SESSIONS
 from course.slides import DECKS, make_page, read_slides, write_slides
 
 DECK_FILES = sorted(DECKS.glob("*.md"))
 
 
-def test_there_are_four_sessions() -> None:
-    assert [deck.name for deck in DECK_FILES] == ["1.md", "2.md", "3.md", "4.md"]
+def test_each_session_has_a_deck_with_its_title() -> None:
+    titles = [f"{number}. {session.title}" for number, session in enumerate(SESSIONS, 1)]
+    assert [read_slides(deck)[0] for deck in DECK_FILES] == titles
 
 
 @pytest.mark.parametrize("deck", DECK_FILES, ids=lambda deck: deck.stem)
@@ -44,7 +46,7 @@ def test_the_decks_are_printed(tmp_path) -> None:
     pytest.importorskip("markdown")
     told: list[int] = []
     written = write_slides(tmp_path, True, lambda: told.append(1))
-    assert len(written) == 8 and len(told) == 4
+    assert len(written) == 16 and len(told) == 8
     assert all(path.read_bytes().startswith(b"%PDF") for path in written if path.suffix == ".pdf")
 
 
