@@ -230,7 +230,7 @@ tensor([ 25., 225.])
 >>> summed_logprobs(uniform, [[2, 3], [2]], [[4, 1], [4, 5, 1]], pad_id=0) / math.log(8)
 tensor([-2., -3.])
 """,
-        "Taking the mean over tokens: DPO's log-probability is that of the whole response.",
+        "Taking the mean over tokens: DPO uses the log-probability of the whole response.",
     ),
     "policy-gradient": (
         """\

@@ -5,6 +5,7 @@ without protection: grade a stranger's file in a container.
 """
 
 import shutil
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         title="2. The model",
-        read="Radford et al. 2019 (GPT-2), section 2.3; docs/details.md, N+ 3, 5 and 7",
+        read="Radford et al. 2019 (GPT-2), section 2.3; docs/details.md, N+ 5 and 7",
         functions=(
             *("Block.forward", "GPT.forward", "response_logits", "response_logprobs", "response_values", "sample"),
             "find_end",
@@ -94,29 +95,38 @@ SECTIONS: tuple[Section, ...] = (
     ),
 )
 HINTS = {  # details that neither signature nor comments give
+    "make_note": "Three different goods and 2 to 4 fillers, shuffled, then the colon.",
     "write": "With probability care, keep each good of the note, in its order. Then add goods, each at a random "
     "position, as long as a random number exceeds care and there are fewer than T - 1 words.",
-    "compare": "Both writers' care is uniform from 0.3 to 1. The second writes again until the gold scores differ.",
+    "compare": "Both writers' care is uniform from 0.3 to 1. The second writes again, with a new care, until the gold "
+    "scores differ.",
     "decode": "All words but [PAD] and [EOS].",
     "Block.forward": "Norm, attention with 1 / sqrt(C / HEADS), add; norm, MLP with GELU's tanh approximation, add.",
+    "GPT.forward": "A [PAD] sees itself: a softmax over nothing is NaN.",
+    "response_logits": "The logit of [PAD] is -inf: it is never sampled.",
     "sample": "Sum the probabilities along the vocabulary in float64. The token is the first one whose sum exceeds "
     "uniform * total; after [EOS] only [PAD] follows.",
     "train": "AdamW with eps 1e-5; cosine decay from lr to 0. Before the training, draw the two epochs' permutations "
-    "from the generator. Every 100 steps, print the loss as `    step   0: loss 1.234`.",
-    "scalar_model": "The head's standard deviation is 1 / sqrt(C + 1).",
+    "from the generator, join them, and cut them into 64s: a batch may span both epochs. Every 100 steps, print the "
+    "loss as `    step   0: loss 1.234`.",
+    "scalar_model": "Make GPT(1), copy all but the head, then draw the head's weights with standard deviation "
+    "1 / sqrt(C + 1).",
+    "whiten": "The population variance, plus 1e-8, under the root.",
     "rollout": "Return a dict with query, response, actions, states, scores, logprobs, ref_logprobs, kl, rewards, "
-    "values, returns, advantages and whitened (advantages whitened over the actions).",
-    "ppo_loss": "The policy loss uses whitened advantages. Clip the values around the rollout's by clip_range.",
-    "train_ppo": "One AdamW (eps 1e-5) for policy and value model, linear decay. Draw uniforms (B, T) in float64 from "
-    "the generator, then in each epoch a permutation, cut into num_minibatches. Every 10 updates, print "
-    "`    update  0: score  0.12, KL  0.34 nats per response`.",
+    "values (0 outside the states), returns, advantages and whitened (advantages whitened over the actions). Add the "
+    "score in the state after [EOS], or in the last column without one.",
+    "ppo_loss": "The policy loss uses whitened advantages. The value loss is half the squared error; clip the values "
+    "around the rollout's by clip_range.",
+    "train_ppo": "One AdamW (eps 1e-5) for policy and value model; the rate is lr * (1 - update / num_updates). Draw "
+    "uniforms (B, T) in float64 from the generator, then in each epoch a permutation, cut into num_minibatches. Every "
+    "10 updates, print `    update  0: score  0.12, KL  0.34 nats per response`.",
 }
 
 
 def stub(name: str, section: Section) -> list[str]:
     number = section.title.partition(".")[0]
-    hint = [f"# {HINTS[name]}"] if name in HINTS else []
-    return [*hint, f'raise NotImplementedError("section {number}: write {name}")']
+    hint = textwrap.wrap(HINTS.get(name, ""), 94)
+    return [*(f"# {line}" for line in hint), f'raise NotImplementedError("section {number}: write {name}")']
 
 
 def start(directory: Path) -> None:

@@ -270,18 +270,18 @@ def test_a_dpo_policy_is_evaluated_like_any_other_and_ranks_pairs_next_to_the_re
 
 def test_the_checkpoints_along_a_run_are_policies_and_the_last_one_is_the_run_itself(args, result, tmp_path) -> None:
     run = Path(args.policies[3])
-    along = replace(args, policies=(*args.policies[:2], "ppo", f"along:{run}"), out=tmp_path / "along")
-    found = evaluation.main(along)
-    assert list(found["policies"]) == ["sft", "ppo@1", "ppo@2", "ppo@3"]
-    assert found["policies"]["ppo@3"] == result["policies"]["ppo"]
-    assert found["policies"]["ppo@1"]["kl"] != found["policies"]["ppo@2"]["kl"]
-    assert found["args"]["policies"][4:6] == ["ppo@2", str(run / "checkpoints/step-00000002")]
-    page = Page((along.out / "report.html").read_text())
+    along_args = replace(args, policies=(*args.policies[:2], "ppo", f"along:{run}"), out=tmp_path / "along")
+    along_result = evaluation.main(along_args)
+    assert list(along_result["policies"]) == ["sft", "ppo@1", "ppo@2", "ppo@3"]
+    assert along_result["policies"]["ppo@3"] == result["policies"]["ppo"]
+    assert along_result["policies"]["ppo@1"]["kl"] != along_result["policies"]["ppo@2"]["kl"]
+    assert along_result["args"]["policies"][4:6] == ["ppo@2", str(run / "checkpoints/step-00000002")]
+    page = Page((along_args.out / "report.html").read_text())
     titles = [attributes["alt"] for tag, attributes in page.tags if tag == "img"]
     along_titles = ["Win rate against KL", "Scores against KL", "ROUGE-L against KL"]
     assert [title for title in titles if title in along_titles] == along_titles
     assert titles.count("Rollout score") == 1  # the run's curves, once
-    html = (along.out / "report.html").read_text()
+    html = (along_args.out / "report.html").read_text()
     assert html.count('class="happened') == 1 and "ppo@3 beats the references" in html
 
 

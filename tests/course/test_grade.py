@@ -93,7 +93,7 @@ def test_next_skips_an_exercise_that_is_not_gradable(tmp_path, grader, monkeypat
     first, second = chosen(CHEAP)
     judge = Grader.judge
     skipped = Outcome(False, "not gradable here", "no package", 0.1, gradable=False)
-    monkeypatch.setattr(Grader, "judge", lambda *given: skipped if given[2] == first else judge(*given))
+    monkeypatch.setattr(Grader, "judge", lambda *args: skipped if args[2] == first else judge(*args))
     open_exercise = first_open(copy, LIMIT, grader)
     assert open_exercise is not None and open_exercise[0] == second
     restore(copy, second.functions[0])

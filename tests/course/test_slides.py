@@ -50,8 +50,8 @@ def test_the_decks_are_printed(tmp_path) -> None:
     assert all(path.read_bytes().startswith(b"%PDF") for path in written if path.suffix == ".pdf")
 
 
-def test_the_numbers_on_slides_are_those_of_the_pages_that_report_them() -> None:
-    """Percentages and decimals come from the lecture or the exam; those of formulas are settings."""
+def test_the_numbers_on_slides_equal_the_pages_that_report_them() -> None:
+    """Percentages and decimals come from the lecture or the exam, except for settings in formulas."""
     pages = [(ROOT / page).read_text() for page in ("docs/lecture.md", "course/exam.md", "course/exam-answers.md")]
     settings = {"0.2", "0.8", "1.2", "0.5"}
     made_up = {"1.0", "1.5"}  # a value before and after a token, in a speaker's example

@@ -112,9 +112,9 @@ def test_a_dry_run_prints_every_pair_and_writes_nothing(args, serve, tmp_path, c
 def test_a_file_of_verdicts_replaces_the_endpoint(args, serve, tmp_path) -> None:  # noqa: F811
     server, endpoint = serve(by_length)
     asked = evaluation.main(replace(args, judge_url=endpoint.url))
-    told = replace(args, judge_file=args.out / "verdicts.jsonl", out=tmp_path / "told")
+    from_file = replace(args, judge_file=args.out / "verdicts.jsonl", out=tmp_path / "from_file")
     num_calls = len(server.seen)
-    assert evaluation.main(told)["judge"]["agreement"] == asked["judge"]["agreement"]
+    assert evaluation.main(from_file)["judge"]["agreement"] == asked["judge"]["agreement"]
     assert len(server.seen) == num_calls
 
 
@@ -124,7 +124,7 @@ def test_agreement_of_seeds_by_hand() -> None:
     margins = {"rm": np.array([[1.0, 2.0, 3.0, -4.0, 5.0, 6.0, -7.0], [-1.0, -2.0, -3.0, 0.0, 5.0, 6.0, -7.0]])}
     groups = {("all", ""): [*range(7)], ("confidence", "1"): [0, 1, 2], ("confidence", "9"): [2, 4]}
     agreement = judge_agreement(verdicts, groups, margins)
-    overall, sure = agreement["accuracy"]  # nobody knows what the judge prefers at confidence 9
+    overall, sure = agreement["accuracy"]  # no verdict with a winner at confidence 9
     assert (overall["num_pairs"], sure["num_pairs"], sure["value"]) == (4, 2, "1")
     assert overall["models"]["labels"] == {"mean": 0.5, "std": None}
     assert overall["models"]["rm"] == {"mean": 0.5, "std": 0.0}  # 1, 0, 0, 1 and 0, 1, 0 (a tie), 1
