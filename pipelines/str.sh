@@ -52,9 +52,10 @@ python train_ppo.py str-tiny --data "$TOWN/data" --sft "$TOWN/full" --reward-mod
 for annotator in ana ben carla; do
   rm -f "$TOWN/rankings.$annotator.jsonl" "$TOWN/isodata.$annotator.jsonl"
   python -m data.rank --source "$TOWN/data/self_rank.validation.jsonl" --annotator "$annotator" \
-    --simulate data/town.py:gold_score --out "$TOWN/rankings.$annotator.jsonl"
+    --num-questions 300 --simulate data/town.py:gold_score --out "$TOWN/rankings.$annotator.jsonl"
   python -m data.rank --source "$TOWN/data/self_rank.validation.jsonl" --annotator "$annotator" \
-    --representatives --simulate data/town.py:gold_score --out "$TOWN/isodata.$annotator.jsonl"
+    --num-questions 300 --representatives --simulate data/town.py:gold_score \
+    --out "$TOWN/isodata.$annotator.jsonl"
 done
 
 # 6. All of them. Figure 2 takes the encoder of the ranking, for want of a second one.
