@@ -25,11 +25,15 @@ class Compare(Args):
     """n in best of n"""
 
 
+PPO = ("train_ppo.py", "--num-ppo-epochs", 2)
 GROUPED = ("train_grpo.py", "--num-epochs", 2, "--samples-per-query")
 WITHOUT_KL = ("train_grpo.py", "--kl-coef", 0, "--samples-per-query", 4)
 # 1,024 responses each, plus those that DAPO resamples
 ON_POLICY = {
-    "ppo": ("train_ppo.py", "--num-ppo-epochs", 2),
+    "ppo": PPO,
+    "ppo-soft": (*PPO, "--reference.rate", 0.1),
+    "ppo-hard": (*PPO, "--reference.rate", 1, "--reference.every", 5),
+    "ppo-reset": (*PPO, "--elastic-reset.every", 5, "--elastic-reset.decay", 0.8),
     "rloo": (*GROUPED, 4, "--algorithm", "rloo"),
     "grpo": (*GROUPED, 4, "--algorithm", "grpo"),
     "dr-grpo": (*GROUPED, 4, "--algorithm", "dr_grpo"),
@@ -42,6 +46,8 @@ ON_POLICY = {
 # no sampled responses; one epoch over the comparisons
 OFFLINE = {
     "dpo": (),
+    "dpo-soft": ("--reference.rate", 0.1),
+    "dpo-hard": ("--reference.rate", 1, "--reference.every", 25),
     "kto": ("--loss", "kto"),
     "orpo": ("--loss", "orpo"),
     "simpo": ("--loss", "simpo", "--labels.target-margin", 1),
@@ -49,7 +55,7 @@ OFFLINE = {
 # the setting that keeps the policy near its initial weights, if it isn't the KL coefficient; ORPO's and SimPO's beta
 # scales something else
 CONSTRAINTS = {
-    "dpo": ("beta", ("0.02", "0.1")),
+    **dict.fromkeys(("dpo", "dpo-soft", "dpo-hard"), ("beta", ("0.02", "0.1"))),
     "kto": ("beta", ("0.02", "0.1")),
     "orpo": ("beta", ("0.1", "1")),
     "simpo": ("beta", ("2", "10")),
@@ -124,10 +130,11 @@ def points(args: Compare, name: str) -> list[str]:
 def compare(args: Compare) -> Iterator[list[Run]]:
     grid_world = args.out / str(args.grid_seed)
     directories = {seed: args.out / str(seed) for seed in (*args.seeds, args.grid_seed)}
+    with_winners = "rejection" in args.algorithms
     yield [
         run
         for seed, directory in directories.items()
-        for run in (*compared_world(directory, seed), sampled_winners(directory, seed))
+        for run in (*compared_world(directory, seed), *([sampled_winners(directory, seed)] if with_winners else []))
     ]
     yield [
         stage(args.out / "grid" / name / point, args.grid_seed, *algorithm(name, grid_world), *to_flags(point).split())
