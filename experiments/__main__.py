@@ -3,6 +3,7 @@
     python -m experiments lab                              # labeller faults, one dial at a time
     python -m experiments compare --seeds 7 --grid-seed 8 --out runs/compare7
     python -m experiments mismatch --runs exact/none stale/tis
+    python -m experiments staleness --sync-every 1 16
     python -m experiments programs --variants compiler tests
     python -m experiments discriminators --seeds 1
     python -m experiments sums --seeds 1 2 3 --jobs 2
@@ -21,6 +22,7 @@ from typing import Any
 from experiments.compare.runs import Compare, compare
 from experiments.lab.runs import Lab, lab
 from experiments.mismatch.runs import Mismatch, mismatch
+from experiments.mismatch.staleness import Staleness, staleness
 from experiments.programs.runs import Discriminators, Programs, discriminators, programs
 from experiments.runs import Args, Run, Words, execute
 from experiments.scaling.runs import Scaling, scaling
@@ -32,6 +34,7 @@ RECIPES: dict[str, tuple[str, Args]] = {
     "lab": ("labeller faults, one dial at a time", Lab()),
     "compare": ("algorithms at equal cost", Compare()),
     "mismatch": ("samplers that differ from the policy", Mismatch()),
+    "staleness": ("algorithms with stale samplers", Staleness()),
     "programs": ("programs, rewarded by static checks, tests or a discriminator", Programs()),
     "discriminators": ("accuracy of RLCF's discriminator while it trains", Discriminators()),
     "sums": ("a verifiable reward", Sums()),
@@ -39,8 +42,8 @@ RECIPES: dict[str, tuple[str, Args]] = {
     "scaling": ("over-optimisation by the size of the reward model, its data and the policy", Scaling()),
 }
 PHASES: dict[type[Args], Callable[[Any], Iterator[list[Run]]]] = {
-    Lab: lab, Compare: compare, Mismatch: mismatch, Programs: programs, Discriminators: discriminators, Sums: sums,
-    Worlds: worlds, Scaling: scaling,
+    Lab: lab, Compare: compare, Mismatch: mismatch, Staleness: staleness, Programs: programs,
+    Discriminators: discriminators, Sums: sums, Worlds: worlds, Scaling: scaling,
 }  # fmt: skip
 
 

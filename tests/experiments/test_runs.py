@@ -9,6 +9,7 @@ from experiments.__main__ import PHASES, commands, main
 from experiments.compare.runs import Compare, algorithm, points
 from experiments.lab.runs import Lab
 from experiments.mismatch.runs import Mismatch
+from experiments.mismatch.staleness import Staleness
 from experiments.runs import Run, execute, flag, stage
 from nanorlhf.errors import InputError
 
@@ -107,7 +108,7 @@ def test_the_comparison_continues_with_the_best_grid_point(here) -> None:
 
 def test_every_run_needs_only_files_of_its_phase_or_an_earlier_one() -> None:
     """Whatever a run waits for is written by a run of the same phase or of one before it."""
-    for args in (Lab(), Compare(), Mismatch()):
+    for args in (Lab(), Compare(), Mismatch(), Staleness()):
         written: set[Path | None] = set()
         for runs in PHASES[type(args)](replace(args, dry_run=True)):
             written |= {run.done for run in runs}
