@@ -1,16 +1,16 @@
-"""Tables and pictures of `experiments worlds`, made from its CSV: twenty worlds, three budgets, variants of PPO.
+"""Tables and pictures of `experiments worlds`, made from its CSV: algorithms, budgets, variants and rounding.
 
     python -m experiments.worlds.report
 
 The CSV has a row per finished run. Writes the tables between the marks of --page; worlds_means.csv, every algorithm at
-every budget; worlds_pairs.csv, every pair of algorithms with its statistics; worlds_variants.csv, the variants of PPO;
-worlds_fresh.csv, the predictions for worlds outside the study; and the plots worlds_spread.png and worlds_variance.png.
+every budget; worlds_pairs.csv, every pair of algorithms with its statistics; worlds_variants.csv, the variants of PPO
+and DPO; worlds_fresh.csv, the predictions for later worlds; and the plots worlds_spread.png and worlds_variance.png.
 """
 
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from experiments.compare.report import EVALUATED, cell, costs, mean_or_none, with_costs
 from experiments.tables import csv_text, evaluated, float_at, markdown, with_tables
 from experiments.worlds.paired import Paired, detectable_effect, holm, paired, worlds_needed
+from experiments.worlds.spread import Components, components, quantile_interval
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_text, write_text
@@ -32,7 +33,7 @@ from nanorlhf.report.page import BLUE, LINES, Lines, label_axes, number, write_p
 from nanorlhf.training.trace import read_traces
 
 TUNING_WORLDS = (101, 102, 103, 104, 105)
-WORLDS = tuple(range(1, 21))
+WORLDS = tuple(range(1, 21))  # of the whole study; later worlds have some of the algorithms
 BUDGETS = (256, 1024, 4096)
 START = "sft"
 ORDER = (START, "ppo", "rloo", "grpo", "reinforce++", "dpo", "rejection")  # then best-of-n
@@ -227,24 +228,30 @@ def tuning_section(rows: list[Row]) -> list[str]:
 
 # -------------------------------------------------------------------------------------------------------- 3. the tables
 ByWorld = dict[str, dict[str, Row]]  # name -> world -> row
-SPREAD = ("median", "lower_quartile", "upper_quartile", "worst")  # of gold win rates over worlds
+QUANTILES = (10, 25, 50, 75)  # percent, of gold win rates over worlds
+SPREAD = tuple(f"quantile_{percent}{end}" for percent in QUANTILES for end in ("", "_low", "_high"))
+TUNED = "as tuned"
 
 
-def finals(rows: Iterable[Row], budget: int, variants: bool = False, fresh: bool = False) -> ByWorld:
+def finals(
+    rows: Iterable[Row], budget: int, variants_of: str | None = None, worlds: Container[int] | None = None
+) -> ByWorld:
     """Return the final runs at a budget, including algorithms that don't sample, which are the same at every budget.
 
-    variants: return PPO's variants by name instead, with PPO as tuned. fresh: only worlds outside WORLDS. Raises
-    InputError if an algorithm has two runs in a world with different settings.
+    variants_of: return an algorithm's variants by name instead, with the algorithm as tuned in their worlds. worlds:
+    only these. Raises InputError if an algorithm has two runs in a world with different settings.
     """
     by_name: ByWorld = {}
     for row in rows:
-        if row["phase"] != "final" or int(row["budget"]) not in ((budget,) if variants else (0, budget)):
+        if row["phase"] != "final" or row["micro_batch_size"]:
             continue
-        if (int(row["world"]) in WORLDS) == fresh:
+        if int(row["budget"]) not in ((budget,) if variants_of else (0, budget)):
             continue
-        if row["algorithm"] != AGAINST if variants else row["variant"]:
+        if worlds is not None and int(row["world"]) not in worlds:
             continue
-        name = (row["variant"] or "as tuned") if variants else row["algorithm"]
+        if row["algorithm"] != variants_of if variants_of else row["variant"]:
+            continue
+        name = (row["variant"] or TUNED) if variants_of else row["algorithm"]
         by_world = by_name.setdefault(name, {})
         if row["world"] in by_world:
             raise InputError(
@@ -252,16 +259,13 @@ def finals(rows: Iterable[Row], budget: int, variants: bool = False, fresh: bool
                 "delete the one that wasn't chosen from the CSV."
             )
         by_world[row["world"]] = row
-    order = ("as tuned",) if variants else ORDER
+    if variants_of and TUNED in by_name:
+        varied = {world for name, by_world in by_name.items() if name != TUNED for world in by_world}
+        by_name[TUNED] = {world: row for world, row in by_name[TUNED].items() if world in varied}
+    order = (TUNED,) if variants_of else ORDER
     rank = {name: i for i, name in enumerate(order)}
     names = sorted(by_name, key=lambda name: (rank.get(name, len(rank)), len(name), name))  # best-of-4 before -16
-    return {name: by_name[name] for name in names}
-
-
-def complete_worlds(by_name: ByWorld) -> int:
-    """Count the worlds in which every algorithm has run."""
-    expected = {START, *SPACE}
-    return len(set.intersection(*(set(by_name.get(name, ())) for name in expected)))
+    return {name: by_name[name] for name in names if by_name[name]}
 
 
 def numbers(by_world: dict[str, Row], key: str) -> dict[str, float]:
@@ -281,9 +285,13 @@ def differences(ours: dict[str, Row], theirs: dict[str, Row], key: str) -> dict[
     }
 
 
-def spread(rates: list[float]) -> list[float | None]:
+def spread(rates: list[float]) -> list[float]:
     """Return SPREAD."""
-    return [*np.quantile(rates, (0.5, 0.25, 0.75)), min(rates)] if rates else [None] * len(SPREAD)
+    return [
+        end
+        for percent in QUANTILES
+        for end in (float(np.quantile(rates, percent / 100)), *quantile_interval(rates, percent / 100))
+    ]
 
 
 def half_width(values: list[float]) -> float | None:
@@ -302,7 +310,7 @@ def mean_lines(rows: list[Row]) -> Lines:
     lines = [["budget", "algorithm", "worlds", *SPREAD, *(name for key in keys for name in (key, f"{key}_half"))]]
     for budget in final_budgets(rows):
         for name, by_world in finals(rows, budget).items():
-            numbers = spread(column(by_world, "gold_win_rate"))
+            numbers: list[float | None] = [*spread(column(by_world, "gold_win_rate"))]
             for key in keys:
                 values = column(by_world, key)
                 numbers += [mean_or_none(values), half_width(values)]
@@ -324,12 +332,37 @@ def summary_table(rows: list[Row]) -> Lines:
                 mark = "**" * (pair.corrected < 0.05)
                 difference = number(sign * pair.result.mean, flipped(pair.result.ci, sign), 3, "+")
                 cells[budget, name] = f"{mark}{difference}{mark}"
-    lines = [["gold win rate", *(text for budget in by_budget for text in (f"after {budget:,}", f"minus `{AGAINST}`"))]]
+    heads = ((f"after {budget:,}", "worlds", f"minus `{AGAINST}`") for budget in by_budget)
+    lines = [["gold win rate", *(text for head in heads for text in head)]]
     for name in dict.fromkeys(name for by_name in by_budget.values() for name in by_name):
         line = [f"`{name}`"]
         for budget, by_name in by_budget.items():
-            line += [cell(column(by_name.get(name, {}), "gold_win_rate"), 3), cells.get((budget, name), "-")]
+            rates = column(by_name.get(name, {}), "gold_win_rate")
+            line += [cell(rates, 3), str(len(rates)), cells.get((budget, name), "-")]
         lines.append(line)
+    return lines
+
+
+def quantile_table(rows: list[Row]) -> Lines:
+    """Return quantiles of the gold win rate over worlds; an algorithm that doesn't sample has one line."""
+    percents = QUANTILES[:3]
+    lines = [["algorithm", "responses", "worlds", *(f"{percent}% quantile" for percent in percents)]]
+    budgets_by_name: dict[str, list[int]] = {}
+    for budget in final_budgets(rows):
+        for name in finals(rows, budget):
+            budgets_by_name.setdefault(name, []).append(budget)
+    for name, budgets in budgets_by_name.items():
+        for budget in budgets:
+            by_world = finals(rows, budget)[name]
+            samples = next(iter(by_world.values()))["budget"] != "0"
+            rates = column(by_world, "gold_win_rate")
+            cells = (
+                number(float(np.quantile(rates, percent / 100)), quantile_interval(rates, percent / 100), 3)
+                for percent in percents
+            )
+            lines.append([f"`{name}`", f"{budget:,}" if samples else "-", str(len(rates)), *cells])
+            if not samples:
+                break
     return lines
 
 
@@ -372,41 +405,52 @@ def flipped(ends: tuple[float, float] | None, sign: int) -> tuple[float, float] 
 
 
 def gaps_to_tuned(by_name: ByWorld, name: str) -> list[float]:
-    """Return a variant of PPO minus PPO as tuned in gold win rate, in the worlds that both have."""
-    return [*differences(by_name[name], by_name.get("as tuned", {}), "gold_win_rate").values()] * (name != "as tuned")
+    """Return a variant minus its algorithm as tuned in gold win rate, in the worlds that both have."""
+    return [*differences(by_name[name], by_name.get(TUNED, {}), "gold_win_rate").values()] * (name != TUNED)
+
+
+def varied(rows: list[Row]) -> Iterator[tuple[int, str, ByWorld]]:
+    """Yield the algorithms with variants: budget (0 if it doesn't sample), algorithm, variants by name."""
+    for budget in (*final_budgets(rows), 0):
+        for algorithm in SPACE:
+            by_name = finals(rows, budget, variants_of=algorithm)
+            if len(by_name) > 1:
+                yield budget, algorithm, by_name
 
 
 def variant_table(by_name: ByWorld) -> Lines:
-    """Return PPO and its variants: gold win rate, and the variance that the value model explains over the run."""
-    lines = [["PPO", "worlds", "gold win rate", "minus as tuned", "variance explained"]]
+    """Return an algorithm and its variants: gold win rate, KL, and the variance that a value model explains."""
+    lines = [["", "worlds", "gold win rate", "minus as tuned", "25% quantile", "KL, nats", "variance explained"]]
     for name, by_world in by_name.items():
-        gaps = gaps_to_tuned(by_name, name)
+        gaps, rates = gaps_to_tuned(by_name, name), column(by_world, "gold_win_rate")
         gap = number(fmean(gaps), t_interval(gaps), 3, "+") if gaps else "-"
-        rate, explained = cell(column(by_world, "gold_win_rate"), 3), cell(column(by_world, VARIANCE[1]), 2)
-        lines.append([name, str(len(by_world)), rate, gap, explained])
+        quartile = number(float(np.quantile(rates, 0.25)), None, 3)
+        others = (cell(column(by_world, "kl"), 2), cell(column(by_world, VARIANCE[1]), 2))
+        lines.append([name, str(len(rates)), cell(rates, 3), gap, quartile, *others])
+    if not any(column(by_world, VARIANCE[1]) for by_world in by_name.values()):
+        lines = [line[:-1] for line in lines]
     return lines
 
 
 def variant_lines(rows: list[Row]) -> Lines:
-    """Return the lines of worlds_variants.csv: spread, differences, and explained variance of PPO's variants."""
+    """Return the lines of worlds_variants.csv: spread, differences, and explained variance of variants."""
     lines = [
         [
-            *("budget", "variant", "worlds", *SPREAD, "gold_win_rate", "gold_win_rate_half", "sd"),
-            *("minus_as_tuned", "low", "high", *VARIANCE, "rank_correlation", "rank_correlation_p"),
+            *("budget", "algorithm", "variant", "worlds", *SPREAD, "gold_win_rate", "gold_win_rate_half", "sd"),
+            *("minus_as_tuned", "low", "high", "kl", *VARIANCE, "rank_correlation", "rank_correlation_p"),
         ]
     ]
-    for budget in final_budgets(rows):
-        by_name = finals(rows, budget, variants=True)
-        for name, by_world in by_name.items() if len(by_name) > 1 else ():
+    for budget, algorithm, by_name in varied(rows):
+        for name, by_world in by_name.items():
             rates, gaps = column(by_world, "gold_win_rate"), gaps_to_tuned(by_name, name)
             numbers = [
                 *(*spread(rates), mean_or_none(rates), half_width(rates)),
                 float(np.std(rates, ddof=1)) if len(rates) > 1 else None,
                 *(mean_or_none(gaps), *(t_interval(gaps) or (None, None))),
-                *(mean_or_none(column(by_world, key)) for key in VARIANCE),
+                *(mean_or_none(column(by_world, key)) for key in ("kl", *VARIANCE)),
                 *correlation(by_world),
             ]
-            lines.append([str(budget), name, str(len(by_world)), *csv_cells(numbers)])
+            lines.append([str(budget), algorithm, name, str(len(by_world)), *csv_cells(numbers)])
     return lines
 
 
@@ -422,20 +466,43 @@ def correlation(by_world: dict[str, Row]) -> tuple[float | None, float | None]:
 
 def final_budgets(rows: Iterable[Row]) -> list[int]:
     """Return the budgets of final runs, without 0."""
-    return sorted({int(row["budget"]) for row in rows if row["phase"] == "final" and int(row["world"]) in WORLDS} - {0})
+    return sorted({int(row["budget"]) for row in rows if row["phase"] == "final"} - {0})
 
 
-# ------------------------------------------------------------------------------------------------- 4. fresh worlds
+# ---------------------------------------------------------------------------------------------------------- 4. rounding
+def rounding(rows: list[Row]) -> Iterator[tuple[str, int, Components]]:
+    """Yield algorithm, budget and the variance components of runs that only round differently."""
+    runs: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for row in rows:
+        if row["phase"] == "final" and (row["micro_batch_size"] or not row["variant"]):
+            by_world = runs.setdefault((row["algorithm"], int(row["budget"])), {})
+            by_world.setdefault(row["world"], []).append(float(row["gold_win_rate"]))
+    for (algorithm, budget), by_world in sorted(runs.items()):
+        if found := components([rates for rates in by_world.values() if len(rates) > 1]):
+            yield algorithm, budget, found
+
+
+def rounding_section(rows: list[Row]) -> list[str]:
+    """Return a heading and a table: standard deviations of the gold win rate between worlds and due to rounding."""
+    lines = [["algorithm", "responses", "worlds", "runs", "sd between worlds", "sd due to rounding"]]
+    for algorithm, budget, result in rounding(rows):
+        sds = (number(result.worlds, None, 3), number(result.rounding, result.rounding_ci, 3))
+        responses = f"{budget:,}" if budget else "-"
+        lines.append([f"`{algorithm}`", responses, str(result.num_worlds), str(result.num_runs), *sds])
+    return ["### Rounding", markdown(lines)] if len(lines) > 1 else []
+
+
+# ------------------------------------------------------------------------------------------------------ 5. later worlds
 def fresh_lines(rows: list[Row]) -> Lines:
-    """Return the lines of worlds_fresh.csv: the range of gold win rates over the worlds, and those of fresh worlds.
+    """Return the lines of worlds_fresh.csv: the range of gold win rates over WORLDS, and how many later ones are in it.
 
-    The first 20 worlds predict each number of a fresh world: its gold win rate, and its difference to PPO's. Without a
-    fresh world the last three columns are empty.
+    The first 20 worlds predict each number of a later world: its gold win rate, and its difference to PPO's.
     """
-    lines = [["responses", "algorithm", "minus", "worlds", "low", "high", "fresh world", "value", "inside"]]
+    later = {int(row["world"]) for row in rows if row["phase"] == "final"} - {*WORLDS}
+    lines = [["responses", "algorithm", "minus", "worlds", "low", "high", "later_worlds", "inside"]]
     for budget in final_budgets(rows):
-        known, fresh = finals(rows, budget), finals(rows, budget, fresh=True)
-        for name in known:
+        first, others = finals(rows, budget, worlds=WORLDS), finals(rows, budget, worlds=later)
+        for name in first:
             for base in ("", AGAINST):
                 if name in (START, base):
                     continue
@@ -443,21 +510,19 @@ def fresh_lines(rows: list[Row]) -> Lines:
                     differences(by_name.get(name, {}), by_name.get(base, {}), "gold_win_rate")
                     if base
                     else numbers(by_name.get(name, {}), "gold_win_rate")
-                    for by_name in (known, fresh)
+                    for by_name in (first, others)
                 )
                 if len(predicting) < 2:
                     continue
                 low, high = min(predicting.values()), max(predicting.values())
-                line = [str(budget), name, base, str(len(predicting)), f"{low:.3f}", f"{high:.3f}"]
-                for world, value in measured.items():
-                    lines.append([*line, world, f"{value:.3f}", str(low <= value <= high).lower()])
-                if not measured:
-                    lines.append([*line, "", "", ""])
+                inside = sum(low <= value <= high for value in measured.values())
+                counts = (str(len(measured)), str(inside))
+                lines.append([str(budget), name, base, str(len(predicting)), f"{low:.3f}", f"{high:.3f}", *counts])
     return lines
 
 
 def fresh_section(rows: list[Row]) -> list[str]:
-    """Return a heading and a paragraph on how many numbers of fresh worlds were inside their predicted range.
+    """Return a heading and a paragraph on how many numbers of later worlds were inside their predicted range.
 
     The next of n + 1 exchangeable worlds is equally likely to have any rank, so it is between the lowest and the
     highest of the n with probability (n - 1) / (n + 1), whatever the distribution of gold win rates.
@@ -470,27 +535,23 @@ def fresh_section(rows: list[Row]) -> list[str]:
         f"With {fewest} worlds, each number of a new world is between the lowest and the highest so far with "
         f"probability {(fewest - 1) / (fewest + 1):.2f}, whatever the distribution."
     )
-    if inside := [line[-1] == "true" for line in lines if line[-1]]:
-        seeds = ", ".join(sorted({line[-3] for line in lines if line[-1]}, key=int))
-        text += f" Seed {seeds}: {sum(inside)} of {len(inside)} numbers were inside."
+    if count := sum(int(line[-2]) for line in lines):
+        text += f" Of later worlds, {sum(int(line[-1]) for line in lines)} of {count} numbers were inside."
     return ["### Predictions for a new world", f"{text} All ranges: [worlds_fresh.csv](worlds_fresh.csv)."]
 
 
-# --------------------------------------------------------------------------------------------------------- 5. the files
+# --------------------------------------------------------------------------------------------------------- 6. the files
 def page_text(rows: list[Row]) -> str:
     """Return the text between the page's marks."""
-    sections = []
-    by_budget = {budget: finals(rows, budget) for budget in final_budgets(rows)}
-    if not by_budget:
-        sections.append("No worlds yet.")
+    if not final_budgets(rows):
+        sections = ["No worlds yet."]
     else:
-        counts = (f"{complete_worlds(by_name)} at {budget:,} responses" for budget, by_name in by_budget.items())
-        sections.append(f"Worlds with every algorithm, of {len(WORLDS)}: {', '.join(counts)}.")
+        sections = ["### Quantiles over worlds", markdown(quantile_table(rows))]
+    sections += rounding_section(rows)
     sections += tuning_section(rows)
-    variants = [(budget, finals(rows, budget, variants=True)) for budget in by_budget]
-    for budget, by_name in variants:
-        if len(by_name) > 1:
-            sections += [f"### PPO and its variants after {budget:,} responses", markdown(variant_table(by_name))]
+    for budget, algorithm, by_name in varied(rows):
+        after = f" after {budget:,} responses" if budget else ""
+        sections += [f"### `{algorithm}` and its variants{after}", markdown(variant_table(by_name))]
     sections += fresh_section(rows)
     captions = {
         "worlds_spread.png": "Gold win rate by algorithm and budget, a dot per world",
@@ -542,9 +603,11 @@ def variance_figure(rows: list[Row]) -> Figure | None:
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     budgets = final_budgets(rows)
     tuned_ones = {f"{budget:,} responses": finals(rows, budget).get(AGAINST, {}) for budget in budgets}
-    variants_by_budget = [finals(rows, budget, variants=True) for budget in budgets]
     variants = {
-        name: by_world for by_name in variants_by_budget if len(by_name) > 1 for name, by_world in by_name.items()
+        name: by_world
+        for _, algorithm, by_name in varied(rows)
+        if algorithm == AGAINST
+        for name, by_world in by_name.items()
     }
     for axes, title, groups in zip(
         figure.subplots(1, 2, sharey=True), ("PPO as tuned", "its variants"), (tuned_ones, variants), strict=True

@@ -21,7 +21,6 @@ from experiments.worlds.report import (
     Args,
     Row,
     at_edge,
-    complete_worlds,
     csv_lines,
     explained_variance,
     finals,
@@ -30,10 +29,12 @@ from experiments.worlds.report import (
     main,
     mean_lines,
     page_text,
-    pair_lines,
     pairs,
     pictures,
+    quantile_table,
     read_rows,
+    rounding,
+    rounding_section,
     rows_text,
     summary_table,
     tuned,
@@ -99,22 +100,31 @@ def test_algorithms_without_sampling_are_listed_at_every_budget(rows) -> None:
     ]
     assert [*finals(rows, 256)] == ["sft", "ppo", "rloo", "dpo", "best-of-4", "best-of-16"]
     assert len(finals(rows, 256)["dpo"]) == 6 and len(finals(rows, 256)["ppo"]) == 2
-    assert [*finals(rows, 1024, variants=True)] == ["as tuned", "lambda 1"]
-    assert complete_worlds(finals(rows, 1024)) == 6 and complete_worlds(finals(rows, 256)) == 0
+    assert [*finals(rows, 1024, variants_of="ppo")] == ["as tuned", "lambda 1"]
 
 
-def test_the_means_have_the_median_the_quartiles_and_the_worst_world(rows) -> None:
+def test_the_means_have_quantiles_with_intervals(rows) -> None:
     head, *lines = mean_lines(rows)
     by_name = {(line[0], line[1]): dict(zip(head, line, strict=True)) for line in lines}
     ppo, rates = by_name["1024", "ppo"], RATES["ppo"]  # sorted 0.6 0.7 0.8 0.85 0.9 0.95: quartiles at 1.25 and 3.75
-    assert (ppo["median"], ppo["lower_quartile"], ppo["upper_quartile"], ppo["worst"]) == (
-        *("0.825", "0.725", "0.8875"), "0.6",
-    )  # fmt: skip
+    assert [ppo[f"quantile_{percent}"] for percent in (10, 25, 50, 75)] == ["0.65", "0.725", "0.825", "0.8875"]
+    # of six values, all are above the median with probability 1/64, and all above the lower quartile with 0.178
+    assert (ppo["quantile_50_low"], ppo["quantile_50_high"]) == ("0.6", "0.95")
+    assert (ppo["quantile_25_low"], ppo["quantile_75_high"]) == ("0", "1")
     assert float(ppo["gold_win_rate"]) == pytest.approx(0.8)
     half = 2.570582 * np.std(rates, ddof=1) / math.sqrt(6)
     assert float(ppo["gold_win_rate_half"]) == pytest.approx(half, rel=1e-5)
     assert (ppo["worlds"], ppo["tokens"], ppo["response_length"], ppo["kl_half"]) == ("6", "100", "10", "0")
     assert by_name["256", "ppo"]["worlds"] == "2" and by_name["256", "dpo"]["worlds"] == "6"
+
+
+def test_the_quantiles_of_an_algorithm_without_sampling_are_listed_once(rows) -> None:
+    head, *lines = quantile_table(rows)
+    assert head[:4] == ["algorithm", "responses", "worlds", "10% quantile"]
+    counts = [(line[0].strip("`"), *line[1:3]) for line in lines]
+    assert counts[:4] == [("sft", "-", "6"), ("ppo", "256", "2"), ("ppo", "1,024", "6"), ("rloo", "256", "2")]
+    assert len({*counts}) == len(counts) == 11  # nine algorithms, two of them at both budgets
+    assert lines[2][-1] == "0.825 [0.600, 0.950]"
 
 
 def test_pairs_are_compared_in_the_worlds_that_both_have_and_corrected_together(rows) -> None:
@@ -138,34 +148,65 @@ def test_pairs_are_compared_in_the_worlds_that_both_have_and_corrected_together(
 
 def test_differences_to_ppo_have_the_sign_of_the_other_algorithm_at_every_budget(rows) -> None:
     lines = summary_table(rows)
-    assert lines[0] == ["gold win rate", "after 256", "minus `ppo`", "after 1,024", "minus `ppo`"]
+    assert lines[0] == [
+        "gold win rate",
+        *("after 256", "worlds", "minus `ppo`"),
+        *("after 1,024", "worlds", "minus `ppo`"),
+    ]
     table = {line[0].strip("`"): line[1:] for line in lines[1:]}
     gaps = [b - a for a, b in zip(RATES["ppo"], RATES["rloo"], strict=True)]
     mean, sd = np.mean(gaps), np.std(gaps, ddof=1)
     half = 2.570582 * sd / math.sqrt(6)
     assert {*table} == RATES.keys()
-    assert table["rloo"][3] == f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
-    assert "0.000 [" in table["rloo"][1] and table["grpo"][:2] == ["-", "-"]
-    assert table["ppo"][1] == table["ppo"][3] == table["sft"][1] == table["sft"][3] == "-"
+    assert table["rloo"][4:] == ["6", f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"]
+    assert table["rloo"][1] == "2" and "0.000 [" in table["rloo"][2] and table["grpo"][:3] == ["-", "0", "-"]
+    assert table["ppo"][2] == table["ppo"][5] == table["sft"][2] == table["sft"][5] == "-"
 
 
 def test_variants_are_compared_with_ppo_as_it_was_tuned(rows) -> None:
-    table = table_by_name(variant_table(finals(rows, 1024, variants=True)))
+    table = table_by_name(variant_table(finals(rows, 1024, variants_of="ppo")))
     gaps = [b - a for a, b in zip(RATES["ppo"], (0.92, 0.74, 0.85, 0.95, 0.86, 0.70), strict=True)]
     assert table["lambda 1"]["minus as tuned"].startswith(f"{np.mean(gaps):+.3f} [")
     assert table["as tuned"]["minus as tuned"] == "-"
     assert table["as tuned"]["variance explained"] == "0.40" and table["as tuned"]["gold win rate"] == "0.800"
     head, *lines = variant_lines(rows)
-    assert [line[:3] for line in lines] == [["1024", "as tuned", "6"], ["1024", "lambda 1", "6"]]
+    assert [line[:4] for line in lines] == [["1024", "ppo", "as tuned", "6"], ["1024", "ppo", "lambda 1", "6"]]
     tuned_one, other = (dict(zip(head, line, strict=True)) for line in lines)
     assert float(tuned_one["sd"]) == pytest.approx(np.std(RATES["ppo"], ddof=1), rel=1e-5)
-    assert (tuned_one["median"], tuned_one["worst"], tuned_one["minus_as_tuned"]) == ("0.825", "0.6", "")
+    assert (tuned_one["quantile_50"], tuned_one["quantile_25"], tuned_one["minus_as_tuned"]) == ("0.825", "0.725", "")
     assert (tuned_one["explained_variance_run"], tuned_one["explained_variance_end"]) == ("0.4", "0.8")
     assert (tuned_one["rank_correlation"], tuned_one["rank_correlation_p"]) == ("1", "0")
     assert float(other["minus_as_tuned"]) == pytest.approx(np.mean(gaps), rel=1e-5)
     half = 2.570582 * np.std(gaps, ddof=1) / math.sqrt(6)
     assert float(other["high"]) == pytest.approx(np.mean(gaps) + half, rel=1e-5)
     assert other["rank_correlation"] == ""  # the same in every world
+
+
+def test_variants_of_dpo_are_compared_in_their_worlds(rows) -> None:
+    more = [row(world, "dpo", 0.93, 0, variant="beta 0.272", beta="0.272", kl=1) for world in (2, 3)]
+    by_name = finals([*rows, *more], 0, variants_of="dpo")
+    table = table_by_name(variant_table(by_name))
+    assert [*by_name] == ["as tuned", "beta 0.272"] and [*by_name["as tuned"]] == ["2", "3"]
+    assert table["as tuned"]["gold win rate"] == "0.895" and "variance explained" not in table["as tuned"]
+    assert table["beta 0.272"]["minus as tuned"].startswith("+0.035 [")
+    assert (table["beta 0.272"]["KL, nats"], table["beta 0.272"]["25% quantile"]) == ("1.00", "0.930")
+    assert "### `dpo` and its variants\n" in page_text([*rows, *more])
+    assert finals([*rows, *more], 1024) == finals(rows, 1024)
+
+
+def test_runs_that_only_round_differently_are_compared_with_the_tuned_one(rows) -> None:
+    """World 1 has 0.90 and reruns of 0.92 and 0.94, world 2 0.88 and 0.90: squares 0.0008 + 0.0002, over 2 + 1."""
+    more = [
+        row(world, "dpo", rate, 0, variant=f"micro-batches of {size}", micro_batch_size=size)
+        for world, size, rate in ((1, 4, 0.92), (1, 32, 0.94), (2, 4, 0.90))
+    ]
+    [(algorithm, budget, result)] = rounding([*rows, *more])
+    assert (algorithm, budget, result.num_worlds, result.num_runs) == ("dpo", 0, 2, 5)
+    assert result.rounding == pytest.approx(math.sqrt(0.001 / 3))
+    [heading, text] = rounding_section([*rows, *more])
+    assert heading == "### Rounding" and "| `dpo` | - | 2 | 5 | " in text and "| 0.018 [0.010, 0.068] |" in text
+    assert finals([*rows, *more], 1024) == finals(rows, 1024) and variant_lines([*rows, *more]) == variant_lines(rows)
+    assert rounding_section(rows) == []
 
 
 def test_the_choice_has_the_most_worlds_and_then_the_highest_mean(rows) -> None:
@@ -248,10 +289,9 @@ def test_the_page_gets_its_tables_between_the_marks(tmp_path, rows) -> None:
     assert text.startswith(f"# Page\n\n{SUMMARY[0]}\n\n{summary}\n\n{SUMMARY[1]}\n\n{MARKS[0]}\n\n")
     assert text.endswith(f"{MARKS[1]}\n\nThe end.\n")
     assert page_text(joined(rows)) in text and "before" not in text
-    assert "of 20: 0 at 256 responses, 6 at 1,024 responses." in text
     headings = [line for line in text.splitlines() if line.startswith("### ")]
     assert headings == [
-        *("### Chosen settings", "### PPO and its variants after 1,024 responses"),
+        *("### Quantiles over worlds", "### Chosen settings", "### `ppo` and its variants after 1,024 responses"),
         "### Predictions for a new world",
     ]
     for name in ("worlds_spread.png", "worlds_variance.png"):
@@ -274,38 +314,35 @@ def test_one_table_has_every_budget_and_marks_what_differs_from_ppo() -> None:
         many += [row(world, "grpo", ppo + 0.01 * (-1) ** world), row(world, "sft", 0.5 + world / 100, 0)]
         many.append(row(world, "ppo", 0.7, 256))
     head, *lines = summary_table(many)
-    assert head == ["gold win rate", "after 256", "minus `ppo`", "after 1,024", "minus `ppo`"]
+    assert head[1:] == ["after 256", "worlds", "minus `ppo`", "after 1,024", "worlds", "minus `ppo`"]
     assert [line[0] for line in lines] == ["`sft`", "`ppo`", "`rloo`", "`grpo`"]
-    assert lines[1] == ["`ppo`", "0.700", "-", "0.853", "-"]
-    assert lines[2][1:3] == ["-", "-"] and lines[2][3:] == ["0.913", "**+0.061 [+0.058, +0.063]**"]
-    assert lines[3][3].startswith("0.8") and lines[0][1] == lines[0][3] and "**" not in lines[3][4]
+    assert lines[1] == ["`ppo`", "0.700", "20", "-", "0.853", "20", "-"]
+    assert lines[2][1:4] == ["-", "0", "-"] and lines[2][4:] == ["0.913", "20", "**+0.061 [+0.058, +0.063]**"]
+    assert lines[3][4].startswith("0.8") and lines[0][1] == lines[0][4] and "**" not in lines[3][6]
 
 
 def test_a_single_world_has_tables_without_intervals(tmp_path) -> None:
     one = [row(1, name, 0.5 + i / 10, explained_variance_run=0.2) for i, name in enumerate(("ppo", "rloo"))]
     text = page_text(one)
     assert "No worlds" not in text and len(pictures(one)) == 2
-    assert "| `rloo` | 0.600 | +0.100 |" in markdown(summary_table(one))
+    assert "| `rloo` | 0.600 | 1 | +0.100 |" in markdown(summary_table(one))
     head, ppo, _ = mean_lines(one)
     assert dict(zip(head, ppo, strict=True))["gold_win_rate_half"] == ""
 
 
-def test_a_new_world_is_predicted_from_the_others_and_changes_no_table(rows) -> None:
+def test_a_later_world_is_predicted_from_the_first_twenty(rows) -> None:
     """Between the lowest and the highest of six: 0.6 to 0.95 for PPO, and -0.01 to 0.30 for RLOO minus PPO."""
     ppo, rloo = ["1024", "ppo", "", "6", "0.600", "0.950"], ["1024", "rloo", "ppo", "6", "-0.010", "0.300"]
     text = page_text(rows)
     assert "With 2 worlds, " in text and "probability 0.33," in text and "numbers were inside" not in text
-    assert [*ppo, "", "", ""] in fresh_lines(rows) and [*rloo, "", "", ""] in fresh_lines(rows)
-    fresh = [row(21, "ppo", 0.96), row(21, "rloo", 0.93), row(22, "ppo", 0.8), row(22, "dpo", 0.87, 0)]
-    lines = fresh_lines([*rows, *fresh])
-    assert "Seed 21, 22: 3 of 7 numbers were inside" in page_text([*rows, *fresh])
-    assert [*ppo, "21", "0.960", "false"] in lines and [*ppo, "22", "0.800", "true"] in lines
-    assert [*rloo, "21", "-0.030", "false"] in lines
-    assert ["1024", "rloo", "", "6", "0.900", "0.940", "21", "0.930", "true"] in lines
-    for budget in (256, 1024):
-        assert finals([*rows, *fresh], budget) == finals(rows, budget)
-    assert list(pair_lines([*rows, *fresh])) == list(pair_lines(rows))
-    assert page_text([*rows, *fresh]).split("### Pred")[0] == page_text(rows).split("### Pred")[0]
+    assert [*ppo, "0", "0"] in fresh_lines(rows) and [*rloo, "0", "0"] in fresh_lines(rows)
+    later = [row(21, "ppo", 0.96), row(21, "rloo", 0.93), row(22, "ppo", 0.8), row(22, "dpo", 0.87, 0)]
+    lines = fresh_lines([*rows, *later])
+    assert [*ppo, "2", "1"] in lines and [*rloo, "1", "0"] in lines
+    assert ["1024", "rloo", "", "6", "0.900", "0.940", "1", "1"] in lines
+    # DPO without and with PPO, in world 22, below 0.88 and inside -0.05 to 0.30; at 256 only its rate
+    assert "Of later worlds, 3 of 7 numbers were inside" in page_text([*rows, *later])
+    assert len(finals([*rows, *later], 1024)["ppo"]) == 8
 
 
 def test_a_page_without_marks_is_refused(tmp_path) -> None:
