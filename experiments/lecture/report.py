@@ -177,7 +177,7 @@ def tokens_figure(tokens: Tokens) -> Figure:
     rewards.legend(frameon=False)
     label_axes(advantages, "advantages, before whitening", "", "score units")
     advantages.bar(positions, numbers(tokens, "advantage"), color=BLUE)
-    names = [{"": "after EOS", "∎": "EOS"}.get(text) or repr(text)[1:-1] for text in tokens["text"]]
+    names = [{"": "after EOS", "[EOS]": "EOS"}.get(text) or repr(text)[1:-1] for text in tokens["text"]]
     advantages.set_xticks(positions, names, rotation=40, ha="right")
     for axes in (kl, rewards, advantages):
         axes.axhline(0, color=GREY, linewidth=0.8)

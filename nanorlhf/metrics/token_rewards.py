@@ -39,7 +39,7 @@ def token_rewards(
     eos_index, actions, states = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
     T, end = response.size(1), int(eos_index)
     spellings, ids = token_bytes(tokenizer), response[0, : end + 1].tolist()
-    texts = [spellings.get(i, b"").decode(errors="replace") or "∎" for i in ids]
+    texts = [spellings.get(i, b"").decode(errors="replace") or "[EOS]" for i in ids]
     both, real = torch.cat((query, response), dim=1), torch.cat((query != tokenizer.pad_id, actions), dim=1)
     with distributed.on_device(reward_model):
         logits = (

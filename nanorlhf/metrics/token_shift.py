@@ -52,12 +52,12 @@ def shift_shares(ranks: Tensor) -> dict[str, float]:
 def text_pieces(ids: Iterable[int], values: Iterable[int], pieces: Mapping[int, bytes]) -> list[tuple[str, int]]:
     """Return tokens as text with their values; tokens that share a character become one piece with the largest value.
 
-    `pieces` come from `token_bytes`; a token without one (EOS) is shown as ∎.
+    `pieces` come from `token_bytes`; a token without one (EOS) is shown as [EOS].
     """
     result: list[tuple[str, int]] = []
     pending, largest = b"", 0
     for i, value in zip(ids, values, strict=True):
-        pending, largest = pending + (pieces.get(i) or "∎".encode()), max(largest, value)
+        pending, largest = pending + (pieces.get(i) or "[EOS]".encode()), max(largest, value)
         try:
             result.append((pending.decode(), largest))
         except UnicodeDecodeError as error:

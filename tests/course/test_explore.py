@@ -51,12 +51,12 @@ def test_the_notebook_prints_what_the_models_compute(miniature, tmp_path, monkey
         logits = {
             name: (model := load_gpt(tmp_path / name)).logits(model(ids[:, :-1]))[0, -1] for name in ("sft", "ppo")
         }
-    [rm_logit] = re.findall(r"^∎ +(-?[\d.]+)", printed["score"], re.M)
+    [rm_logit] = re.findall(r"^\[EOS\] +(-?[\d.]+)", printed["score"], re.M)
     assert float(rm_logit) == pytest.approx(score, abs=0.006)
     assert any(
         "image/svg+xml" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])
     )
-    assert re.sub(r"\x1b\[\d+m", "", printed["ranks"]).strip() == text.strip() + "∎"
+    assert re.sub(r"\x1b\[\d+m", "", printed["ranks"]).strip() == text.strip() + "[EOS]"
 
     lines = [line.rsplit(maxsplit=2) for line in printed["probabilities"].splitlines()]
     assert lines[0] == ["next token", "sft", "ppo"] and len(lines) == 9
@@ -66,7 +66,7 @@ def test_the_notebook_prints_what_the_models_compute(miniature, tmp_path, monkey
         assert max(float(line[i]) for line in lines[1:]) == pytest.approx(max(probabilities), abs=6e-4)
         named: dict[str, list[float]] = {}  # different halves of a character look the same when printed
         for token, probability in enumerate(probabilities):
-            word = "∎" if token == tokenizer.eos_id else repr(tokenizer.decode([token]))
+            word = "[EOS]" if token == tokenizer.eos_id else repr(tokenizer.decode([token]))
             named.setdefault(word, []).append(probability)
         for line in lines[1:]:
             assert any(float(line[i]) == pytest.approx(p, abs=6e-4) for p in named[line[0].strip()])

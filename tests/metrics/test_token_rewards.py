@@ -56,7 +56,7 @@ def test_every_number_is_that_of_its_prefix(miniature, ppo):
     assert columns["reward"][-1] == pytest.approx(columns["rm_logit"][len(response) - 1], abs=1e-5)
     assert columns["value"][-1] == pytest.approx(value_model(after)[0, -1].item(), abs=1e-5)
     assert columns["rm_logit"][-1] is None and columns["kl"][-1] is None
-    assert columns["text"] == [tokenizer.backend.decode([i]) for i in words] + ["∎", ""]
+    assert columns["text"] == [tokenizer.backend.decode([i]) for i in words] + ["[EOS]", ""]
 
 
 def test_without_eos_the_score_is_that_of_the_eos_trick_on_the_last_token(miniature, ppo):
@@ -75,7 +75,7 @@ def test_a_policy_without_a_value_model_has_logits_and_kl_only(miniature, ppo):
     assert columns.keys() == {"text", "rm_logit", "kl"}
 
 
-TOKENS = {"text": [" so", "∎", ""], "rm_logit": [0.5, -1.0, None], "kl": [0.0, 0.25, None],
+TOKENS = {"text": [" so", "[EOS]", ""], "rm_logit": [0.5, -1.0, None], "kl": [0.0, 0.25, None],
           "reward": [0.0, -0.01, -1.0], "value": [0.1, 0.2, 0.3]}  # fmt: skip
 
 
@@ -88,9 +88,9 @@ def test_the_figures_and_the_table_show_the_columns():
     assert axes.lines[1].get_ydata().tolist() == TOKENS["value"]
     lines = token_lines(TOKENS)
     assert lines[0] == ["token", "RM logit", "KL, nats", "reward", "value"]
-    assert lines[2] == ["∎", "-1.00", "0.25", "-0.01", "0.20"] and lines[3][1] == "-"
+    assert lines[2] == ["[EOS]", "-1.00", "0.25", "-0.01", "0.20"] and lines[3][1] == "-"
 
 
 def test_texts_are_escaped_on_the_page():
-    text = section("<i>query</i>", {"<b>": {**TOKENS, "text": ["<script>", "∎", ""]}})
+    text = section("<i>query</i>", {"<b>": {**TOKENS, "text": ["<script>", "[EOS]", ""]}})
     assert "<script>" not in text and "<i>" not in text and "<b>" not in text

@@ -82,7 +82,7 @@ def test_1_is_unshifted_2_and_3_are_marginal_and_the_rest_is_shifted():
 
 def test_tokens_that_share_a_character_are_one_piece_with_the_largest_rank():
     pieces = {2: b" caf", 3: "é".encode()[:1], 4: "é".encode()[1:], 5: b"!", EOS: b""}
-    assert text_pieces([2, 3, 4, 5, EOS], [1, 2, 7, 3, 1], pieces) == [(" caf", 1), ("é", 7), ("!", 3), ("∎", 1)]
+    assert text_pieces([2, 3, 4, 5, EOS], [1, 2, 7, 3, 1], pieces) == [(" caf", 1), ("é", 7), ("!", 3), ("[EOS]", 1)]
     assert text_pieces([2, 3], [1, 2], pieces) == [(" caf", 1), ("\ufffd", 2)]  # cut within the character
     assert text_pieces([4, 5], [1, 2], pieces) == [("\ufffd", 1), ("!", 2)]
 
