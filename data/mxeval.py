@@ -1,4 +1,4 @@
-"""MBJP, MathQA and HumanEval in Java, as published by mxeval (github.com/amazon-science/mxeval) -> code.jsonl.
+"""MBJP, MathQA and HumanEval, in Java or Python, as published by mxeval (amazon-science/mxeval) -> code.jsonl.
 
     python -m data.mxeval --source DIR
     python -m data.mxeval --source mbjp_release_v1.2.jsonl --tokenizer gpt2 --test-share 0.2 --check
@@ -6,8 +6,8 @@
 
 [RLCF evaluation] Each problem becomes a row of code.test.jsonl: `query` and `prefix` are its prompt, `response` is the
 canonical solution, and `suffix` is empty, because a completion closes the method and the class itself. The program is
-prefix + response + suffix + tests. MathQA, HumanEval and some problems of MBJP have no published solution: their
-response is "".
+prefix + response + suffix + tests; in Python, the tests end by calling check(FUNCTION). MathQA, HumanEval and some
+problems of MBJP have no published solution: their response is "".
 
 With --test-share below 1, a seeded hash moves problems to code.train.jsonl, for fine-tuning before the test (the paper
 tests on 0.2 of MBJP and 0.5 of MathQA), and with --validation-share some of those to code.validation.jsonl. In these
@@ -33,8 +33,11 @@ from nanorlhf.files import check_out
 from nanorlhf.sandbox.execution import Verdict, isolation, make_program, run_programs
 from nanorlhf.tokenizer import load_tokenizer
 
-# by prefix of the task_id: MBJP/2, MathQA/0, HumanEval_java/0
-DATASETS = {"MBJP": "mbjp", "MathQA": "mathqa", "HumanEval_java": "humaneval"}
+# by prefix of the task_id: MBJP/2, MathQA/0, HumanEval_java/0; MBPP/2 and HumanEval/0 are in Python
+DATASETS = {
+    "MBJP": "mbjp", "MBPP": "mbpp", "MathQA": "mathqa", "HumanEval_java": "humaneval", "HumanEval": "humaneval",
+}  # fmt: skip
+TESTS = {"java": "class Main", "python": "def check"}  # what the field 'test' defines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +151,12 @@ def read_problems(args: Args, skipped: Counter[str]) -> dict[str, dict]:
                 skipped["a sample, not a problem: pass it to --samples or --solutions"] += 1
                 continue
             row = make_row(record, where)
+            first = next(iter(rows.values()), row)
+            if row["language"] != first["language"]:
+                raise InputError(
+                    f"{where}: the field 'language' is {row['language']!r}, unlike {first['meta']['task_id']}: pass "
+                    "one language at a time."
+                )
             task_id = row["meta"]["task_id"]
             if task_id in rows:
                 raise InputError(f"{where}: duplicate {task_id}, first at {locations[task_id]}.")
@@ -190,14 +199,16 @@ def make_row(record: dict, where: str) -> dict:
     task_id, language, prompt, tests, entry_point = (
         field(record, name, str, where) for name in ("task_id", "language", "prompt", "test", "entry_point")
     )
-    if language != "java":
-        raise InputError(f"{where}: the field 'language' is {language!r}, not java.")
+    if language not in TESTS:
+        raise InputError(f"{where}: the field 'language' is {language!r}, not java or python.")
     dataset = DATASETS.get(task_id.partition("/")[0])
     if dataset is None:
         known = ", ".join(DATASETS)
         raise InputError(f"{where}: the field 'task_id' is {task_id!r}; it must start with one of {known}.")
-    if "class Main" not in tests:
-        raise InputError(f"{where}: the field 'test' has no class Main.")
+    if TESTS[language] not in tests:
+        raise InputError(f"{where}: the field 'test' has no {TESTS[language]}.")
+    if language == "python":
+        tests += f"\n\ncheck({entry_point})\n"
     if "canonical_solution" in record and record["canonical_solution"] is None:
         response = ""
     else:
@@ -227,9 +238,8 @@ def read_samples(path: Path, rows: dict[str, dict]) -> list[tuple[dict, str]]:
 def check(title: str, pairs: Sequence[tuple[dict, str]], args: Args) -> list[Verdict]:
     """Run the programs of (problem, completion) pairs, print a table by dataset, return the verdicts."""
     began = time.monotonic()
-    verdicts = run_programs(
-        [make_program(*pair) for pair in pairs], "java", args.timeout, args.workers, weak_isolation=args.weak_isolation
-    )
+    programs, language = [make_program(*pair) for pair in pairs], pairs[0][0]["language"]
+    verdicts = run_programs(programs, language, args.timeout, args.workers, weak_isolation=args.weak_isolation)
     seconds = time.monotonic() - began
     by_dataset: dict[str, list[Verdict]] = defaultdict(list)
     for (row, _), verdict in zip(pairs, verdicts, strict=True):

@@ -10,7 +10,7 @@ from nanorlhf.dataset import load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.recipes import recipes
 from nanorlhf.rlcf import evaluate_programs
-from nanorlhf.sandbox.execution import make_program
+from nanorlhf.sandbox.execution import make_program, run_programs
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.data.rows import read
 
@@ -33,6 +33,14 @@ PROBLEM = {
     "test": TEST,
     "description": "The square.",
     "canonical_solution": "        return n * n;\n    }\n}",
+}
+PYTHON = {  # a problem of HumanEval in Python
+    "task_id": "HumanEval/0",
+    "language": "python",
+    "prompt": '\n\ndef square(n: int) -> int:\n    """ The square. """\n',
+    "entry_point": "square",
+    "test": "\n\nMETADATA = {}\n\ndef check(candidate):\n    assert candidate(3) == 9\n    assert candidate(2) == 4",
+    "canonical_solution": None,
 }
 UNSOLVED = PROBLEM | {"task_id": "MathQA/0", "canonical_solution": None}
 SAMPLE = {"task_id": "MBJP/2", "completion": " return 9; } }", "language": "java"}
@@ -86,6 +94,15 @@ def test_a_program_is_exactly_prompt_completion_and_tests(args):
     [row] = convert(args, PROBLEM)["code.test"]
     program = make_program(row, "return 0;}}")
     assert program.code + program.tests == PROBLEM["prompt"] + "return 0;}}" + TEST
+
+
+def test_a_program_in_python_ends_by_checking_its_function(args):
+    [row] = convert(args, PYTHON)["code.test"]
+    assert row["meta"] == {"task_id": "HumanEval/0", "dataset": "humaneval", "entry_point": "square"}
+    completions = {"    return n * n\n": True, "    return 9\n": False, "    pass\n": False}
+    verdicts = run_programs([make_program(row, completion) for completion in completions], "python")
+    assert [verdict.passed for verdict in verdicts] == [*completions.values()]
+    assert [verdict.share for verdict in verdicts] == [1, 0.5, 0]  # so `check` is called
 
 
 def test_samples_in_the_source_are_skipped_and_counted(args, capsys):
@@ -198,8 +215,10 @@ def test_files_from_an_earlier_split_are_reported(args, capsys):
     [
         ("{", "malformed JSON"),
         (PROBLEM, "duplicate MBJP/2, first at .*problems.jsonl:1"),
-        (PROBLEM | {"language": "python"}, "'language' is 'python'"),
-        (PROBLEM | {"task_id": "CodeNet/3"}, "'task_id' is 'CodeNet/3'; it must start with one of MBJP, MathQA"),
+        (PROBLEM | {"language": "kotlin"}, "'language' is 'kotlin', not java or python"),
+        (PYTHON, "'language' is 'python', unlike MBJP/2: pass one language at a time"),
+        (PROBLEM | {"language": "python"}, "'test' has no def check"),
+        (PROBLEM | {"task_id": "CodeNet/3"}, "'task_id' is 'CodeNet/3'; it must start with one of MBJP, MBPP"),
         (PROBLEM | {"test": "check();"}, "'test' has no class Main"),
         (PROBLEM | {"prompt": None}, "'prompt' must be str, not NoneType"),
         (PROBLEM | {"canonical_solution": 3}, "'canonical_solution' must be str, not int"),
