@@ -164,6 +164,13 @@ N_PLUS_LENGTHS = {"max_query_length": 512, "max_response_length": 169}
         ("rlcf", "rlcf", {"max_query_length": 500, "response_length": 384}),
         ("rlcf-codet5", "sft", {"model": "Salesforce/codet5-large", "batch_size": 32 * 8}),
         ("rlcf-codet5", "rlcf", {"total_episodes": 150_000, "batch_size": 8, "lr": 1e-6, "kl_coef": 0.1}),
+        (
+            "rlcf-gpt2-xl",
+            "sft",
+            {"model": "openai-community/gpt2-xl", "num_epochs": 5, "batch_size": 4 * 8, "lr": 5e-5},
+        ),
+        ("rlcf-gpt2-xl", "rlcf", {"value_model": "runs/gpt2_xl/critic", "batch_size": 8, "lr": 1e-6, "kl_coef": 0.1}),
+        ("rlcf-gpt2-xl", "programs", {"num_samples": 100, "ks": (1, 10, 100), "response_length": 256}),
         ("bipolar_ramp", "baselines", {"objective": "bipolar_ramp", "localise": True, "lr": 1e-6, "batch_size": 8}),
         ("coderl", "baselines", {"objective": "coderl", "localise": False, "lr": 1e-6, "batch_size": 8}),
         ("rlcf", "programs", {"num_samples": 100, "ks": (1, 10, 100), "temperatures": (0.2, 0.6, 0.8), "top_p": 0.95}),

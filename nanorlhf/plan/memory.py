@@ -44,13 +44,21 @@ MACHINES = ((8, 80), (1, 141))  # (GPUs of a node, GB of each)
 USABLE = 0.9  # fraction of a GPU's nominal memory
 BUSY = {"micro_batch_size": 4, "batch_size": 16}  # rows that keep a GPU busy
 
-# shapes that need no config.json: Biderman et al. 2023, Table 1; Wang et al. 2021, section 4.2; Le et al. 2022
+# shapes that need no config.json: Biderman et al. 2023, Table 1; Radford et al. 2019, Table 2; Wang et al. 2021,
+# section 4.2; Le et al. 2022
 PUBLISHED: dict[str, GPTConfig] = {
     f"EleutherAI/pythia-{name}": GPTConfig(
         vocab_size=V, n_ctx=2048, d_model=C, n_layer=N, n_head=H, d_mlp=4 * C, rotary_dim=C // H // 4
     )
     for name, N, C, H, V in (("1b", 16, 2048, 8, 50304), ("2.8b", 32, 2560, 32, 50304), ("6.9b", 32, 4096, 32, 50432))
 }
+PUBLISHED |= {
+    f"openai-community/gpt2{name}": GPTConfig(
+        vocab_size=50257, n_ctx=1024, d_model=C, n_layer=N, n_head=C // 64, d_mlp=4 * C, activation="gelu_new",
+        positions="learned", parallel_residual=False, tied_head=True, architecture="gpt2",
+    )
+    for name, N, C in (("", 12, 768), ("-medium", 24, 1024), ("-large", 36, 1280), ("-xl", 48, 1600))
+}  # fmt: skip
 PUBLISHED |= {
     f"Salesforce/codet5-{name}": T5Config(
         vocab_size=32100, d_model=C, n_layer=N, n_head=C // 64, d_mlp=4 * C, tied_head=True, head_scale=C**-0.5

@@ -203,8 +203,8 @@ RECIPES: dict = {
 }
 
 
-def of_codet5(model: str, batch_size: int, root: Path) -> dict:
-    """Return the recipe `rlcf` with the paper's other policy, an encoder-decoder, in separate directories."""
+def with_policy(model: str, batch_size: int, root: Path) -> dict:
+    """Return the recipe `rlcf` with another of the paper's policies, in separate directories."""
     rlcf = RECIPES["rlcf"]
     sft, discriminator, data, bench = root / "sft", root / "discriminator", root / "data", root / "bench"
     return {
@@ -222,5 +222,9 @@ def of_codet5(model: str, batch_size: int, root: Path) -> dict:
     }
 
 
-RECIPES["rlcf-codet5"] = of_codet5("Salesforce/codet5-large", 256, Path("runs/codet5"))  # 770M: 32 x 8
-RECIPES["rlcf-codet5-base"] = of_codet5("Salesforce/codet5-base", 64, Path("runs/codet5_base"))  # 220M: 8 x 8
+RECIPES["rlcf-codet5"] = with_policy("Salesforce/codet5-large", 256, Path("runs/codet5"))  # 770M: 32 x 8
+RECIPES["rlcf-codet5-base"] = with_policy("Salesforce/codet5-base", 64, Path("runs/codet5_base"))  # 220M: 8 x 8
+RECIPES["rlcf-gpt2-xl"] = with_policy("openai-community/gpt2-xl", 32, Path("runs/gpt2_xl"))  # 1.5B: 4 x 8
+RECIPES["rlcf-gpt2-xl"]["rlcf"]["value_model"] = "runs/gpt2_xl/critic"  # GPT-2 124M, trained on the same programs
+# 768 tokens of the query and 256 of the response are GPT-2's 1,024 positions
+RECIPES["rlcf-gpt2-xl"]["programs"] |= {"max_query_length": 768, "cut_queries": True}

@@ -3,6 +3,8 @@
 In: code.test.jsonl, problems with tests. Out: pass@k, exec@k and comp@k, verdicts, and compiler errors.
 """
 
+import hashlib
+import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -52,6 +54,8 @@ class Args(PolicyArgs):
     """sampling temperatures, ascending; the report shows the best one; 0 is greedy"""
     top_p: Fraction = 0.95
     """nucleus sampling: the likeliest tokens that together reach this probability; 1: all"""
+    cut_queries: bool = False
+    """cut longer queries to their last --max-query-length tokens; otherwise they are an error"""
     timeout: Seconds = 10.0
     """seconds of wall clock that a program may run"""
     workers: Workers = 8
@@ -94,8 +98,9 @@ def main(args: Args) -> dict:
     texts: Texts = {}
     results: dict[str, dict] = {}  # by policy
     for name, path in Progress(policies.items(), desc="policies"):
-        results[name] = {"at_k": [], "temperatures": []}
-        for temperature, response in answers(path, rows, tokenizer, args, device).items():
+        num_parameters, responses = answers(path, rows, tokenizer, args, device)
+        results[name] = {"parameters": num_parameters, "at_k": [], "temperatures": []}
+        for temperature, response in responses.items():
             texts[name, temperature] = [tokenizer.decode(ids) for ids in response.tolist()]
             results[name]["temperatures"].append({"temperature": temperature, **endings(response, tokenizer)})
 
@@ -108,6 +113,7 @@ def main(args: Args) -> dict:
         "policies": results,
         "differences": differences,  # from the first policy
         "num_problems": len(rows),
+        "problems": digest(rows),
         "language": language,
         "num_programs": len(outcomes),
         "isolation": isolation(),
@@ -131,12 +137,23 @@ def check_ascending(flag: str, values: tuple[float, ...]) -> None:
 
 
 def load_problems(args: Args, tokenizer: Tokenizer) -> list[Demonstration]:
-    path = args.data / "code.test.jsonl"
-    rows = list(load_programs(path, tokenizer, args.max_query_length, None, needs_response=False)[: args.num_queries])
+    path, longest = args.data / "code.test.jsonl", args.max_query_length
+    limit = None if args.cut_queries else longest
+    rows = list(load_programs(path, tokenizer, limit, None, needs_response=False)[: args.num_queries])
+    if args.cut_queries:  # the program keeps the whole query
+        num_cut = sum(len(row.query) > longest for row in rows)
+        print(f"{num_cut} of {len(rows)} queries cut to their last {longest} tokens")
+        rows = [replace(row, query=row.query[-longest:]) for row in rows]
     for number, row in enumerate(rows, start=1):
         if not row.record["tests"].strip():
             raise InputError(f"{path}:{number}: the field 'tests' is empty: fill it in or delete the line.")
     return rows
+
+
+def digest(rows: list[Demonstration]) -> str:
+    """Return a hash of the problems' texts and tests, which is the same for every tokenizer."""
+    texts = [[row.record["query"], row.record["tests"]] for row in rows]
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def check_machine(language: str, args: Args) -> None:
@@ -149,8 +166,8 @@ def check_machine(language: str, args: Args) -> None:
 # ------------------------------------------------------------------------------------------ 2. responses and outcomes
 def answers(
     path: str, rows: list[Demonstration], tokenizer: Tokenizer, args: Args, device: torch.device
-) -> dict[float, Tensor]:
-    """Return temperature -> n responses per problem (problems * n, T).
+) -> tuple[int, dict[float, Tensor]]:
+    """Return the policy's number of parameters, and temperature -> n responses per problem (problems * n, T).
 
     A function of its own so that a policy is freed before the next one is loaded.
     """
@@ -163,7 +180,7 @@ def answers(
                 policy, queries, tokenizer, args.num_samples, args.response_length, args.batch_size, args.seed,
                 temperature=temperature, top_p=args.top_p,
             )  # fmt: skip
-    return responses
+    return sum(parameter.numel() for parameter in policy.parameters()), responses
 
 
 def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcomes:

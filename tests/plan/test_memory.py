@@ -115,6 +115,18 @@ def test_codet5_has_the_published_number_of_parameters(counts, name, published):
     assert models["value"].parameters == by_hand + C + 1  # the head is tied, so removing it saves nothing
 
 
+@pytest.mark.parametrize(("name", "published"), [("", 124e6), ("-medium", 355e6), ("-large", 774e6), ("-xl", 1558e6)])
+@pytest.mark.slow
+def test_gpt2_has_the_published_number_of_parameters(counts, name, published):
+    config = PUBLISHED[f"openai-community/gpt2{name}"]
+    C = config.d_model
+    by_hand = (50257 + 1024) * C + config.n_layer * (12 * C**2 + 13 * C) + 2 * C
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_object(config)))
+    models = ppo_work(replace(RLCF, sft=f"openai-community/gpt2{name}", value_model=None)).models
+    assert models["policy"].parameters == by_hand == theirs.num_parameters() == pytest.approx(published, rel=0.01)
+
+
 @pytest.mark.parametrize("family", ["gptj", "olmo2", "phi3", "gemma2", "gemma3_text"])
 def test_the_config_determines_the_number_of_parameters(counts, family, tmp_path):
     config = FAMILIES[family]()

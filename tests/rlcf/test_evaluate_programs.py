@@ -12,8 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from matplotlib.colors import to_hex
+from safetensors.torch import load_file
 
 import eval as evaluation
+from data import mxeval
 from nanorlhf.checkpoint import save
 from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import write_jsonl
@@ -22,11 +24,12 @@ from nanorlhf.model import GPT, Transformer
 from nanorlhf.padding import right_pad
 from nanorlhf.report.page import text
 from nanorlhf.rlcf import evaluate_programs as programs
-from nanorlhf.rlcf import program_report
+from nanorlhf.rlcf import join_evaluations, program_report
 from nanorlhf.rlcf.discriminator import Discriminator, load_discriminator, save_discriminator
 from nanorlhf.rlcf.error_profile import CATEGORIES
 from nanorlhf.rlcf.figures import at_k_figures, error_figure, temperature_figures, training_figures
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from tests.data.test_mxeval import PROBLEM, PYTHON
 from tests.rows import read_jsonl
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs run on Linux only")
@@ -166,6 +169,21 @@ def test_each_response_has_the_verdict_that_was_built_into_it(world):
         assert row["passed"] == (row["reason"] == "passed")
 
 
+def test_an_evaluation_states_its_problems_and_sizes_so_that_others_can_be_joined(world):
+    tokenizer = load_tokenizer(world.root / "sft")
+    rows = programs.load_problems(world.args, tokenizer)
+    assert world.result["problems"] == programs.digest(rows) != programs.digest(rows[:1])
+    other_tests = [replace(row, record=row.record | {"tests": "\nassert True\n"}) for row in rows]
+    assert programs.digest(other_tests) != programs.digest(rows)
+    path = world.args.out / "eval.json"
+    head, _, rlcf = join_evaluations.main(join_evaluations.Args(evals=(path,)))
+    assert head[2:-1] == [f"{success}@{k}" for success in ("pass", "exec", "comp") for k in (1, 2, 4)]
+    assert rlcf[0] == f"{path.parent}: rlcf" and rlcf[2] == "50.00 [0.00, 100.00]"
+    for name, directory in (("sft", "sft"), ("rlcf", "ppo")):
+        weights = load_file(world.root / directory / "model.safetensors")
+        assert world.result["policies"][name]["parameters"] == sum(tensor.numel() for tensor in weights.values())
+
+
 def test_samples_come_by_policy_temperature_and_problem(world):
     groups = [(row["policy"], row["temperature"], row["task"]) for row in world.samples[::4]]
     tasks = "test/square", "test/twice"
@@ -270,6 +288,56 @@ def test_lengths_count_eos(world):
     lengths = [len(tokenizer.encode(row["response"])) + 1 for row in world.samples[:8]]
     at = world.result["policies"]["sft"]["temperatures"][0]
     assert at["response_length"] == pytest.approx(sum(lengths) / 8) and at["eos_rate"] == 1
+
+
+# (completion of a problem, by its method) -> whether it is right
+HUMANEVAL = {
+    "python": {"    return n * n\n": True, "    return n\n": False},
+    "java": {"        return n * n;\n    }\n}\n": True, "        return n;\n    }\n}\n": False},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["python", pytest.param("java", marks=needs_jdk)])
+def test_humaneval_is_evaluated_with_policies_that_never_trained_on_it(language, tmp_path, monkeypatch):
+    """Two problems in mxeval's format, without a written solution; the first is always solved, the second never."""
+    of_language = {"java": PROBLEM | {"canonical_solution": None}, "python": PYTHON}[language]
+    prefix = {"java": "HumanEval_java", "python": "HumanEval"}[language]
+    write_jsonl(tmp_path / "problems.jsonl", [of_language | {"task_id": f"{prefix}/{i}"} for i in range(2)])
+    tokenizer = train_tokenizer([of_language["prompt"]], 280)
+    config = GPTConfig(vocab_size=280, n_ctx=256, d_model=16, n_layer=1, n_head=2, d_mlp=32, rotary_dim=4)
+    save(GPT(config), tmp_path / "sft", tokenizer)
+    mxeval.main(mxeval.Args(source=str(tmp_path / "problems.jsonl"), out=tmp_path / "data"))
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["code.test.jsonl"]
+
+    def sample_answers(policy, queries, tokenizer, num_samples, max_new_tokens, *_, **__):
+        ids = [tokenizer.encode(text) + [tokenizer.eos_id] for text in HUMANEVAL[language]]
+        return None, right_pad([ids[0]] * num_samples + [ids[1]] * num_samples, tokenizer.pad_id)
+
+    monkeypatch.setattr(programs, "sample_answers", sample_answers)
+    args = replace(
+        evaluation.RECIPES["rlcf"][1],
+        data=tmp_path / "data", out=tmp_path / "eval", policies=("sft", str(tmp_path / "sft")), curves=(),
+        device="cpu", num_samples=2, ks=(1, 2), temperatures=(0.2,), response_length=80, workers=1, num_resamples=20,
+    )  # fmt: skip
+    result = evaluation.main(args)
+    assert [row["pass"] for row in result["policies"]["sft"]["at_k"]] == [0.5, 0.5]
+    samples = read_jsonl(args.out / "samples.jsonl", {})
+    assert [(row["task"], row["passed"]) for row in samples[::2]] == [(f"{prefix}/0", True), (f"{prefix}/1", False)]
+
+
+def test_long_queries_are_refused_or_cut_on_the_left_but_never_in_the_program(python_world):
+    tokenizer = load_tokenizer(python_world.root / "sft")
+    args = python_world.args
+    rows = programs.load_problems(args, tokenizer)
+    assert all(len(row.query) > 5 for row in rows)
+    with pytest.raises(InputError, match="--max-query-length"):
+        programs.load_problems(replace(args, max_query_length=5), tokenizer)
+    cut = programs.load_problems(replace(args, max_query_length=5, cut_queries=True), tokenizer)
+    assert [row.query for row in cut] == [row.query[-5:] for row in rows]
+    assert [row.record for row in cut] == [row.record for row in rows] and programs.digest(cut) == programs.digest(rows)
+    kept = programs.load_problems(replace(args, cut_queries=True), tokenizer)
+    assert [row.query for row in kept] == [row.query for row in rows]
 
 
 # ------------------------------------------------------------------------------------------------ 2. written files

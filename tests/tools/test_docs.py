@@ -352,12 +352,12 @@ def test_the_stages_of_rlcf_find_each_other_without_flags() -> None:
     assert not find_problems(text + "".join(f"`python {stage} --dtype bfloat16`\n" for stage in stages))
     limits = {}  # directory -> lengths of the commands that write or read it
     for command in read_page("rlcf.md", text).commands:
-        if command.program not in ("make", "bench", "nanorlhf.plan"):
+        if command.program not in ("make", "bench", "nanorlhf.plan", "nanorlhf.rlcf.join_evaluations"):
             args = parse_settings(command)
             directory = args.out if command.program.startswith("data.") else args.data
             lengths = args.max_query_length, getattr(args, "max_response_length", None)
             limits.setdefault(str(directory), []).append((command.program, *lengths))
-    for directory in ("runs/rlcf/data", "runs/rlcf/bench", "runs/rlcf/mathqa"):
+    for directory in ("runs/rlcf/data", "runs/rlcf/bench", "runs/rlcf/mathqa", "runs/gpt2_xl/data"):
         (_, query, response), *readers = limits[directory]
         assert readers and all(longest >= query for _, longest, _ in readers)
         assert all(longest is None or longest >= response for _, _, longest in readers)
