@@ -114,6 +114,7 @@ def main(args: Args) -> dict:
         "differences": differences,  # from the first policy
         "num_problems": len(rows),
         "problems": digest(rows),
+        "query_lengths": [len(row.query) for row in rows],
         "language": language,
         "num_programs": len(outcomes),
         "isolation": isolation(),
@@ -253,6 +254,7 @@ def statistics(column: list[Outcome], args: Args) -> tuple[dict, dict[str, np.nd
         values[success] = np.array([[pass_at_k(n, int(c), k) for k in args.ks] for c in counts])
     return {
         **{f"{success}_at_k": by_problem.mean(0).tolist() for success, by_problem in values.items()},
+        "num_passed": np.array([outcome.verdict.passed for outcome in column]).reshape(-1, n).sum(1).tolist(),
         "reasons": dict(Counter(outcome.verdict.reason for outcome in column)),
         "errors": error_profile([outcome.diagnostics for outcome in column], [outcome.span for outcome in column]),
         "compile_rate": fmean(outcome.error is None for outcome in column),

@@ -1,10 +1,11 @@
-"""Figures on generated programs: pass rates, temperatures, errors, and training curves."""
+"""Figures on generated programs: pass rates, also by problem, temperatures, errors, and training curves."""
 
 from collections.abc import Iterable
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from nanorlhf.metrics import bootstrap_interval
 from nanorlhf.report.page import LINES, draw, draw_lines, panel, series
 from nanorlhf.rlcf.error_profile import CATEGORIES
 from nanorlhf.training.run_directory import Rows
@@ -16,6 +17,9 @@ CURVES = {  # metric of train_ppo and of RLCF's baselines: title, unit
     "objective/entropy": ("Entropy of the policy", "nats per response"),
     "objective/kl": ("KL to the initial policy", "nats per response"),
 }
+
+
+NUM_GROUPS = 4  # of problems, by the length of their query
 
 
 def line_color(number: int) -> str:
@@ -66,6 +70,33 @@ def error_figure(policies: dict[str, dict[str, float]]) -> Figure:
     axes.grid(False, axis="y")
     axes.legend(frameon=False)
     return figure
+
+
+def problem_figures(passed: dict[str, list[int]], num_samples: int, lengths: list[int], seed: int) -> list[Figure]:
+    """Draw the share of samples that pass per problem, sorted; and its mean by the length of the query.
+
+    passed: policy -> number of samples that pass, per problem. The second figure has groups of equal size and 95%
+    intervals over problems; with fewer than two problems per group it is left out.
+    """
+    shares = {policy: 100 * np.array(counts) / num_samples for policy, counts in passed.items()}  # (problems,) each
+    first, axes = panel("Programs that pass, by problem", "% of problems, easiest first", "% of samples")
+    for number, (policy, values) in enumerate(shares.items()):
+        axes.stairs(np.sort(values)[::-1], np.linspace(0, 100, len(values) + 1), color=line_color(number), label=policy)
+    axes.legend(frameon=False)
+    if len(lengths) < 2 * NUM_GROUPS:
+        return [first]
+    second, axes = panel("Programs that pass, by length", "median tokens of the query", "%")
+    groups = np.array_split(np.argsort(lengths, kind="stable"), NUM_GROUPS)
+    middles = [float(np.median(np.array(lengths)[group])) for group in groups]
+    for number, (policy, values) in enumerate(shares.items()):
+        means = np.array([values[group].mean() for group in groups])
+        ends = np.array([bootstrap_interval(values[group][:, None], seed) for group in groups]).T  # (2, groups)
+        axes.errorbar(
+            middles, means, np.abs(ends - means), color=line_color(number), marker="o", capsize=2, label=policy
+        )
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return [first, second]
 
 
 def temperature_figures(policies: dict[str, list[dict]], ks: Iterable[int]) -> list[Figure]:

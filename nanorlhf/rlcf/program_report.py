@@ -8,7 +8,14 @@ from nanorlhf.report.page import Column, Lines, Page, Section, markup, number, p
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.report.verdict import Gain, Outcome, change_of, of_100, outcomes_of, verdict_section
 from nanorlhf.rlcf.error_profile import CATEGORIES
-from nanorlhf.rlcf.figures import CURVES, at_k_figures, error_figure, temperature_figures, training_figures
+from nanorlhf.rlcf.figures import (
+    CURVES,
+    at_k_figures,
+    error_figure,
+    problem_figures,
+    temperature_figures,
+    training_figures,
+)
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 
@@ -155,6 +162,19 @@ def page(result: dict, runs: dict[str, str], samples: list[dict]) -> Page:
             figures=at_k_figures({name: row["at_k"] for name, row in policies.items()}),
             caption="pass@k is the probability that at least one of k samples passes, averaged over problems. A "
             "program that compiles may crash, and one that runs may be wrong.",
+        ),
+        Section(
+            "Problems",
+            figures=problem_figures(
+                {name: row["num_passed"] for name, row in best.items()},
+                settings["num_samples"],
+                result["query_lengths"],
+                settings["seed"],
+            ),
+            caption="The first figure sorts each policy's problems by the share of samples that pass: the area under a "
+            f"curve is pass@1, and the share of problems above 0 is pass@{settings['num_samples']}. The second one has "
+            "four groups of equal size, with 95% intervals over problems. The temperature is the best one for "
+            f"k = {settings['ks'][0]}.",
         ),
         Section(
             "Errors",

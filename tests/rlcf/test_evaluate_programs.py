@@ -27,7 +27,7 @@ from nanorlhf.rlcf import evaluate_programs as programs
 from nanorlhf.rlcf import join_evaluations, program_report
 from nanorlhf.rlcf.discriminator import Discriminator, load_discriminator, save_discriminator
 from nanorlhf.rlcf.error_profile import CATEGORIES
-from nanorlhf.rlcf.figures import at_k_figures, error_figure, temperature_figures, training_figures
+from nanorlhf.rlcf.figures import at_k_figures, error_figure, problem_figures, temperature_figures, training_figures
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.data.test_mxeval import PROBLEM, PYTHON
 from tests.rows import read_jsonl
@@ -364,7 +364,7 @@ def test_the_page_is_one_file_without_external_requests(world):
     page = read_page(world.args.out)
     assert set(re.findall(r'src="([^:]+):', page)) == {"data"} and not re.findall(r"<(script\s|link[^>]+sheet)", page)
     assert not re.search(r"(src|href|url)\W{1,3}https?:", page)
-    assert page.count("<img ") == 3 + 3 and "In training" not in page  # one per k over the temperature
+    assert page.count("<img ") == 4 + 3 and "In training" not in page  # one per k over the temperature
     assert "<mark>m</mark>" not in page and page.count('class="sample"') == 2
     assert '<span class="verdict wrong_answer">wrong answer</span>' in page  # the first response of sft to the square
     blamed = "<mark>;</mark>" if world.result["language"] == "java" else "<mark>(here)</mark>\n"
@@ -396,6 +396,25 @@ def test_the_bars_are_the_numbers_in_percent_with_their_intervals():
     assert [label.get_text() for label in other_figure.axes[0].get_xticklabels()] == ["exec@1", "comp@1"]
     segment = axes.containers[0].lines[2][0].get_segments()[0]
     assert [y for _, y in segment] == pytest.approx([10, 40])
+
+
+def test_the_area_under_the_sorted_problems_is_pass_at_1_and_what_is_above_0_is_pass_at_n(world):
+    for policy in world.result["policies"].values():
+        for at in policy["temperatures"]:
+            [figure] = problem_figures({"policy": at["num_passed"]}, 4, world.result["query_lengths"], 1)
+            heights, edges, _ = figure.axes[0].patches[0].get_data()
+            assert list(heights) == sorted(heights, reverse=True) and list(edges) == [0, 50, 100]
+            assert (heights * [50, 50]).sum() / 1e4 == pytest.approx(at["pass_at_k"][0])
+            assert (heights > 0).mean() == pytest.approx(at["pass_at_k"][-1])
+
+
+def test_problems_are_grouped_by_the_length_of_their_query():
+    lengths, passed = [40, 10, 30, 20, 41, 11, 31, 21], [4, 0, 2, 1, 2, 0, 2, 1]
+    _, figure = problem_figures({"sft": passed, "rlcf": [4] * 8}, 4, lengths, 1)
+    sft, rlcf = (container.lines for container in figure.axes[0].containers)
+    assert list(sft[0].get_xdata()) == [10.5, 20.5, 30.5, 40.5] and list(sft[0].get_ydata()) == [0, 25, 50, 75]
+    assert [y for _, y in sft[2][0].get_segments()[3]] == [50, 100] and list(rlcf[0].get_ydata()) == [100] * 4
+    assert len(problem_figures({"sft": passed[1:]}, 4, lengths[1:], 1)) == 1
 
 
 def test_the_error_figure_omits_categories_without_errors():
@@ -481,7 +500,7 @@ def test_two_runs_write_the_same_and_the_curves_of_training_come_with_their_metr
     assert (again.out / "samples.jsonl").read_bytes() == (unscripted.args.out / "samples.jsonl").read_bytes()
     assert result["policies"] == unscripted.result["policies"]
     page = read_page(again.out)
-    assert "In training" in page and page.count("<img ") == 3 + 2 + 2 + 2 and page.count('class="sample"') == 1
+    assert "In training" in page and page.count("<img ") == 4 + 2 + 2 + 2 and page.count('class="sample"') == 1
 
 
 def test_samples_depend_on_the_seed(unscripted, monkeypatch):
