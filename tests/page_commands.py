@@ -33,7 +33,7 @@ import pytest
 
 from data.pretrained import HUB_ID
 from experiments.__main__ import commands
-from experiments.programs.runs import Programs
+from experiments.programs.runs import Discriminators, Programs
 from experiments.runs import Args
 from experiments.scaling.runs import Scaling
 from experiments.worlds.runs import Worlds
@@ -354,9 +354,10 @@ def recorded_commands(target: str, variables: tuple[tuple[str, str], ...] = ()) 
 
 
 def experiment_runs(args: Any) -> list[Command]:
-    """Return the runs of an experiment. We skip worlds and programs, whose runs depend on what has finished, and
-    scaling, whose runs are those of other experiments with other numbers."""
-    if not isinstance(args, Args) or isinstance(args, Worlds | Programs | Scaling):
+    """Return the runs of an experiment. We skip worlds and programs, whose runs depend on what has finished;
+    scaling, whose runs are those of other experiments with other numbers; and discriminators, whose report needs a
+    policy that can program."""
+    if not isinstance(args, Args) or isinstance(args, Worlds | Programs | Scaling | Discriminators):
         return []
     return [Command(("python", *words)) for words in commands(args)]
 
