@@ -2,14 +2,15 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.__main__ import main as run_study
 from experiments.programs.learning_curve import Args, curves_of, main, table
 from experiments.programs.runs import Discriminators, discriminators
 from nanorlhf.errors import InputError
+from nanorlhf.rlcf import train_discriminator
 from tests.page_commands import Command, parse_settings
 
 
@@ -69,9 +70,14 @@ def test_every_command_is_one_that_its_program_takes():
 
 
 @pytest.mark.slow
-def test_the_curve_in_miniature(tmp_path):
-    """From the data to the table, with few programs; too few of a beginner's pass for more than some steps on pairs."""
-    run_study(Discriminators(out=tmp_path, seeds=(1,), num_problems=200, eval_every=20, jobs=2))
-    with (tmp_path / "report/discriminator.csv").open() as stream:
-        curves = curves_of(csv.DictReader(stream))
-    assert curves.keys() == {"trained", "only-pairs"} and len(curves["trained"]["1"]) > 1
+def test_the_curve_of_a_real_run(rlcf, tmp_path):
+    """A line every second step and one after the last, with the accuracy and the number of pairs of its summary."""
+    args = replace(rlcf.discriminator, out=tmp_path / "1/trained", eval_every=2)
+    summary = train_discriminator.main(args)
+    main(Args(runs=tmp_path, out=tmp_path / "out"))
+    rows = list(csv.DictReader((tmp_path / "out/discriminator.csv").open()))
+    steps = int(summary["steps"])
+    assert [int(row["step"]) for row in rows] == [*range(2, steps, 2), steps]
+    assert [row["stage"] for row in rows] == sorted((row["stage"] for row in rows), reverse=True)  # triplets first
+    assert float(rows[-1]["accuracy"]) == pytest.approx(summary["validation_accuracy"], abs=1e-4)
+    assert {row["pairs"] for row in rows} == {str(summary["num_validation_pairs"])}
