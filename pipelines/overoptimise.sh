@@ -11,11 +11,12 @@ RUNS=${RUNS:-runs/tiny}
 
 # 1. With the penalty.
 python train_ppo.py --data "$RUNS/data" --sft "$RUNS/sft" --reward-model "$RUNS/rm" \
-  --out "$RUNS/ppo_fast" --seed "$SEED" --processes "$PROCESSES" --lr 1e-3 --overwrite
+  --out "$RUNS/ppo_fast" --seed "$SEED" --processes "$PROCESSES" --lr 1e-3 --keep-every 2 --overwrite
 
 # 2. Without it: what the reward model overrates can be had for nothing.
 python train_ppo.py --data "$RUNS/data" --sft "$RUNS/sft" --reward-model "$RUNS/rm" \
-  --out "$RUNS/ppo_fast_no_kl" --seed "$SEED" --processes "$PROCESSES" --lr 1e-3 --kl-coef 0 --overwrite
+  --out "$RUNS/ppo_fast_no_kl" --seed "$SEED" --processes "$PROCESSES" --lr 1e-3 --kl-coef 0 \
+  --keep-every 2 --overwrite
 
 # 3. Both beside the demo's PPO, by the reward model and by the truth.
 python eval.py --data "$RUNS/data" --reward-model "$RUNS/rm" --out "$RUNS/eval_fast" \

@@ -281,6 +281,7 @@ def test_the_checkpoints_along_a_run_are_policies_and_the_last_one_is_the_run_it
     along_titles = ["Win rate against KL", "Scores against KL", "ROUGE-L against KL"]
     assert [title for title in titles if title in along_titles] == along_titles
     assert titles.count("Rollout score") == 1  # the run's curves, once
+    assert eval_work(along_args).models == eval_work(args).models  # of the plan
     html = (along_args.out / "report.html").read_text()
     assert html.count('class="happened') == 1 and "ppo@3 beats the references" in html
 

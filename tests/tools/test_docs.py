@@ -129,7 +129,8 @@ SMALL = {
     "train_sft.py": "--num-epochs 0.25 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 16",
     "train_rm.py": "--num-epochs 0.25 --warmup-steps 0 --batch-size 8 --num-normalisation 8",
     "train_dpo.py": "--num-epochs 0.25 --warmup-steps 0 --batch-size 8",
-    "train_ppo.py": "--total-episodes 8 --batch-size 8 --num-minibatches 1 --num-ppo-epochs 1 --response-length 12",
+    "train_ppo.py": "--total-episodes 8 --batch-size 8 --num-minibatches 1 --num-ppo-epochs 1 --response-length 12 "
+    "--keep-every 1",
     "train_grpo.py": "--total-episodes 16 --batch-size 16 --num-epochs 1 --response-length 12",
     "train_rlcf.py": "--total-episodes 8 --batch-size 8 --num-minibatches 1 --num-ppo-epochs 1 --response-length 12",
     "nanorlhf.rlcf.train_discriminator": "--num-triplet-epochs 0.25 --triplet-batch-size 4 --num-pair-epochs 0 "
