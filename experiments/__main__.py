@@ -38,7 +38,7 @@ RECIPES: dict[str, tuple[str, Args]] = {
     "programs": ("programs, rewarded by static checks, tests or a discriminator", Programs()),
     "discriminators": ("accuracy of RLCF's discriminator while it trains", Discriminators()),
     "sums": ("a verifiable reward", Sums()),
-    "worlds": ("equally tuned algorithms in twenty worlds", Worlds()),
+    "worlds": ("equally tuned algorithms in many worlds", Worlds()),
     "scaling": ("over-optimisation by the size of the reward model, its data and the policy", Scaling()),
 }
 PHASES: dict[type[Args], Callable[[Any], Iterator[list[Run]]]] = {

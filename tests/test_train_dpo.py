@@ -197,6 +197,15 @@ def test_the_gradient_equals_that_of_single_texts_in_float64(miniature, tmp_path
 
 
 # ----------------------------------------------------------------------------------------------------------- the script
+def test_the_micro_batch_size_changes_the_gradient_only_by_rounding(miniature, tmp_path, gradients):  # noqa: F811
+    """In the first step."""
+    for size in (1, 3, 8):
+        train_dpo.main(replace(miniature.dpo, out=tmp_path / str(size), micro_batch_size=size, num_epochs=0.125))
+    assert len(gradients) == 3 and gradients[0].abs().max() > 1e-3
+    for gradient in gradients[:-1]:
+        assert torch.allclose(gradient, gradients[-1], atol=1e-6) and not torch.equal(gradient, gradients[-1])
+
+
 @pytest.fixture(scope="module")
 def dpo(miniature) -> train_dpo.Args:
     args = replace(miniature.dpo, out=None, num_epochs=4, lr=3e-3, eval_every=5)

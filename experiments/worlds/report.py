@@ -425,8 +425,8 @@ def variant_table(by_name: ByWorld) -> Lines:
         gaps, rates = gaps_to_tuned(by_name, name), column(by_world, "gold_win_rate")
         gap = number(fmean(gaps), t_interval(gaps), 3, "+") if gaps else "-"
         quartile = number(float(np.quantile(rates, 0.25)), None, 3)
-        others = (cell(column(by_world, "kl"), 2), cell(column(by_world, VARIANCE[1]), 2))
-        lines.append([name, str(len(rates)), cell(rates, 3), gap, quartile, *others])
+        kl, explained = cell(column(by_world, "kl"), 2), cell(column(by_world, VARIANCE[1]), 2)
+        lines.append([name, str(len(rates)), cell(rates, 3), gap, quartile, kl, explained])
     if not any(column(by_world, VARIANCE[1]) for by_world in by_name.values()):
         lines = [line[:-1] for line in lines]
     return lines
@@ -478,8 +478,8 @@ def rounding(rows: list[Row]) -> Iterator[tuple[str, int, Components]]:
             by_world = runs.setdefault((row["algorithm"], int(row["budget"])), {})
             by_world.setdefault(row["world"], []).append(float(row["gold_win_rate"]))
     for (algorithm, budget), by_world in sorted(runs.items()):
-        if found := components([rates for rates in by_world.values() if len(rates) > 1]):
-            yield algorithm, budget, found
+        if result := components([rates for rates in by_world.values() if len(rates) > 1]):
+            yield algorithm, budget, result
 
 
 def rounding_section(rows: list[Row]) -> list[str]:
@@ -501,8 +501,8 @@ def fresh_lines(rows: list[Row]) -> Lines:
     later = {int(row["world"]) for row in rows if row["phase"] == "final"} - {*WORLDS}
     lines = [["responses", "algorithm", "minus", "worlds", "low", "high", "later_worlds", "inside"]]
     for budget in final_budgets(rows):
-        first, others = finals(rows, budget, worlds=WORLDS), finals(rows, budget, worlds=later)
-        for name in first:
+        by_group = [finals(rows, budget, worlds=worlds) for worlds in (WORLDS, later)]
+        for name in by_group[0]:
             for base in ("", AGAINST):
                 if name in (START, base):
                     continue
@@ -510,7 +510,7 @@ def fresh_lines(rows: list[Row]) -> Lines:
                     differences(by_name.get(name, {}), by_name.get(base, {}), "gold_win_rate")
                     if base
                     else numbers(by_name.get(name, {}), "gold_win_rate")
-                    for by_name in (first, others)
+                    for by_name in by_group
                 )
                 if len(predicting) < 2:
                     continue

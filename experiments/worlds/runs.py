@@ -1,4 +1,4 @@
-"""Equally tuned algorithms: successive halving, then twenty worlds at three budgets.
+"""Equally tuned algorithms: successive halving, then many worlds at three budgets.
 
 The CSV records finished runs: a run with a row is not repeated, and its directory is deleted.
 """
@@ -77,7 +77,7 @@ class Worlds(Args):
     best_of: Annotated[tuple[Count, ...], MAY_BE_EMPTY] = (4, 16, 64)
     """n in best of n, evaluated with the initial policy; empty: evaluate neither"""
     variants: Annotated[Words, MAY_BE_EMPTY] = VARIANT_NAMES
-    """changes to tuned algorithms, from VARIANTS; changes of micro-batches sample the first of --budgets"""
+    """changes to tuned algorithms, from VARIANTS; with other micro-batches they sample the first of --budgets"""
     num_demonstrations: Count = 8000
     num_comparisons: Count = 1600
     num_queries: Count = 256

@@ -6,7 +6,7 @@
 #SBATCH --requeue
 #SBATCH --output=worlds-%A_%a.log
 
-# The twenty-worlds study as a Slurm job array. Run it from the root of a checkout with a .venv, on a disk shared by all nodes:
+# The study over worlds as a Slurm job array. Run it from the root of a checkout with a .venv, on a disk shared by all nodes:
 #
 #     tuning=$(sbatch --parsable --array=1-6 experiments/worlds/slurm.sh tune 6)
 #     sbatch --dependency=afterok:$tuning --array=1-20 experiments/worlds/slurm.sh final 20

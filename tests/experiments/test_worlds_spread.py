@@ -11,7 +11,7 @@ from experiments.worlds.spread import components, quantile_interval
 
 
 def missed(num_values: int, share: float, position: int) -> tuple[float, float]:
-    """The probabilities that fewer than `position` of all values are below the quantile, and at least so many."""
+    """Return the probabilities that fewer than `position` values are below the quantile, and the opposite."""
     fewer = 0.0
     for below in product((True, False), repeat=num_values):
         if sum(below) < position:
@@ -62,7 +62,7 @@ def test_components_recover_both_standard_deviations_from_unequal_numbers_of_run
     assert result.rounding_ci[0] < 0.02 < result.rounding_ci[1]
 
 
-def test_without_reruns_there_are_no_components() -> None:
+def test_components_take_a_rerun() -> None:
     assert components([[0.9], [0.8]]) is components([[0.9, 0.8]]) is components([]) is None
     equal = components([[0.9, 0.7], [0.9, 0.7]])
     assert equal is not None and equal.worlds == 0 and equal.rounding == pytest.approx(np.sqrt(0.02))

@@ -14,7 +14,7 @@ CEILINGS = {
     "course": 21,
     "data": 13,
     "docs": 3,
-    "experiments": 8,
+    "experiments": 6,
     "kernels": 2,
     "nanorlhf": 11,
     "nanorlhf/doctor": 3,
