@@ -57,7 +57,7 @@ def text_pieces(ids: Iterable[int], values: Iterable[int], pieces: Mapping[int, 
     result: list[tuple[str, int]] = []
     pending, largest = b"", 0
     for i, value in zip(ids, values, strict=True):
-        pending, largest = pending + (pieces.get(i) or "[EOS]".encode()), max(largest, value)
+        pending, largest = pending + (pieces.get(i) or b"[EOS]"), max(largest, value)
         try:
             result.append((pending.decode(), largest))
         except UnicodeDecodeError as error:
