@@ -292,8 +292,9 @@ def rollout(policy, ref_policy, reward_model, value_model, query, uniforms, s) -
 
     advantages, returns = gae(rewards, values, s.gamma, s.lam)
     return dict(query=query, response=response, actions=actions, states=states, scores=scores,
-                logprobs=logprobs, ref_logprobs=ref_logprobs, kl=kl, rewards=rewards, values=values,
-                returns=returns, advantages=advantages, whitened=whiten(advantages, actions))  # fmt: skip
+                logprobs=logprobs, ref_logprobs=ref_logprobs, kl=kl, rewards=rewards,
+                values=values, returns=returns, advantages=advantages,
+                whitened=whiten(advantages, actions))  # fmt: skip
 
 
 # The ratio is how much more probable a token is than in the rollout: 1 in the first step, where the
