@@ -9,6 +9,7 @@
     python -m experiments sums --seeds 1 2 3 --jobs 2
     python -m experiments worlds --share 3/8 --phase final
     python -m experiments scaling --seeds 1 2 3 4
+    python -m experiments tldr --seeds 1 --size-seeds 1
     python -m experiments lab --dry-run                    # print the commands
 
 Each study has a folder with its page (README.md), runs (runs.py), tables and pictures (report.py), and results.
@@ -27,6 +28,7 @@ from experiments.programs.runs import Discriminators, Programs, discriminators, 
 from experiments.runs import Args, Run, Words, execute
 from experiments.scaling.runs import Scaling, scaling
 from experiments.sums.runs import Sums, sums
+from experiments.tldr.runs import Tldr, tldr
 from experiments.worlds.runs import Worlds, hours_left, worlds
 from nanorlhf.cli import command_line
 
@@ -40,10 +42,11 @@ RECIPES: dict[str, tuple[str, Args]] = {
     "sums": ("a verifiable reward", Sums()),
     "worlds": ("equally tuned algorithms in many worlds", Worlds()),
     "scaling": ("over-optimisation by the size of the reward model, its data and the policy", Scaling()),
+    "tldr": ("N+ by model size, DPO against the reward model, reward whitening", Tldr()),
 }
 PHASES: dict[type[Args], Callable[[Any], Iterator[list[Run]]]] = {
     Lab: lab, Compare: compare, Mismatch: mismatch, Staleness: staleness, Programs: programs,
-    Discriminators: discriminators, Sums: sums, Worlds: worlds, Scaling: scaling,
+    Discriminators: discriminators, Sums: sums, Worlds: worlds, Scaling: scaling, Tldr: tldr,
 }  # fmt: skip
 
 

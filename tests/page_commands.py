@@ -36,6 +36,7 @@ from experiments.__main__ import commands
 from experiments.programs.runs import Discriminators, Programs
 from experiments.runs import Args
 from experiments.scaling.runs import Scaling
+from experiments.tldr.runs import Tldr
 from experiments.worlds.runs import Worlds
 from nanorlhf import launch
 from nanorlhf.__main__ import find_module
@@ -78,7 +79,18 @@ NO_PATHS = {
     "directory",  # of the course: some commands write it and others read it
     "since",  # of the check: a commit
     *("scripts", "flags"),  # of the doctor: a source tree changed by a reader, and flags of its scripts
-    *("algorithms", "variants", "share", "cases", "labellers", "remedies", "lrs", "kl_coefs"),  # of the experiments
+    *(
+        "algorithms",
+        "variants",
+        "share",
+        "cases",
+        "labellers",
+        "remedies",
+        "lrs",
+        "kl_coefs",
+        "sizes",
+        "base",
+    ),  # of the experiments
     *("bugs", "demo", "healthy"),  # of the doctor's judge: names, and run directories
 }
 OF_COMMANDS = ("course", "nanorlhf.doctor")  # programs with several commands, each with its own settings
@@ -354,10 +366,10 @@ def recorded_commands(target: str, variables: tuple[tuple[str, str], ...] = ()) 
 
 
 def experiment_runs(args: Any) -> list[Command]:
-    """Return the runs of an experiment. We skip worlds and programs, whose runs depend on what has finished;
-    scaling, whose runs are those of other experiments with other numbers; and discriminators, whose report needs a
-    policy that can program."""
-    if not isinstance(args, Args) or isinstance(args, Worlds | Programs | Scaling | Discriminators):
+    """Return the runs of an experiment. We skip worlds and programs, whose runs depend on what has finished; scaling
+    and tldr, whose runs are those of other experiments or of `make demo` with other numbers; and discriminators, whose
+    report needs a policy that can program."""
+    if not isinstance(args, Args) or isinstance(args, Worlds | Programs | Scaling | Discriminators | Tldr):
         return []
     return [Command(("python", *words)) for words in commands(args)]
 
