@@ -55,7 +55,7 @@ def end_scores(
     end = end_index(query_response, query_length, pad_id) - first
     if model.skipped_id is not None:
         end = before_skipped(query_response, end, model.skipped_id)
-    # [N+ 13] scores before the end are mostly negative, and not used
+    # [N+ 13] scores before the end are not used: the loss leaves even their sign open
     return scores.gather(1, end[:, None]).squeeze(1)
 
 

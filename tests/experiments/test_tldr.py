@@ -19,19 +19,22 @@ from experiments.runs import execute
 from experiments.tldr import pooled, probe
 from experiments.tldr.constant import one
 from experiments.tldr.report import (
+    MARKS,
     Args,
     agreement_with_gold,
     combined_accuracy,
     main,
+    page_text,
     probed,
     read_values,
 )
 from experiments.tldr.runs import EXPLANATIONS, Tldr, tldr
 from nanorlhf.checkpoint import load_scalar
-from nanorlhf.dataset import load_comparisons, load_demonstrations
+from nanorlhf.dataset import load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.reward import response_scores
 from nanorlhf.tokenizer import load_tokenizer
+from tests.conftest import ROOT
 from tests.page_commands import Command, parse_settings
 
 SIZES = ("32", "128")
@@ -297,5 +300,12 @@ def test_a_reward_model_from_a_pooled_policy_scores_the_mean_over_the_response(m
         hidden = model.transformer(torch.tensor([row.query + row.response]))[0, len(row.query) :]  # (T, C)
         expected = (model.score(hidden).squeeze(-1) - model.reward_bias).mean().item()
     assert score == pytest.approx(expected, abs=1e-5)
-    pairs = load_comparisons(miniature.rm.data / "comparisons.validation.jsonl", tokenizer, 512, 169)
-    assert len(pairs) > 0
+
+
+# -------------------------------------------------------------------------------------------------------------- 4. page
+def test_the_page_shows_the_tables_of_its_csv():
+    values = read_values(ROOT / "experiments/tldr/tldr.csv")
+    assert {len(values[size]["gold_win_rate/ppo"]) for size in ("32", "64")} == {4}
+    assert len(values["128"]["gold_win_rate/ppo"]) == len(values["128"]["gold_win_rate/whitened"]) == 8
+    text = page_text(values, ("32", "64", "128"), "128")
+    assert f"{MARKS[0]}\n\n{text}\n\n{MARKS[1]}" in (ROOT / "experiments/tldr/README.md").read_text()
