@@ -41,8 +41,9 @@ python train_ppo.py stackoverflow-tiny --data "$SITE/data" --sft "$SITE/sft" \
 # 5. The same votes without a reward model: DPO on the pairs, KTO on the signs of the scores.
 python train_dpo.py stackoverflow-tiny --data "$SITE/data" --sft "$SITE/sft" --out "$SITE/dpo" \
   --seed "$SEED" --processes "$PROCESSES" --overwrite
-python train_dpo.py stackoverflow-tiny --loss kto_unpaired --num-epochs 0.25 --data "$SITE/data" \
-  --sft "$SITE/sft" --out "$SITE/kto" --seed "$SEED" --processes "$PROCESSES" --overwrite
+python train_dpo.py stackoverflow-tiny --loss kto_unpaired --num-epochs 0.25 --lr 1e-4 \
+  --data "$SITE/data" --sft "$SITE/sft" --out "$SITE/kto" \
+  --seed "$SEED" --processes "$PROCESSES" --overwrite
 
 # 6. All of them beside what people wrote.
 python eval.py stackoverflow-tiny --data "$SITE/data" --policies base "$SITE/base" sft "$SITE/sft" \

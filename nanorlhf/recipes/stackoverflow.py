@@ -93,14 +93,14 @@ RECIPES: dict = {
             max_response_length=64,
             num_normalisation=0,
         ),
-        "dpo": dict(  # for votes as labels: --loss kto_unpaired --num-epochs 0.25, as many steps
+        "dpo": dict(  # KTO on labels, in as many steps: --loss kto_unpaired --num-epochs 0.25 --lr 1e-4
             data=Path("runs/site/data"),
             sft="runs/site/sft",
             seed=1,
             num_epochs=0.5,
             batch_size=16,
             micro_batch_size=16,
-            lr=1e-3,
+            lr=3e-5,
             warmup_steps=20,
             max_query_length=64,
             max_response_length=64,

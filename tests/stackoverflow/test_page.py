@@ -1,4 +1,4 @@
-"""The tables of docs/stackoverflow.md equal docs/stackoverflow.csv."""
+"""The tables of docs/stackoverflow.md repeat docs/stackoverflow.csv."""
 
 import csv
 import re
@@ -53,14 +53,14 @@ def test_the_first_table_is_the_report_of_seed_1(rows):
         assert re.findall(r"\S+ ± \S+", line) == expected
 
 
-def test_the_gold_scores_equal_the_csv(rows):
+def test_the_gold_scores_match_the_csv(rows):
     cells = table("gold score")
     assert cells["gold score"] == list(POLICIES)
     for seed in SEEDS:
         assert cells[f"seed {seed}"] == [f"{rows[seed, policy, 'gold_score']['mean']:.2f}" for policy in POLICIES]
 
 
-def test_the_best_of_ten_answers_equal_the_csv(rows):
+def test_the_best_of_ten_answers_match_the_csv(rows):
     headings, *_ = cells = [*table("best of ten, PPO - SFT").items()]
     metrics = [HEADINGS[heading] for heading in headings[1]]
     for seed, (name, line) in zip(SEEDS, cells[1:], strict=True):
@@ -70,7 +70,7 @@ def test_the_best_of_ten_answers_equal_the_csv(rows):
         ]
 
 
-def test_correlations_and_reciprocal_ranks_equal_the_csv(rows):
+def test_correlations_and_reciprocal_ranks_match_the_csv(rows):
     cells = table("SFT's answers")
     del cells["SFT's answers"]
     assert [HEADINGS[name] for name in cells] == [metric for metric in HEADINGS.values() if metric != "gold_score"]
