@@ -147,7 +147,6 @@ EXERCISES: tuple[Exercise, ...] = (
         hint="There are three cases in which the response stays unchanged. Otherwise, prepend one space.",
         tests=(
             "tests/test_dataset.py::test_a_response_gets_a_leading_space_only_if_it_has_none",
-            "tests/test_tokenizer.py::test_separate_and_joint_tokenisation_agree",
             "tests/test_dataset.py::test_a_chats_response_is_unchanged",
         ),
         points=1,

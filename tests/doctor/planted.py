@@ -36,8 +36,8 @@ PLANTED = (
     Planted("no-scale-in-the-adapter", "checkpoints", "nanorlhf.pretrained.adapters:save_updates",
             "LORA_SCALE * number", "number"),
     Planted("another-value-model-is-saved", "checkpoints", "train_ppo:main.write",
-            'write_checkpoint(value_model, args.out / "value_model", tokenizer)',
-            'write_checkpoint(reward.models[0], args.out / "value_model", tokenizer)'),
+            'write_checkpoint(value_model, directory / "value_model", tokenizer)',
+            'write_checkpoint(reward.models[0], directory / "value_model", tokenizer)'),
     # -------------------------------------------------------------------------------------------------- random numbers
     *(Planted(f"one-set-of-numbers-in-{name}", "random_numbers", f"{name}:main", UNIFORMS, RESEEDED + UNIFORMS)
       for name in ("train_ppo", "train_grpo")),

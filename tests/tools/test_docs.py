@@ -172,6 +172,7 @@ ELSEWHERE = {
     "experiments": "tests/experiments/test_worlds_runs.py",
     "experiments.worlds.report": "tests/experiments/test_worlds_report.py",
     "experiments.scaling.report": "tests/experiments/test_scaling.py",
+    "experiments.tldr.report": "tests/experiments/test_tldr.py",
     "experiments.learning_curve.report": "tests/experiments/test_learning_curve.py",
     "nanorlhf.training.train_linear": "tests/training/test_train_linear.py",
     "tools.parity": "tests/tools/test_parity.py",

@@ -20,16 +20,6 @@ TWO_DIMENSIONS = "The tensor has two dimensions: 1 and -1 are the same."
 
 EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
-        function="nanorlhf.doctor.seven:probabilities",
-        changes=("logprobs = logits.log_softmax(-1)",),
-        why=ONE_DIMENSION,
-    ),
-    Equivalent(
-        function="nanorlhf.doctor.seven:reinforce",
-        changes=("token_probabilities = logits.softmax(-1)",),
-        why=ONE_DIMENSION,
-    ),
-    Equivalent(
         function="nanorlhf.masks:position_ids",
         changes=("return (mask.cumsum(1) - 1).masked_fill(~mask, 0)",),
         why="PyTorch adds up bools in int64 anyway.",
@@ -134,6 +124,16 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         function="train_sft:demonstration_loss",
         changes=("first = query_length if loss_on == 'response' else torch.zeros_like(query_length)",),
         why="The first token is never a label.",
+    ),
+    Equivalent(
+        function="nanorlhf.doctor.seven:probabilities",
+        changes=("logprobs = logits.log_softmax(-1)",),
+        why=ONE_DIMENSION,
+    ),
+    Equivalent(
+        function="nanorlhf.doctor.seven:reinforce",
+        changes=("token_probabilities = logits.softmax(-1)",),
+        why=ONE_DIMENSION,
     ),
     Equivalent(
         function="train_rm:regression_loss",
