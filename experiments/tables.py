@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -57,6 +57,11 @@ def by_policy_and_seed(lines: Iterable[Line]) -> dict[str, dict[str, Line]]:
     return groups
 
 
+def mean_difference(values: Sequence[float], digits: int = 3) -> str:
+    """Format the mean of differences and its 95% interval by Student's t; "-" without values."""
+    return number(fmean(values) if values else None, t_interval(values), digits, "+")
+
+
 def paired_difference(ours: dict[str, Line], theirs: dict[str, Line], column: str) -> str:
     """Format the mean difference over common seeds, with its 95% interval by Student's t.
 
@@ -64,7 +69,7 @@ def paired_difference(ours: dict[str, Line], theirs: dict[str, Line], column: st
     """
     pairs = [(ours[seed][column], theirs[seed][column]) for seed in ours if seed in theirs]
     values = [float(our) - float(their) for our, their in pairs if our and their]
-    return number(fmean(values) if values else None, t_interval(values), 3, "+")
+    return mean_difference(values)
 
 
 def markdown(table: Lines) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.tables import Numbers, evaluated, float_at
+from experiments.tables import Numbers, evaluated, float_at, mean_difference
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object
@@ -243,7 +243,7 @@ def difference_table(policies: Policies, against: str) -> Lines:
         if name == against or not compared:
             continue
         differences = [(known(gaps(compared, theirs, key)), digits) for key, _, digits in columns]
-        cells = [number(mean_or_none(values), t_interval(values), digits, "+") for values, digits in differences]
+        cells = [mean_difference(values, digits) for values, digits in differences]
         lines.append([name, str(len(compared)), *cells])
     return lines
 

@@ -14,11 +14,11 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from experiments.compare.report import Policies, Policy, cell, gaps, known, read_policies, seed_numbers
+from experiments.tables import mean_difference
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
-from nanorlhf.metrics import t_interval
-from nanorlhf.report.page import STYLES, Lines, label_axes, number, write_gallery
+from nanorlhf.report.page import STYLES, Lines, label_axes, write_gallery
 
 EVALUATED = (("gold_win_rate", "gold win rate", 3), ("gold_score", "gold score", 2), ("kl", "KL, nats", 2))
 
@@ -66,7 +66,7 @@ def make_table(curves: Curves) -> Lines:
             cells = [cell([mean_gap(policy) for policy in column if policy.updates], 3)]
             cells += [cell(known(seed_numbers(column, key)), digits, True) for key, _, digits in EVALUATED]
             lost = known(gaps(column, fresh, "gold_win_rate")) if sync_every > 1 else []
-            cells.append(number(fmean(lost) if lost else None, t_interval(lost), 3, "+"))
+            cells.append(mean_difference(lost))
             lines.append([algorithm, correction, str(sync_every), str(len(column)), *cells])
     return lines
 

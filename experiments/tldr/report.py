@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.optimize import minimize
 
-from experiments.tables import csv_text, evaluated, markdown, part, with_tables
+from experiments.tables import csv_text, evaluated, markdown, mean_difference, part, with_tables
 from experiments.tldr.runs import EXPLANATIONS, WHITENED, run_directory
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
@@ -196,7 +196,7 @@ def over_seeds(by_seed: dict[int, float], digits: int = 3) -> str:
 def paired(ours: dict[int, float], theirs: dict[int, float], digits: int = 3) -> str:
     """Format the mean difference over common seeds and its 95% interval by Student's t."""
     values = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-    return number(fmean(values), t_interval(values), digits, "+") if values else "-"
+    return mean_difference(values, digits)
 
 
 BY_SIZE = {

@@ -21,7 +21,7 @@ import scipy  # .stats loads with its first use
 from matplotlib.figure import Figure
 
 from experiments.compare.report import EVALUATED, cell, costs, mean_or_none, with_costs
-from experiments.tables import csv_text, evaluated, float_at, markdown, with_tables
+from experiments.tables import csv_text, evaluated, float_at, markdown, mean_difference, with_tables
 from experiments.worlds.paired import Paired, detectable_effect, holm, paired, worlds_needed
 from experiments.worlds.spread import Components, components, quantile_interval
 from nanorlhf.cli import run_module
@@ -423,7 +423,7 @@ def variant_table(by_name: ByWorld) -> Lines:
     lines = [["", "worlds", "gold win rate", "minus as tuned", "25% quantile", "KL, nats", "variance explained"]]
     for name, by_world in by_name.items():
         gaps, rates = gaps_to_tuned(by_name, name), column(by_world, "gold_win_rate")
-        gap = number(fmean(gaps), t_interval(gaps), 3, "+") if gaps else "-"
+        gap = mean_difference(gaps)
         quartile = number(float(np.quantile(rates, 0.25)), None, 3)
         kl, explained = cell(column(by_world, "kl"), 2), cell(column(by_world, VARIANCE[1]), 2)
         lines.append([name, str(len(rates)), cell(rates, 3), gap, quartile, kl, explained])

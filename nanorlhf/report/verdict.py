@@ -57,8 +57,9 @@ def outcomes_of(result: dict, outcome: Callable[[dict, str], Outcome]) -> Iterat
     words = result["args"]["policies"]
     checkpoints = dict(zip(words[::2], words[1::2], strict=True))
     first, *rest = result["policies"]
+    earlier = earlier_checkpoints(checkpoints)
     for name in rest or [first]:
-        if name in earlier_checkpoints(checkpoints):
+        if name in earlier:
             continue
         has_separate_run = not checkpoints[name].startswith("best-of-") and (
             name == first or checkpoints[name] != checkpoints[first]

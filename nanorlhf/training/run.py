@@ -337,9 +337,8 @@ class Run:
         if self.main:
             self.opened().close()
             self.unlock()
-            models = [value for value in self.state.values() if isinstance(value, nn.Module)]
             # a set, because a shared value model has the policy's parameters
-            trained = {p for model in models for p in model.parameters() if p.requires_grad}
+            trained = {p for model in self.models() for p in model.parameters() if p.requires_grad}
             cost = {
                 "seconds": self.seconds,
                 "num_trained_parameters": sum(p.numel() for p in trained),
