@@ -57,8 +57,8 @@ OTHER_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="reference-of-the-other-response", level=1, where="train_dpo:main",
-        old="ref_chosen, ref_rejected = pair_logprobs(ref_policy, rows, pad_id)",
-        new="ref_rejected, ref_chosen = pair_logprobs(ref_policy, rows, pad_id)",
+        old="ref_chosen, ref_rejected = dpo.pair_logprobs(ref_policy, rows, pad_id)",
+        new="ref_rejected, ref_chosen = dpo.pair_logprobs(ref_policy, rows, pad_id)",
         symptom="In the first step, when policy and reference are equal, the loss is not log 2 and the margin is not "
         "0. validation_loss, which is correct, doesn't follow loss.",
         cause="Chosen and rejected are swapped for the reference: each response is compared with the reference's "
