@@ -21,7 +21,9 @@ from nanorlhf.plan.training import dpo_plan, rm_plan, rollout_plan, sft_plan
 PLANS: dict[str, Callable[[ModuleType, Any], str]] = {
     "train_sft": lambda script, args: sft_plan(args, args.model, args.num_samples),
     "train_rm": lambda script, args: rm_plan(args, args.sft, args.loss),
-    "train_dpo": lambda script, args: dpo_plan(args, args.sft, args.loss not in script.NO_REFERENCE),
+    "train_dpo": lambda script, args: dpo_plan(
+        args, args.sft, args.loss not in script.NO_REFERENCE, args.reference.rate > 0
+    ),
     "train_ppo": lambda script, args: rollout_plan(args, args.value_model),
     "train_grpo": lambda script, args: rollout_plan(args, has_value_model=False),
     "train_rlcf": lambda script, args: rollout_plan(args, args.value_model),

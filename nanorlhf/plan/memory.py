@@ -2,7 +2,8 @@
 
 Bytes on a GPU:
 
-    weights       4 per parameter; a frozen model's linear weights are stored in the compute dtype
+    weights       4 per parameter; a frozen model's linear weights are stored in the compute dtype, unless it follows
+                  the policy (--reference.rate, --elastic-reset.every)
     gradients     4 per trained parameter
     optimizer     8 per trained parameter: AdamW's two moments
     copies        2 per parameter that autocast casts to bfloat16
@@ -89,6 +90,7 @@ class Model:
     trained: int  # number of trained parameters
     weights: int  # bytes, without frozen weights shared with the policy
     saved: int  # bytes per row saved for the backward pass
+    moves: bool = False  # follows the policy: in float32 and never offloaded
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,9 @@ def sized_model(
     rows: Rows,
     args: TrainingArgs | None = None,
     shares_policy: bool = False,
+    moves: bool = False,
 ) -> Model:
-    """Return the sizes of a model that is trained with `args`, or of a frozen model if None."""
+    """Return the sizes of a model that is trained with `args`, or of a frozen or moving model if None."""
     tuning: tuple = ("full",)
     if isinstance(args, LoRAArgs) and args.tune != "full":
         tuning = (args.tune, args.lora_rank, args.lora_targets)
@@ -148,10 +151,11 @@ def sized_model(
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         if args is None:
             trained = 0
+        if args is None and not moves:
             cast_linear_weights(model, getattr(torch, rows.dtype))
         weights = 4 * trained if shares_policy else sum(parameter.nbytes for parameter in model.parameters())
     saved = saved_per_row(kind, config, rows, tuning)  # type: ignore[arg-type]  # mypy takes no class as hashable
-    return Model(config, parameters, trained, weights, saved)
+    return Model(config, parameters, trained, weights, saved, moves)
 
 
 @cache  # several models of a run have the same shape
@@ -204,7 +208,7 @@ def phase_memory(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Memor
     weights = trained = 0
     for name, model in work.models.items():
         trained += model.trained // share
-        if model.trained or name in phase.models or not flags.offload:
+        if model.trained or model.moves or name in phase.models or not flags.offload:
             is_sharded = shard and (model.trained or flags.offload is not None)
             weights += 4 * model.parameters // share if is_sharded else model.weights
 
@@ -254,10 +258,11 @@ def flags_that_fit(work: Work, num_gpus: int, usable: float) -> Flags:
     """
     requested = work.flags
     shards = ["none", "fsdp"] if requested.shard == "none" else [requested.shard]
+    can_shard = work.can_shard and not any(model.moves for model in work.models.values())
     options = product(
         (BUSY, dict.fromkeys(BUSY, 1)),
         sorted({requested.checkpoint_activations, any(model.trained for model in work.models.values())}),
-        shards if num_gpus > 1 and work.can_shard else ["none"],
+        shards if num_gpus > 1 and can_shard else ["none"],
         [None] if requested.offload is None else sorted({requested.offload, True}),
     )
     for minimum, checkpoint_activations, shard, offload in options:

@@ -25,12 +25,13 @@ def rm_plan(args: SupervisedArgs, sft: str, loss: str) -> str:
     return supervised_plan(args, rows, {"reward": sized_model(ScalarModel, config, rows, args)}, READ_FACTOR)
 
 
-def dpo_plan(args: SupervisedArgs, sft: str, has_reference: bool = True) -> str:
+def dpo_plan(args: SupervisedArgs, sft: str, has_reference: bool = True, moves: bool = False) -> str:
+    """Return the plan of DPO. moves: the reference follows the policy."""
     rows = Rows(args.max_query_length, args.max_response_length, args.dtype, num_responses=2)
     config = read_shape("--sft", sft, args.max_query_length + args.max_response_length)
     models = {"policy": sized_model(GPT, config, rows, args)}
     if has_reference:
-        models["reference"] = sized_model(GPT, config, rows, shares_policy=args.tune == "lora")
+        models["reference"] = sized_model(GPT, config, rows, shares_policy=args.tune == "lora", moves=moves)
     return supervised_plan(args, rows, models, READ_FACTOR)
 
 
@@ -49,10 +50,14 @@ def rollout_plan(args: RolloutArgs, value_model: str | None = None, has_value_mo
     rows = Rows(args.max_query_length, args.response_length, args.dtype)
     config = value_config = read_shape("--sft", args.sft, rows.tokens)
     limit = "micro_batch_size"
+    resets = isinstance(args, RewardArgs) and args.elastic_reset.every is not None
+    moves = resets or (isinstance(args, RewardArgs) and args.reference.rate > 0)
     models = {
         "policy": sized_model(GPT, config, rows, args),
-        "reference": sized_model(GPT, config, rows, shares_policy=args.tune == "lora"),
+        "reference": sized_model(GPT, config, rows, shares_policy=args.tune == "lora", moves=moves),
     }
+    if resets:
+        models["average"] = models["reference"]
     phases = [
         Phase("sampling", "sample", ("policy",), args.batch_size, limit, READ_FACTOR),
         Phase("comparing", "read", ("policy", "reference"), args.batch_size, limit, READ_FACTOR),

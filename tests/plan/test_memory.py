@@ -32,6 +32,7 @@ from nanorlhf.plan.training import dpo_plan, rm_plan, rollout_plan, sft_plan
 from nanorlhf.pretrained.layout import config_object
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training.moving import ElasticResetSettings, ReferenceSettings
 from tests.conftest import ROOT
 from tests.test_checkpoint import FAMILIES
 from tests.test_train_grpo import grpo_args
@@ -152,6 +153,24 @@ def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4_or_2(counts):
         assert sum(sharded[:3]) == pytest.approx(20 * (policy + value) / 8, rel=1e-6)
 
 
+def test_a_reference_that_moves_is_in_float32_and_stays_on_the_device(counts):
+    policy = 1_011_781_632
+    fixed = ppo_work(replace(TLDR, dtype="bfloat16"))
+    saving = 4 * policy - fixed.models["reference"].weights
+    for moving, num_models in (
+        ({"reference": ReferenceSettings(rate=0.1)}, 1),
+        ({"elastic_reset": ElasticResetSettings(every=10)}, 2),  # and the average
+    ):
+        work = ppo_work(replace(TLDR, dtype="bfloat16", **moving))
+        more = peaks(work)["updating"].weights - peaks(fixed)["updating"].weights
+        assert more == saving + 4 * policy * (num_models - 1)
+        offloaded = peaks(work, replace(work.flags, offload=True))["updating"].weights
+        trained = work.models["policy"].weights + work.models["value"].weights
+        assert offloaded == trained + 4 * policy * num_models
+        assert flags_that_fit(work, 8, 1).shard == "none", "a moving reference can't be sharded"
+    assert flags_that_fit(fixed, 8, 1).shard == "fsdp"
+
+
 def test_with_lora_the_reference_is_free_and_a_shared_trunk_counts_once(counts):
     tuned = replace(TLDR, tune="lora", lora_rank=4, lora_targets=("q", "down"))
     policy, updates = 1_011_781_632, 16 * 4 * (2 * 2048 + 8192 + 2048)  # down and up of q, and of the MLP's output
@@ -264,6 +283,8 @@ def check_peak(work: Work, run, extra: int = 0) -> None:
         {"dtype": "bfloat16"},
         {"tune": "lora", "value_model": "shared"},
         {"reward_model": 3},
+        {"dtype": "bfloat16", "reference": ReferenceSettings(rate=0.1)},
+        {"elastic_reset": ElasticResetSettings(every=1)},
     ],
     ids=str,
 )
