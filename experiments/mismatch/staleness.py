@@ -19,6 +19,12 @@ class Staleness(Args):
     grid_seed: int = 5
     """seed of the world for choosing the learning rate, with a fresh sampler"""
     lrs: Words = ("3e-4", "1e-3")
+    total_episodes: Count = 1024
+    """responses of a run, in rollouts of 32"""
+    num_demonstrations: Count = 8000
+    num_comparisons: Count = 1600
+    num_queries: Count = 256
+    """queries of the final evaluation"""
 
 
 # one optimizer step on each of 32 rollouts, so that without staleness all data is from the policy that is updated
@@ -31,11 +37,11 @@ RATIO = ("ppo", "rloo")
 """algorithms that also run with the clipped ratio to the stale sampler; online DPO's loss has no ratio"""
 
 
-def policy(name: str, directory: Path, out: Path, seed: int, *flags: object) -> Run:
+def policy(args: Staleness, name: str, directory: Path, out: Path, seed: int, *flags: object) -> Run:
     script, *settings = ALGORITHMS[name]
     return stage(
         out, seed, script, "--data", directory / "data", "--sft", directory / "sft", "--reward-model", directory / "rm",
-        "--total-episodes", 1024, "--batch-size", 32, "--kl-coef", 0.05, *settings, *flags,
+        "--total-episodes", args.total_episodes, "--batch-size", 32, "--kl-coef", 0.05, *settings, *flags,
     )  # fmt: skip
 
 
@@ -43,11 +49,12 @@ def staleness(args: Staleness) -> Iterator[list[Run]]:
     """Yield the runs. A policy's directory is SEED/ALGORITHM,CORRECTION,SYNC_EVERY."""
     grid_world = args.out / str(args.grid_seed)
     directories = {seed: args.out / str(seed) for seed in (*args.seeds, args.grid_seed)}
-    yield [run for seed, directory in directories.items() for run in compared_world(directory, seed)]
+    sizes = args.num_demonstrations, args.num_comparisons
+    yield [run for seed, directory in directories.items() for run in compared_world(directory, seed, *sizes)]
     points = [f"lr/{lr}" for lr in args.lrs]
     grids = {name: args.out / "grid" / name for name in ALGORITHMS}
     yield [
-        policy(name, grid_world, grid / point, args.grid_seed, *to_flags(point).split())
+        policy(args, name, grid_world, grid / point, args.grid_seed, *to_flags(point).split())
         for name, grid in grids.items()
         for point in points
     ]
@@ -66,9 +73,9 @@ def staleness(args: Staleness) -> Iterator[list[Run]]:
                 for correction in ("none", "ratio") if name in RATIO and sync_every > 1 else ("none",):
                     corrected = ("--sampler.correction", "sampler_logprobs") if correction == "ratio" else ()
                     entry = f"{name},{correction},{sync_every}"
-                    runs.append(policy(name, directory, directory / entry, seed, *stale, *corrected))
+                    runs.append(policy(args, name, directory, directory / entry, seed, *stale, *corrected))
                     policies += [entry, directory / entry]
-        evaluations.append(judged(directory, directory, seed, policies, num_queries=256))
+        evaluations.append(judged(directory, directory, seed, policies, args.num_queries))
     yield runs
     yield evaluations
     yield [

@@ -7,8 +7,9 @@ from scipy import stats
 
 from experiments.__main__ import commands
 from experiments.compare.report import read_policies
-from experiments.mismatch.staleness import ALGORITHMS, RATIO, Staleness
-from experiments.mismatch.staleness_report import Args, draw, main, make_table, read_curves
+from experiments.mismatch.staleness import ALGORITHMS, RATIO, Staleness, staleness
+from experiments.mismatch.staleness_report import Args, draw, main, make_table, mean_gap, read_curves
+from experiments.runs import execute
 from nanorlhf.errors import InputError
 from tests.experiments.test_compare import row, updates, write, write_run
 
@@ -81,3 +82,19 @@ def test_only_staleness_and_its_correction_differ_between_the_runs_of_an_algorit
             assert "epochs 1 " in flags and "--batch-size 32" in flags
     assert trained.keys() == ALGORITHMS.keys() and all(len(common) == 1 for common in trained.values())
     assert {"ppo", "rloo"} == set(RATIO)
+
+
+@pytest.mark.slow
+def test_the_study_in_miniature(tmp_path: Path) -> None:
+    args = Staleness(
+        out=tmp_path / "runs", sync_every=(1, 2), seeds=(1,), grid_seed=2, lrs=("1e-3",), total_episodes=64,
+        num_demonstrations=600, num_comparisons=192, num_queries=8,
+    )  # fmt: skip
+    for runs in staleness(args):
+        execute(runs, 2)
+    curves = read_curves(read_policies(args.out))
+    assert curves.keys() == {("online-dpo", "none"), *((name, kind) for name in RATIO for kind in ("none", "ratio"))}
+    for ages in curves.values():
+        [fresh], [stale] = ages[1], ages[2]
+        assert mean_gap(fresh) < 1e-5 < mean_gap(stale), "the second of two rollouts is from a stale sampler"
+    assert (args.out / "report/staleness.png").exists()
