@@ -79,6 +79,8 @@ def check(args: Args) -> int:
         raise InputError("--no-compiler --discriminator None: nothing is left to score with.")
     if args.freeze_discriminator and args.discriminator is None:
         raise InputError("--freeze-discriminator needs a --discriminator.")
+    if args.discriminator is not None and args.pass_score != 1.0:
+        raise InputError(f"--pass-score {args.pass_score:g} needs --discriminator None.")
     if not (args.localise or args.compiler):
         raise InputError("--no-localise needs the compiler: drop --no-compiler.")
     checks.check_value_model(args.value_model, args.tune, args.shard)

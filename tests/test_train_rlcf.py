@@ -228,6 +228,7 @@ def test_ppo_learns_to_write_programs_that_pass(rlcf, tmp_path):
         ({"compiler": False, "discriminator": None}, "--discriminator None: nothing is left to score with"),
         ({"compiler": False, "localise": False}, "--no-localise needs the compiler"),
         ({"discriminator": None, "freeze_discriminator": True}, "--freeze-discriminator needs a --discriminator"),
+        ({"pass_score": 0.0}, "--pass-score 0 needs --discriminator None"),
         ({"discriminator": "/nowhere"}, "/nowhere has no discriminator.json"),
         ({"value_model": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"data": Path("/nowhere")}, "/nowhere/code.train.jsonl does not exist"),
