@@ -1,9 +1,9 @@
 """Stage 3 without a value model: a response is compared with other responses to the same query.
 
 Papers, each a function of a few lines in nanorlhf/grpo.py: GRPO (Shao et al. 2024), Dr.
-GRPO (Liu et al. 2025), RLOO (Ahmadian et al. 2024), REINFORCE++ (Hu et al. 2025), GSPO (Zheng et
-al. 2025), DAPO (Yu et al. 2025), CISPO (MiniMax 2025), online DPO (Guo et al. 2024).
-docs/algorithms.md compares them with PPO.
+GRPO (Liu et al. 2025), MaxRL (Tajwar et al. 2026), RLOO (Ahmadian et al. 2024), REINFORCE++ (Hu et
+al. 2025), GSPO (Zheng et al. 2025), DAPO (Yu et al. 2025), CISPO (MiniMax 2025), online DPO (Guo et
+al. 2024). docs/algorithms.md compares them with PPO.
 In: queries, the policy of stage 1, the reward model of stage 2 or a function. Out: a policy.
 
     python train_grpo.py                                     # the embedded default, recipe tiny
@@ -43,7 +43,7 @@ class Args(RewardArgs):
     sft: str = "runs/tldr/sft"
 
     algorithm: Literal[
-        "grpo", "dr_grpo", "rloo", "reinforce++", "gspo", "dapo", "cispo", "online_dpo"
+        "grpo", "dr_grpo", "maxrl", "rloo", "reinforce++", "gspo", "dapo", "cispo", "online_dpo"
     ] = "grpo"
     """chooses the baseline, the ratio that is clipped, and what the loss is averaged over"""
     samples_per_query: cli.Count = 8
@@ -58,7 +58,7 @@ class Args(RewardArgs):
     """[N+ 23] replaces the score of a response without EOS; None keeps the reward model's"""
     kl_coef: cli.NonNegativeFloat = 0.05
     """beta, weight of the KL to the reference: in the loss (grpo, dr_grpo, gspo) or in the reward
-    (rloo, reinforce++); DPO's beta for online_dpo; dapo and cispo have no KL"""
+    (rloo, reinforce++); DPO's beta for online_dpo; maxrl, dapo and cispo have no KL"""
     gamma: cli.Fraction = 1.0
     """discount per token (reinforce++ only)"""
     clip_range: cli.ClipRange | None = None
@@ -78,6 +78,11 @@ def check(args: Args) -> int:
         raise InputError(f"--gamma must be 1 with --algorithm {name}; got {args.gamma}.")
     if ALGORITHMS[name].is_without_kl and args.kl_coef > 0:
         raise InputError(f"--kl-coef must be 0 with --algorithm {name}; got {args.kl_coef}.")
+    if name == "maxrl" and (args.missing_eos_score or 0.0) < 0:
+        raise InputError(
+            f"--missing-eos-score must be at least 0 with --algorithm {name}; got "
+            f"{args.missing_eos_score}."
+        )
     if name == "online_dpo" and (args.num_epochs, args.num_minibatches) != (1, 1):
         raise InputError(
             f"--algorithm {name} needs --num-epochs 1 --num-minibatches 1: one step per rollout."

@@ -14,6 +14,7 @@ from kernels import gae
 from nanorlhf import distributed
 from nanorlhf.batch import Batch
 from nanorlhf.dataset import Demonstration
+from nanorlhf.errors import InputError
 from nanorlhf.ppo import ClipRange, cispo_loss, gspo_loss, policy_loss, whiten
 
 PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor, ClipRange], tuple[Tensor, Tensor]]
@@ -54,6 +55,20 @@ def grpo(x: Inputs) -> Tensor:
 def dr_grpo(x: Inputs) -> Tensor:
     """Compute A_i = score_i - mean of the query's k scores. [Dr. GRPO section 3.2]"""
     return centred(x.scores, x.k).view(-1, 1).expand_as(x.kl)
+
+
+def maxrl(x: Inputs) -> Tensor:
+    """Compute A_i = (score_i - mean) / mean over the query's k scores; 0 if all are 0. [MaxRL]
+
+    With scores of 1 (right) and 0, and p the probability of a right response, the expected gradient
+    is that of the first k - 1 terms of log p = - sum over j >= 1 of (1 - p)^j / j; the first alone
+    is p - 1. The rarer a right response, the more it weighs. Raises InputError for scores below 0.
+    """
+    if (x.scores < 0).any():
+        least = x.scores.min().item()
+        raise InputError(f"--algorithm maxrl needs scores of at least 0; got {least:.4g}.")
+    means = x.scores.view(-1, x.k).mean(1, keepdim=True)  # (B / k, 1)
+    return (centred(x.scores, x.k) / (means + 1e-8)).view(-1, 1).expand_as(x.kl)
 
 
 def dapo(x: Inputs) -> Tensor:
@@ -151,6 +166,7 @@ class Algorithm:
 ALGORITHMS = {
     "grpo": Algorithm(grpo, mean_of_means, has_kl_loss=True),
     "dr_grpo": Algorithm(dr_grpo, mean_of_sums, has_kl_loss=True),
+    "maxrl": Algorithm(maxrl, mean_of_sums, is_without_kl=True),
     "rloo": Algorithm(rloo, mean_of_sums),
     "reinforce++": Algorithm(reinforce_plus_plus, mean_over_tokens),
     "gspo": Algorithm(  # [GSPO equation 5; clip range of section 5.1]

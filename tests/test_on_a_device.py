@@ -70,7 +70,9 @@ COMMANDS = {
     **{
         f"GRPO, {name}": (
             "train_grpo",
-            f"--algorithm {name}" + (" --kl-coef 0" if ALGORITHMS[name].is_without_kl else ""),
+            f"--algorithm {name}"
+            + (" --kl-coef 0" if ALGORITHMS[name].is_without_kl else "")
+            + (" --missing-eos-score 0 --reward length.py:score" if name == "maxrl" else ""),
         )
         for name in ALGORITHMS
     },

@@ -116,11 +116,21 @@ def test_the_loss_of_grpo_is_equation_3_of_its_paper(name):
     assert torch.allclose(gradient, expected_gradient, atol=1e-7) and gradient.abs().max() > 0.01
 
 
+def test_maxrl_divides_the_distance_from_the_mean_by_the_mean():
+    scores = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1], dtype=torch.float64)
+    none = torch.zeros(16, 1, dtype=torch.float64)
+    inputs = grpo.Inputs(scores, none, none, torch.ones(16, 1).bool(), 4, 0.0, 1.0)
+    expected = [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, *[0] * 8]
+    assert grpo.maxrl(inputs)[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(InputError, match="--algorithm maxrl needs scores of at least 0; got -1"):
+        grpo.maxrl(replace(inputs, scores=-scores))
+
+
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "reinforce++"])
 @pytest.mark.parametrize("score", [0.7, 0.1, -1e6])
 def test_a_group_with_equal_scores_teaches_exactly_nothing(name, score):
     """The float32 mean of seven 0.7 is 0.70000005; divided by a deviation near 0, that would become a signal."""
-    scores = torch.full((14,), score)
+    scores = torch.full((14,), abs(score) if name == "maxrl" else score)  # which refuses scores below 0
     compute_advantages, none = ALGORITHMS[name].advantages, torch.zeros(14, 2)
     assert (compute_advantages(grpo.Inputs(scores, none, none, torch.ones(14, 2).bool(), 7, 0.1, 1.0)) == 0).all()
 
@@ -389,6 +399,20 @@ def test_the_gradient_with_any_baseline_of_the_state_is_unbiased_for_score_minus
     assert torch.allclose(-world.gradient(losses.sum()), world.true_gradient(), atol=1e-12)
 
 
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("right", [{1}, {0, 3, 5}])
+def test_maxrl_has_the_gradient_of_the_first_terms_of_the_log_probability_of_a_right_response(world, right, k):
+    """k samples give k - 1 terms: the paper's k, less the one that subtracting the mean only of solved groups costs."""
+    checked = copy.copy(world)
+    checked.scores = torch.tensor([float(i in right) for i in range(len(RESPONSES))], dtype=torch.float64)
+    p = (checked.probabilities * checked.scores).sum()
+    assert 0.01 < p < 0.7
+    series = -sum((1 - p) ** j / j for j in range(1, k))
+    assert torch.allclose(checked.expected_gradient("maxrl", k, 0.0), checked.gradient(series), atol=1e-7)
+    if k > 2:
+        assert (checked.gradient(series) - checked.gradient(p)).abs().max() > 0.01
+
+
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     return torch.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
 
@@ -417,6 +441,7 @@ KINDS = {
     "rloo": {"algorithm": "rloo", "samples_per_query": 4},
     "grpo": {"algorithm": "grpo", "samples_per_query": 4, "kl_coef": 0.5},
     "dr_grpo": {"algorithm": "dr_grpo", "samples_per_query": 2, "kl_coef": 0.5},
+    "maxrl": {"algorithm": "maxrl", "samples_per_query": 4, "kl_coef": 0.0},
     "reinforce++": {"algorithm": "reinforce++", "samples_per_query": 1},
     "gspo": {"algorithm": "gspo", "samples_per_query": 4, "kl_coef": 0.5, "clip_range": None},
     "dapo": {"algorithm": "dapo", "samples_per_query": 2, "kl_coef": 0.0, "clip_range": None},
@@ -464,7 +489,7 @@ def coarse(single_update, tmp_path_factory) -> train_grpo.Args:
     return replace(args, clip_range=UNCLIPPED["clip_range"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS.keys() - {"maxrl"})
 def test_the_first_step_of_a_run_uses_the_papers_gradient(single_update, kind, monkeypatch, gradients):  # noqa: F811
     """Expected from single unpadded responses in float64, at ratio 1 and with the policy far from the reference."""
     reference = str(single_update.out.parent / "sft")
@@ -518,6 +543,10 @@ def written_out(args, batch, scores, reference):
             worst = min(group, key=lambda j: scores[j])
             margin = beta * ((new - ref).sum() - (logs[worst][0] - logs[worst][1]).sum())
             objective = objective + torch.nn.functional.logsigmoid(margin) / (B / k)
+        elif args.algorithm == "maxrl":
+            num_right = sum(scores[j] for j in group)  # mean of the right responses minus mean of all
+            weight = scores[i] / num_right - 1 / k if num_right else 0.0
+            objective = objective + weight * new.sum() / (B / k)
         elif args.algorithm in ("dapo", "cispo"):
             T = batch.response.size(1)
             punished = [0.0 if args.algorithm == "cispo" else max(0, len(new) - 0.8 * T) / (0.2 * T) for new, _ in logs]
@@ -537,6 +566,19 @@ def written_out(args, batch, scores, reference):
             else:
                 objective = objective + (advantage * new - beta * k3_of_tokens).sum() / B
     return objective, policy
+
+
+def test_the_first_step_of_maxrl_raises_right_responses_above_the_mean_of_all(coarse, monkeypatch, gradients):  # noqa: F811
+    args = replace(coarse, num_epochs=1, batch_size=16, total_episodes=16, **KINDS["maxrl"])
+    rollouts = spy_on(monkeypatch, "rollout_metrics")
+    train_grpo.main(args)
+    ((batch, scores, *_), _) = rollouts.calls[0]
+    shares = scores.view(-1, 4).mean(1)
+    assert set(scores.tolist()) == {0.0, 1.0} and ((shares > 0) & (shares < 1)).sum() > 1
+    objective, policy = written_out(args, batch, scores.double().tolist(), args.sft)
+    expected = -torch.cat([g.flatten() for g in torch.autograd.grad(objective, list(policy.parameters()))])
+    assert expected.abs().max() > 1e-3
+    assert torch.allclose(gradients[0].double(), expected, atol=2e-4 * expected.abs().max().item())
 
 
 def test_the_responses_to_a_query_are_consecutive_rows(single_update, monkeypatch):
@@ -802,6 +844,8 @@ def test_a_run_learns_a_rule(single_update, tmp_path):
         ({"gamma": 0.9}, "--gamma must be 1 with --algorithm rloo; got 0.9"),
         ({**KINDS["dr_grpo"], "gamma": 0.9}, "--gamma must be 1 with --algorithm dr_grpo; got 0.9"),
         (KINDS["dapo"] | {"kl_coef": 0.1}, "--kl-coef must be 0 with --algorithm dapo; got 0.1"),
+        (KINDS["maxrl"] | {"kl_coef": 0.1}, "--kl-coef must be 0 with --algorithm maxrl; got 0.1"),
+        (KINDS["maxrl"], "--missing-eos-score must be at least 0 with --algorithm maxrl; got -1.0"),
         (KINDS["cispo"] | {"kl_coef": 0.1}, "--kl-coef must be 0 with --algorithm cispo; got 0.1"),
         (KINDS["online_dpo"] | {"num_epochs": 2}, "--algorithm online_dpo needs --num-epochs 1"),
         (KINDS["online_dpo"] | {"num_minibatches": 2}, "--algorithm online_dpo needs --num-epochs 1"),

@@ -155,6 +155,8 @@ OF_ALGORITHM: dict[str, dict[str, tuple[str, ...]]] = {
         "return grpo(replace(x, scores=x.scores + overlong_penalty(x.actions)))")},
     "dr_grpo": {"advantages": ("advantage", AMONG_OTHERS, GRPO,
         "return centred(x.scores, x.k).view(-1, 1).expand_as(x.kl)")},
+    "maxrl": {"advantages": ("advantage", AMONG_OTHERS, GRPO,
+        "return (centred(x.scores, x.k) / (means + 1e-8)).view(-1, 1).expand_as(x.kl)")},
     "online_dpo": {"advantages": ("advantage", "the slope of DPO's loss: positive for the best response to the query, "
         "negative for the worst, else 0", GRPO, "weights = x.k * x.kl_coef * torch.sigmoid(-margins)")},
     "rloo": {"advantages": ("advantage", AMONG_OTHERS, GRPO,

@@ -51,6 +51,7 @@ ADVANTAGES = {
     "cispo": NORMALISED,
     "dapo": "({score} + {length_penalty} - {group_mean}) / sqrt({group_var} + 1e-8)",  # [DAPO equations 9 and 13]
     "dr_grpo": "({score} - {group_mean})",  # [Dr. GRPO section 3.2]
+    "maxrl": "({score} - {group_mean}) / ({group_mean} + 1e-8)",  # [MaxRL]
     "online_dpo": "{side} * {k} * {kl_coef} / (1 + exp({margin}))",  # [Online DPO, equation 1]
     "rloo": "({score} - {kl_coef} * {response_kl} - {group_mean}) * {k} / ({k} - 1)",  # [RLOO section 3]
 }

@@ -42,18 +42,19 @@ VARIANTS = {
         "score_at": "last_token", "whiten_rewards": True, "value_clip_range": None,
         "sampler": replace(TO_SAMPLER, top_p=0.7),
     },
-    "ppo per token": {"reward": "PER_TOKEN", "whiten_rewards": True},
+    "ppo per token": {"reward": "per_token", "whiten_rewards": True},
     "ppo tis": {"whiten_advantages": False, "sampler": TIS, "clip_range": 0.01},
     "grpo": {},
     "grpo tis": {"sampler": TIS},
     "dr_grpo": {},
     "rloo": {},
+    "maxrl": {"kl_coef": 0.0, "missing_eos_score": None, "reward": "long"},
     "gspo": {"clip_range": (0.003, 0.004), "sampler": TO_SAMPLER},
     "dapo": {"kl_coef": 0.0, "missing_eos_score": None},
     "cispo": {"kl_coef": 0.0, "clip_range": (0.05, 0.1)},
     "online_dpo": {"num_epochs": 1},
     "reinforce++": {},
-    "reinforce++ per token": {"reward": "PER_TOKEN"},
+    "reinforce++ per token": {"reward": "per_token"},
     "reinforce++ discounted": {"gamma": 0.9, "sampler": TIS},
 }  # fmt: skip
 
@@ -65,10 +66,13 @@ def runs(miniature, tmp_path_factory):
     sft = str(policy_that_stops(miniature.root))
     ppo = replace(miniature.ppo, sft=sft, lr=3e-3, trace=4)
     path = root / "rule.py"
-    path.write_text("def score(q, r, response_ids): return [[0.1 * (i % 5) for i in ids] for ids in response_ids]\n")
+    path.write_text(
+        "def per_token(q, r, response_ids): return [[0.1 * (i % 5) for i in ids] for ids in response_ids]\n"
+        "def long(q, r): return [float(len(text) > 12) for text in r]\n"
+    )
     for name, settings in VARIANTS.items():
         out = root / name.replace(" ", "_")
-        settings = settings | ({"reward": f"{path}:score"} if "reward" in settings else {})
+        settings = settings | ({"reward": f"{path}:{settings['reward']}"} if "reward" in settings else {})
         if name.startswith("ppo"):
             train_ppo.main(replace(ppo, out=out, **settings))
             continue

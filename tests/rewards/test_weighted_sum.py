@@ -153,6 +153,7 @@ def test_algorithms_that_compare_responses_refuse_rewards_per_token_before_train
 ):
     kl_coef = 0.0 if ALGORITHMS[algorithm].is_without_kl else 0.05
     args = grpo_args(miniature, tmp_path / "out", algorithm=algorithm, reward=functions("dense"), kl_coef=kl_coef)
+    args = replace(args, missing_eos_score=None)
     sentence = f"my_rewards.py:dense returns rewards per token, but --algorithm {algorithm} compares whole responses"
     with pytest.raises(InputError, match=sentence):
         train_grpo.main(replace(args, num_minibatches=1))

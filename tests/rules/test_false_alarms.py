@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.rules.kl_rules import is_below_zero
 from nanorlhf.rules.metric_rules import examine_metrics
 from nanorlhf.rules.record import Record
@@ -117,7 +118,7 @@ def test_filtered_samples_can_make_the_kl_negative():
         assert is_below_zero(record, [row]) == expected
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "reinforce++", "gspo", "dapo", "cispo", "online_dpo"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_correct_runs_with_few_responses_have_no_findings(algorithm):
     """With sparse rewards and short responses; the rules run after each quarter of a run."""
     rng = np.random.default_rng(0)
@@ -125,7 +126,7 @@ def test_correct_runs_with_few_responses_have_no_findings(algorithm):
     for number in range(24):
         n, T = (2, 4, 16, 64)[number % 4], (1, 4, 8)[number % 3]
         settings = PPO_SETTINGS | {"algorithm": algorithm, "batch_size": n, "response_length": T, "num_epochs": 4}
-        settings |= {"kl_coef": 0.0 if algorithm in ("dapo", "cispo") else 0.05, "missing_eos_score": None}
+        settings |= {"kl_coef": 0.0 if ALGORITHMS[algorithm].is_without_kl else 0.05, "missing_eos_score": None}
         policies, reference = drifting(40, 1.0, rng)
         rows = run_metrics(rollouts(policies, reference, n, T, rng), settings, rng)
         for end in (10, 20, 30, 40):

@@ -200,6 +200,7 @@ def group_tensors(advantages: list[float], scores: list[float]) -> dict[str, tor
     [
         ("grpo", [1.0, -1.0]),  # scores 3 and 1: mean 2, deviation 1
         ("dr_grpo", [1.0, -1.0]),
+        ("maxrl", [0.5, -0.5]),
         ("rloo", [2.05, -2.05]),  # rewards 3 and 1 - 0.1 * 0.5, each minus the other
         *((name, [1.0, -1.0]) for name in ("gspo", "cispo", "dapo")),  # all have the same length penalty
         ("online_dpo", [0.1024994793, -0.1024994793]),  # 2 * 0.1 * sigmoid(0.1 * 0.5)
