@@ -61,6 +61,8 @@ class Args(RewardArgs):
     (rloo, reinforce++); DPO's beta for online_dpo; maxrl, dapo and cispo have no KL"""
     gamma: cli.Fraction = 1.0
     """discount per token (reinforce++ only)"""
+    max_grad_norm: cli.PositiveFloat | None = None
+    """maximum gradient norm; None: no clipping"""
     clip_range: cli.ClipRange | None = None
     """clip range of the ratio, or of cispo's weight: one number, or two, below and above 1; None:
     the value in the algorithm's paper"""
@@ -226,7 +228,7 @@ def main(args: Args) -> dict[str, float]:
                     stats.add_tokens(mb, new_logprobs, entropy, num_actions, num_ratios=num_ratios)
                 distributed.sum_gradients(policy)
                 means = stats.minibatch()
-                if steps.step(parameters, means["policy/loss"]):
+                if steps.step(parameters, means["policy/loss"], args.max_grad_norm):
                     stats.count(means)
 
         # 2.5 log; every mean is over what counts

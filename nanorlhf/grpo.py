@@ -60,9 +60,9 @@ def dr_grpo(x: Inputs) -> Tensor:
 def maxrl(x: Inputs) -> Tensor:
     """Compute A_i = (score_i - mean) / mean over the query's k scores; 0 if all are 0. [MaxRL]
 
-    With scores of 1 (right) and 0, and p the probability of a right response, the expected gradient
-    is that of the first k - 1 terms of log p = - sum over j >= 1 of (1 - p)^j / j; the first alone
-    is p - 1. The rarer a right response, the more it weighs. Raises InputError for scores below 0.
+    If scores are 1 (right) or 0 and p is the probability of a right response, the loss has the
+    expected gradient of - sum over j < k of (1 - p)^j / j, which approaches log p. Rare right
+    responses have large weights. Raises InputError for scores below 0.
     """
     if (x.scores < 0).any():
         least = x.scores.min().item()

@@ -107,6 +107,7 @@ JSONL = {  # the files that the modules of data/ write for training
     "data.mxeval": {"code": ("train", "validation", "test")},
     "data.dialogue": {"sft": (*BOTH, "test")},
     "data.squad": {"sft": BOTH},
+    "data.gsm8k": {"sft": BOTH},
     "data.subset": {"sft": BOTH, "comparisons": BOTH},
     "data.best_of": {"sft": BOTH},
     "data.self_rank": {"comparisons": BOTH, "self_rank": BOTH},

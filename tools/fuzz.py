@@ -59,6 +59,7 @@ from data import (
     chat,
     codenet,
     dialogue,
+    gsm8k,
     hh,
     label,
     mxeval,
@@ -250,6 +251,7 @@ ENTRIES = {
     ),
     "dialogue": module(dialogue, f"--source dialogues_text.txt {CONVERT} --history 600", "dialogues_text.txt data"),
     "dialogue of Cornell": module(dialogue, "--source cornell --out out/data --vocab-size 300", "cornell"),
+    "gsm8k": module(gsm8k, "--source gsm8k/train.jsonl --out out/data --shots 2", "gsm8k"),
     "squad": module(squad, f"--source squad.json {CONVERT}", "squad.json data"),
     "stackoverflow": module(
         stackoverflow,
@@ -378,6 +380,9 @@ def make_sources() -> None:
     paragraphs = [{"context": "In Rome. In Paris.", "qas": [question]}]
     articles = [{"title": f"Rome {i}", "paragraphs": paragraphs} for i in range(6)]
     Path("squad.json").write_text(json.dumps({"version": "v2.0", "data": articles}))
+    write_jsonl(
+        "gsm8k/train.jsonl", [{"question": f"{i} + 1?", "answer": f"It is {i + 1}.\n#### {i + 1}"} for i in range(6)]
+    )
     posts = [row for _, row in stackoverflow.read_posts(Path("site/Posts.xml"))]
     write_csv(Path("Posts.csv"), posts)
     problem = {

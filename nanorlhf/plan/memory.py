@@ -41,12 +41,12 @@ from nanorlhf.shared_queries import Groups
 from nanorlhf.t5 import T5Config
 from nanorlhf.training.settings import LoRAArgs, TrainingArgs
 
-MACHINES = ((8, 80), (1, 141))  # (GPUs of a node, GB of each)
+MACHINES = ((1, 80), (8, 80), (1, 141))  # (GPUs of a node, GB of each)
 USABLE = 0.9  # fraction of a GPU's nominal memory
 BUSY = {"micro_batch_size": 4, "batch_size": 16}  # rows that keep a GPU busy
 
 # shapes that need no config.json: Biderman et al. 2023, Table 1; Radford et al. 2019, Table 2; Wang et al. 2021,
-# section 4.2; Le et al. 2022
+# section 4.2; Le et al. 2022; OLMo team 2025
 PUBLISHED: dict[str, GPTConfig] = {
     f"EleutherAI/pythia-{name}": GPTConfig(
         vocab_size=V, n_ctx=2048, d_model=C, n_layer=N, n_head=H, d_mlp=4 * C, rotary_dim=C // H // 4
@@ -66,6 +66,12 @@ PUBLISHED |= {
     )
     for name, N, C in (("small", 6, 512), ("base", 12, 768), ("large", 24, 1024), ("large-ntp-py", 24, 1024))
 }
+PUBLISHED["allenai/OLMo-2-0425-1B"] = GPTConfig(
+    vocab_size=100_352, n_ctx=4096, d_model=2048, n_layer=16, n_head=16, d_mlp=8192, activation="silu", norm="rms",
+    norm_eps=1e-6, rotary_dim=128, rotary_base=500_000.0, positions="rotary_half", parallel_residual=False,
+    gated_mlp=True, pre_norm=False, post_norm=True, qk_norm=True, qk_norm_joint=True, qkv_bias=False,
+    attention_out_bias=False, mlp_bias=False, architecture="olmo2",
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------ what a run does

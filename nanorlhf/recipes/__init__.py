@@ -13,6 +13,7 @@ PAGES = {  # module: the stages of its recipes. A script imports only the pages 
     "rlcf": ("sft", "discriminator", "rlcf", "ppo", "grpo", "baselines", "programs"),
     "str": ("sft", "rm", "dpo", "ppo", "replies"),
     "real": ("sft", "rm", "dpo", "ppo", "grpo", "summaries", "reward_benchmark", "checked"),
+    "cs336": ("sft", "grpo", "checked"),
     "sums": ("sft", "rm", "ppo", "grpo", "checked"),
 }
 

@@ -128,6 +128,22 @@ def test_gpt2_has_the_published_number_of_parameters(counts, name, published):
     assert models["policy"].parameters == by_hand == theirs.num_parameters() == pytest.approx(published, rel=0.01)
 
 
+def test_olmo2_1b_has_the_published_number_of_parameters(counts):
+    config = PUBLISHED["allenai/OLMo-2-0425-1B"]
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_object(config)))
+    [policy, reference] = rollout_plan(train_grpo.RECIPES["cs336"][1], has_value_model=False).models.values()
+    assert policy.parameters == reference.parameters == theirs.num_parameters() == pytest.approx(1.48e9, rel=0.005)
+
+
+def test_the_recipe_of_cs336_fits_on_one_gpu_of_80_gb(capsys):
+    plan_main(["train_grpo", "cs336"])
+    out = capsys.readouterr().out
+    assert re.search(r"^1 x 80 GB with --micro-batch-size 8: at most \d+\.\d GB, updating, \d+% of a GPU$", out, re.M)
+    shown = (ROOT / "docs" / "cs336.md").read_text()
+    assert "\n".join(f"    {line}" for line in out.splitlines()[:6]) in shown
+
+
 @pytest.mark.parametrize("family", ["gptj", "olmo2", "phi3", "gemma2", "gemma3_text"])
 def test_the_config_determines_the_number_of_parameters(counts, family, tmp_path):
     config = FAMILIES[family]()
@@ -418,16 +434,16 @@ def test_each_row_of_the_table_adds_up_and_the_columns_are_aligned(printed):
     assert printed[1].split() == [*Memory._fields, "all"]
     assert printed[-1].startswith("(--reward-model runs/tldr/rm not found")
     machines = [line for line in printed if re.match(r"\d+ x \d+ GB with --micro-batch-size \d+", line)]
-    assert [line.split(" with ")[0] for line in machines] == ["8 x 80 GB", "1 x 141 GB"]
+    assert [line.split(" with ")[0] for line in machines] == ["1 x 80 GB", "8 x 80 GB", "1 x 141 GB"]
     rows = [line for line in printed[2:-1] if line not in machines]
-    assert [row.split()[0] for row in rows] == ["sampling", "comparing", "scoring", "valuing", "updating"] * 2
+    assert [row.split()[0] for row in rows] == ["sampling", "comparing", "scoring", "valuing", "updating"] * 3
     totals = []
     for row in rows:
         assert [match.end() for match in list(re.finditer(r"\S+", row))[1:]] == ends
         *cells, total = (float(word) for word in row.split()[1:])
         assert sum(cells) == pytest.approx(total, abs=0.05)
         totals.append(total)
-    for line, phases in zip(machines, (totals[:5], totals[5:]), strict=True):
+    for line, phases in zip(machines, (totals[:5], totals[5:10], totals[10:]), strict=True):
         assert f"at most {max(phases):.1f} GB" in line
 
 
