@@ -87,6 +87,12 @@ def policy_loss(
     return torch.maximum(unclipped, clipped), clipped > unclipped
 
 
+def response_sum(x: Tensor, actions: Tensor) -> Tensor:
+    """Sum x (B, T) over each response's actions; all of its tokens get the sum, (B, T)."""
+    sums = torch.where(actions, x, 0.0).sum(1, keepdim=True)
+    return torch.where(actions, sums, 0.0)
+
+
 def response_mean(x: Tensor, actions: Tensor) -> Tensor:
     """Average x (..., T) over each response's actions; all of its tokens get the mean, (..., T)."""
     lengths = actions.sum(-1, keepdim=True).clamp(min=1)
@@ -150,20 +156,28 @@ def value_loss(
 
 
 def importance_weights(
-    logprobs: Tensor, sampled_logprobs: Tensor, actions: Tensor, clip: float
+    logprobs: Tensor,
+    sampled_logprobs: Tensor,
+    actions: Tensor,
+    most: float,
+    least: float = 0.0,
+    is_masked: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the weights of truncated importance sampling, TIS (Yao et al. 2025, Your efficient RL
-    framework secretly brings you off-policy).
+    """Compute importance weights from the sampler to the old policy, without a gradient.
 
-        w = min(old probability / sampler's probability, clip)      per token, without a gradient
+        w = old probability / sampler's probability                 per token
+        truncated: min(w, most)                                     TIS, Yao et al. 2025
+        masked: w if it is from `least` to `most`, else 0           IcePop, Ling Team 2025
 
     To weight the clipped loss, multiply the advantages by w: the loss is homogeneous in them.
-    Without truncation, the weighted expectation over the sampler's tokens equals the expectation
-    over the policy's, provided that the sampler can emit every token that the policy can. All
-    tensors are (B, T). Returns w, 0 outside `actions`, and the fraction of truncated tokens.
+    Unbounded, the weighted expectation over the sampler's tokens equals the expectation over the
+    policy's, provided that the sampler can emit every token that the policy can. All tensors are
+    (B, T). Returns w, 0 outside `actions`, and the fraction of tokens with w out of bounds.
     """
     weights = torch.where(actions, logprobs - sampled_logprobs, -torch.inf).exp()
-    return weights.clamp(max=clip), masked_mean((weights > clip).float(), actions)
+    outside = (weights > most) | (weights < least)
+    bounded = torch.where(outside, 0.0, weights) if is_masked else weights.clamp(max=most)
+    return bounded, masked_mean(outside.float(), actions)
 
 
 @dataclass

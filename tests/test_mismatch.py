@@ -92,6 +92,38 @@ def test_the_weights_multiply_the_advantages_of_the_loss(ppo, monkeypatch):
     assert 0 < row["policy/tis_clipped"] < 1
 
 
+@pytest.mark.parametrize("correction", ["icepop", "sequence_tis", "sequence_mis"])
+def test_the_weights_of_a_correction_are_recomputed_row_by_row(ppo, monkeypatch, correction):
+    """A stale sampler has weights on both sides of 1, the upper bound here."""
+    returned, batches = [], spy_on(monkeypatch, "rollout_metrics")
+    correct = Sampler.correct
+    monkeypatch.setattr(
+        Sampler, "correct", lambda self, batch: (returned.append(correct(self, batch)), returned[-1])[1]
+    )
+    monkeypatch.setattr(sampler, "MASKED", {"icepop": (0.7, 1.0), "sequence_mis": (0.0, 1.0)})
+    monkeypatch.setattr(sampler, "TIS_CLIP", 1.0)
+    settings = SamplerSettings(sync_every=2, correction=correction)
+    train_ppo.main(replace(ppo, sampler=settings, total_episodes=16, lr=1e-2))
+    (_, ((batch, *_), _)), (_, (weights, metrics)) = batches.calls, returned
+    num_zero, kept = 0, set()
+    for i in range(len(batch)):
+        mask = batch.actions[i]
+        ratio = (batch.logprobs[i][mask].double() - batch.sampled_logprobs[i][mask].double()).exp()
+        whole = ratio.prod().expand_as(ratio)
+        expected = {
+            "icepop": torch.where((ratio >= 0.7) & (ratio <= 1), ratio, 0.0),
+            "sequence_tis": whole.clamp(max=1),
+            "sequence_mis": torch.where(whole <= 1, whole, 0.0),
+        }[correction]
+        num_zero += (expected == 0).sum().item()
+        kept |= set(expected[(expected > 0) & (expected < 1)].tolist())
+        assert torch.allclose(weights[i][mask].double(), expected, rtol=1e-4) and not weights[i][~mask].any()
+    assert len(kept) > 1 and ("policy/masked" in metrics) == (correction != "sequence_tis")
+    if correction != "sequence_tis":
+        assert metrics["policy/masked"] == pytest.approx(num_zero / batch.actions.sum().item())
+        assert 0 < metrics["policy/masked"] < 1
+
+
 @pytest.mark.parametrize("correction", ["none", "tis", "sampler_logprobs"])
 def test_a_policy_equal_to_its_reference_pays_no_kl_for_any_sampler(ppo, monkeypatch, correction):
     """Exactly: rewards contain only the score, and the logged KL is 0, with top-p 0.7 and before any step."""

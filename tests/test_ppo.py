@@ -14,6 +14,7 @@ from nanorlhf.ppo import (
     importance_weights,
     masked_mean,
     policy_loss,
+    response_sum,
     value_loss,
     whiten,
 )
@@ -214,6 +215,9 @@ def test_kl_estimators_have_the_right_expectation_over_a_vocabulary_of_five():
 
 
 # --------------------------------------------------------------------------------------------------- importance weights
+COUNTS = torch.ones(1, 1, dtype=torch.bool)
+
+
 def test_importance_weights_equal_float64_and_ignore_padding():
     generator = torch.Generator().manual_seed(0)
     logprobs, sampled = (-3 * torch.rand(4, 6, generator=generator) for _ in range(2))
@@ -225,6 +229,41 @@ def test_importance_weights_equal_float64_and_ignore_padding():
     assert 0 < clipped < 1
     equal, none = importance_weights(logprobs, logprobs, mask, 1.5)
     assert torch.equal(equal, mask.float()) and none == 0
+
+
+def test_masked_weights_are_zero_out_of_bounds_and_equal_float64_within():
+    generator = torch.Generator().manual_seed(0)
+    logprobs, sampled = (-3 * torch.rand(4, 6, generator=generator) for _ in range(2))
+    mask = torch.arange(6) <= torch.tensor([5, 0, 2, 3])[:, None]
+    weights, outside = importance_weights(logprobs.where(mask, NAN), sampled.where(mask, 1e6), mask, 3.0, 0.5, True)
+    expected, num_outside = torch.zeros(4, 6, dtype=torch.float64), 0
+    for i, t in mask.nonzero().tolist():
+        ratio = math.exp(logprobs[i, t].item() - sampled[i, t].item())
+        expected[i, t] = ratio if 0.5 <= ratio <= 3 else 0.0
+        num_outside += not 0.5 <= ratio <= 3
+    assert torch.allclose(weights.double(), expected, rtol=1e-6)
+    assert outside.item() == pytest.approx(num_outside / mask.sum().item()) and 0 < num_outside < mask.sum()
+    infinite, outside = importance_weights(torch.zeros(1, 1), torch.full((1, 1), -200.0), COUNTS, 5.0, 0.5, True)
+    assert infinite.tolist() == [[0.0]] and outside == 1
+
+
+def test_a_weight_per_response_is_unbiased_where_weights_per_token_are_not():
+    """Responses of two tokens: the second's distribution, and reward, depend on the first. All nine, in float64."""
+    generator = torch.Generator().manual_seed(1)
+    tables = [torch.randn(4, 3, dtype=torch.float64, generator=generator).log_softmax(1) for _ in range(2)]
+    rewards = torch.randn(3, 3, dtype=torch.float64, generator=generator)
+    policy, sampler = (
+        torch.stack([torch.stack((table[3, a], table[a, b])) for a in range(3) for b in range(3)]) for table in tables
+    )  # (9, 2) log-probabilities
+    mask = torch.ones(9, 2, dtype=torch.bool)
+    expected = (policy.sum(1).exp() * rewards.flatten()).sum()
+    per_response, _ = importance_weights(response_sum(policy, mask), response_sum(sampler, mask), mask, torch.inf)
+    per_token, _ = importance_weights(policy, sampler, mask, torch.inf)
+    drawn = sampler.sum(1).exp() * rewards.flatten()
+    assert torch.allclose((drawn[:, None] * per_response).sum(0), expected.expand(2), atol=1e-12)
+    assert ((drawn[:, None] * per_token).sum(0) - expected).abs().min() > 0.01
+    padded = torch.tensor([[True, False]] * 9)
+    assert torch.equal(response_sum(policy.where(padded, NAN), padded)[:, 1], torch.zeros(9, dtype=torch.float64))
 
 
 def loss_of_samples(theta, logits, sampler, rewards, clip):
@@ -241,9 +280,6 @@ def loss_of_samples(theta, logits, sampler, rewards, clip):
         for a in sampler.nonzero().flatten()
     ]
     return (sampler[sampler > 0] * torch.stack(losses).flatten()).sum()
-
-
-COUNTS = torch.ones(1, 1, dtype=torch.bool)
 
 
 @pytest.mark.parametrize("sampler_is", ["another", "cut"])

@@ -28,7 +28,7 @@ from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.ppo import ClipRange, ratio_bounds
 from nanorlhf.rules.formulas import CASE, CLIPPED_RATIO, K3_SLOPE, KL, Formulas, evaluate, group_numbers, make_formulas
 from nanorlhf.training.run_directory import flat_settings
-from nanorlhf.training.sampler import TIS_CLIP
+from nanorlhf.training.sampler import MASKED, TIS_CLIP
 from nanorlhf.training.trace import Tensors, ratio_to, read_traces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -361,6 +361,9 @@ def response_constants(tensors: Tensors, algorithm: str, kl_coef: float, k: int,
         log_ratios = torch.where(counted, doubles["new_logprobs"] - doubles[ratio_to(correction)], 0.0)  # (E, n, T)
         means = log_ratios.sum(2) / counted.sum(1)
         constants |= {f"mean_log_ratio.{epoch}": mean for epoch, mean in enumerate(means)}
+    if correction.startswith("sequence"):
+        log_weights = torch.where(tensors["actions"], doubles["logprobs"] - doubles["sampled_logprobs"], 0.0)
+        constants["sum_log_weight"] = log_weights.sum(1)
     return constants
 
 
@@ -375,7 +378,8 @@ def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any])
         constants["clip_below"], constants["clip_above"] = constants.pop("clip_range")
     statistics = [f"{name}_{statistic}" for name in ("advantage", "return", "reward") for statistic in ("mean", "var")]
     constants |= {name: about[name] for name in ("kl_coef", *statistics) if name in about}
-    constants["tis_clip"], correction = TIS_CLIP, settings["sampler.correction"]
+    correction = settings["sampler.correction"]
+    constants["least_weight"], constants["most_weight"] = MASKED.get(correction, (0.0, TIS_CLIP))
     k = settings.get("samples_per_query", 1)
     of_response = response_constants(tensors, algorithm, about["kl_coef"], k, correction)
     below, above = clip_range if isinstance(clip_range, tuple | list) else (clip_range, clip_range)

@@ -57,7 +57,13 @@ ADVANTAGES = {
 }
 WITH_GROUPS = ADVANTAGES.keys() - {"ppo", "reinforce++"}
 WITH_KL_LOSS = ("grpo", "dr_grpo", "gspo")
-WEIGHT = "min(exp({logprobs} - {sampled_logprobs}), {tis_clip})"  # Yao et al. 2025, in `importance_weights`
+WEIGHT = "exp({logprobs} - {sampled_logprobs})"
+WEIGHTS = {  # `importance_weights`, and its paper
+    "tis": f"min({WEIGHT}, {{most_weight}})",  # Yao et al. 2025
+    "icepop": f"{WEIGHT} * ({WEIGHT} >= {{least_weight}}) * ({WEIGHT} <= {{most_weight}})",  # Ling Team 2025
+    "sequence_tis": "min(exp({sum_log_weight}), {most_weight})",  # Liu et al. 2025
+    "sequence_mis": "exp({sum_log_weight}) * (exp({sum_log_weight}) <= {most_weight})",
+}
 
 RATIO = "exp({new_logprobs} - {old})"
 RESPONSE_RATIO = "exp({mean_log_ratio})"  # [GSPO equation 7]
@@ -89,7 +95,8 @@ def advantage(algorithm: str, settings: Mapping[str, Any]) -> str:
     """Return the advantage used in the loss."""
     is_whitened = algorithm != "ppo" or settings.get("whiten_advantages", True)
     text = ADVANTAGES[algorithm] if is_whitened else "{raw_advantages}"
-    return f"{text} * {WEIGHT}" if settings.get("sampler.correction") == "tis" else text
+    correction = settings.get("sampler.correction")
+    return f"{text} * {WEIGHTS[correction]}" if correction in WEIGHTS else text
 
 
 def policy_update(algorithm: str) -> Formulas:

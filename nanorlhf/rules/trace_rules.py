@@ -68,7 +68,7 @@ class Traced:
     @property
     def has_weights(self) -> bool:
         """True if the stored advantages are multiplied by importance weights."""
-        return self.record.settings.get("sampler.correction") == "tis"
+        return self.record.settings.get("sampler.correction") in formulas.WEIGHTS
 
     def differs(self, actual: Tensor, expected: Tensor, mask: Tensor) -> float | None:
         """Return the largest difference within the mask, or None if rounding explains it."""

@@ -14,7 +14,7 @@ from nanorlhf.dataset import Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling, generate
 from nanorlhf.model import GPT
-from nanorlhf.ppo import importance_weights, masked_mean
+from nanorlhf.ppo import importance_weights, masked_mean, response_sum
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.run import write_checkpoint
 from nanorlhf.training.settings import RewardArgs
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nanorlhf.training.engine import Engine
 
 TIS_CLIP = 2.0  # largest importance weight of --sampler.correction tis: Yao et al. 2025
+MASKED = {"icepop": (0.5, 5.0), "sequence_mis": (0.0, TIS_CLIP)}  # weights that are kept; IcePop: Ling Team 2025
 MAX_GAP = 0.2  # nats per token between an engine and the policy whose weights it has just loaded
 
 
@@ -118,16 +119,16 @@ class Sampler:
     def correct(self, batch: Batch) -> tuple[Tensor | float, dict[str, float]]:
         """Correct for a sampler that differs from the policy, once the batch has both log-probabilities.
 
-        --sampler.correction tis: return the weights (B, T) of the advantages; otherwise return 1
+        --sampler.correction tis, icepop, sequence_...: return the weights (B, T) of the advantages; otherwise return 1
         --sampler.correction sampler_logprobs: take the batch's ratio to the sampler
         The metrics report the gap between the two. Raises InputError for an engine that has other parameters.
         """
-        settings = self.settings
-        gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.actions).item()
-        weights, truncated = importance_weights(batch.logprobs, batch.sampled_logprobs, batch.actions, TIS_CLIP)
+        correction, actions = self.settings.correction, batch.actions
+        gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), actions).item()
+        weights, truncated = importance_weights(batch.logprobs, batch.sampled_logprobs, actions, TIS_CLIP)
         metrics = {
             "policy/sampler_gap": gap,
-            "policy/tis_weight": masked_mean(weights, batch.actions).item(),
+            "policy/tis_weight": masked_mean(weights, actions).item(),
             "policy/tis_clipped": truncated.item(),
         }
         if self.engine is not None and self.is_fresh and not gap <= MAX_GAP:
@@ -136,6 +137,13 @@ class Sampler:
                 f"check that it has loaded {self.engine_path} and divides by the temperature (vLLM: --logprobs-mode "
                 "processed_logprobs)."
             )
-        if settings.correction == "sampler_logprobs":
+        if correction == "sampler_logprobs":
             batch.ratio_to_sampler = True
-        return weights if settings.correction == "tis" else 1.0, metrics
+        if correction in ("none", "sampler_logprobs"):
+            return 1.0, metrics
+        old, sampled = batch.logprobs, batch.sampled_logprobs
+        if correction.startswith("sequence"):  # one weight per response
+            old, sampled = response_sum(old, actions), response_sum(sampled, actions)
+        least, most = MASKED.get(correction, (0.0, TIS_CLIP))
+        weights, outside = importance_weights(old, sampled, actions, most, least, correction in MASKED)
+        return weights, metrics | ({"policy/masked": outside.item()} if correction in MASKED else {})

@@ -161,10 +161,12 @@ class SamplerSettings:
     distribution"""
     sync_every: PositiveInt = 1
     """updates between copies of the policy to the sampler, which is stale in between"""
-    correction: Literal["none", "tis", "sampler_logprobs"] = "none"
+    correction: Literal["none", "tis", "icepop", "sequence_tis", "sequence_mis", "sampler_logprobs"] = "none"
     """for a sampler that differs from the policy. tis: weight each token by its old probability divided by the
-    sampler's, truncated to 2 (Yao et al. 2025); sampler_logprobs: take the ratio to the sampler's log-probabilities (as
-    in the paper), not to those recomputed by the training forward pass (first ratio 1 up to rounding)"""
+    sampler's, truncated to 2 (Yao et al. 2025); icepop: the same, but 0 outside 0.5 to 5 (Ling Team 2025); sequence_tis
+    and sequence_mis: a weight per response, truncated to 2, or 0 above it (Liu et al. 2025); sampler_logprobs: take the
+    ratio to the sampler's log-probabilities (as in the paper), not to those recomputed by the training forward pass
+    (first ratio 1 up to rounding)"""
 
 
 @dataclass(frozen=True, kw_only=True)
