@@ -114,7 +114,7 @@ def main(args: Args) -> dict[str, float]:
     rows = load_demonstrations(sft, tokenizer, args.max_query_length, needs_response=False)
     longest = checks.check_policy(tokenizer, policy.config, rows, args.sft, T)
     checks.check_reward_models(args, tokenizer, longest)
-    reward, gold, frozen = loading.load_reward(args, tokenizer, load_device, rows)
+    reward, gold, frozen = loading.load_reward(args, tokenizer, load_device, rows, policy)
     moves = args.reference.rate > 0 or args.elastic_reset.every is not None
     ref_policy = loading.prepare_policy(args, device, policy, None, frozen, moves)
     average = copy.deepcopy(ref_policy) if args.elastic_reset.every is not None else None

@@ -97,7 +97,7 @@ def main(args: Args) -> dict[str, float]:
     rows = load_demonstrations(sft, tokenizer, args.max_query_length, needs_response=False)
     longest = checks.check_policy(tokenizer, policy.config, rows, args.sft, T, args.value_model)
     checks.check_reward_models(args, tokenizer, longest)
-    reward, gold, frozen = loading.load_reward(args, tokenizer, load_device, rows)
+    reward, gold, frozen = loading.load_reward(args, tokenizer, load_device, rows, policy)
     if reward.models and args.value_model is None:
         value_model = copy.deepcopy(reward.models[0]).requires_grad_(True)  # [N+ 22]
     else:

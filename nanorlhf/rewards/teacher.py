@@ -6,7 +6,7 @@ from torch import Tensor
 from nanorlhf import distributed
 from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import load_gpt
-from nanorlhf.logprobs import response_logprobs
+from nanorlhf.logprobs import read_logprobs, response_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import Scores
 from nanorlhf.tokenizer import Tokenizer
@@ -18,21 +18,40 @@ class Teacher:
     Its expectation under the policy is -KL(policy || teacher): reverse KL on the policy's samples, as in Agarwal et al.
     2024 (*On-Policy Distillation of Language Models*), but as a reward. With --kl-coef 0 this is the only objective.
     `batch.logprobs` must be set.
+
+    policy  None, or add this policy's exact KL from the teacher at each token, a sum over the vocabulary. Every state
+            then has an expected reward of 0, and the expected gradient is that of minus the KL in the sampled states:
+            the paper's, which doesn't differentiate the sampling
     """
 
-    def __init__(self, path: str, tokenizer: Tokenizer, device: torch.device, size: int, temperature: float):
-        self.name = f"--reward teacher:{path}"
+    def __init__(
+        self,
+        path: str,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        size: int,
+        temperature: float,
+        policy: GPT | None = None,
+    ):
+        self.name = f"--reward {'teacher' if policy is None else 'exact_teacher'}:{path}"
         self.label = "teacher"
         # a policy can't emit [PAD] or ids without a token; normalise the teacher over the same ids
         self.model = load_gpt(path, device).forbid(tokenizer.pad_id, tokenizer.vocab_size).requires_grad_(False)
         self.models: list[GPT | ScalarModel] = [self.model]
+        self.policy = policy
         self.size = size
         self.temperature = temperature
+        self.exact: dict[str, float] = {}
 
     def score(self, batch: Batch) -> Scores:
-        with distributed.on_device(self.model):
-            logprobs = batch.read(self._logprobs, self.size)  # (B, T)
-        token_rewards = torch.where(batch.actions, logprobs - batch.logprobs, 0.0)  # -k1 of the KL to the teacher
+        exact_kl: Tensor | float = 0.0
+        if self.policy is None:
+            with distributed.on_device(self.model):
+                logprobs = batch.read(self._logprobs, self.size)  # (B, T)
+        else:
+            _, logprobs, exact_kl = read_logprobs(self.policy, self.model, batch, self.temperature, self.size)
+            self.exact = {"reward/teacher_kl": exact_kl.sum(1).mean().item()}
+        token_rewards = torch.where(batch.actions, logprobs - batch.logprobs + exact_kl, 0.0)  # -k1 of the KL to it
         return Scores(torch.zeros_like(token_rewards[:, 0]), token_rewards, torch.ones_like(batch.has_eos))
 
     def _logprobs(self, batch: Batch) -> Tensor:
@@ -42,4 +61,4 @@ class Teacher:
         return logprobs
 
     def metrics(self) -> dict[str, float]:
-        return {}
+        return self.exact

@@ -14,7 +14,7 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import Ensemble, RewardModel, Scores
 from nanorlhf.tokenizer import Tokenizer
 
-Kind = Literal["function", "teacher", "judge", "tests", "model"]
+Kind = Literal["function", "teacher", "exact_teacher", "judge", "tests", "model"]
 Weights = Ensemble | tuple[float, ...] | None
 NUM_TRIED = 2  # references to call functions on before training
 
@@ -57,6 +57,8 @@ def parse(item: str) -> tuple[Kind, str]:
     prefix, _, path = item.partition(":")
     if prefix == "teacher":
         return "teacher", path
+    if prefix == "exact_teacher":
+        return "exact_teacher", path
     if prefix == "judge":
         return "judge", path
     if prefix == "tests":
@@ -70,7 +72,7 @@ def scoring_models(
     """Return flag, path and class of each scoring model; --reward replaces --reward-model."""
     if reward is None:
         return [("--reward-model", path, ScalarModel) for path in items(reward_model)]
-    kinds: dict[Kind, type[GPT | ScalarModel]] = {"model": ScalarModel, "teacher": GPT}
+    kinds: dict[Kind, type[GPT | ScalarModel]] = {"model": ScalarModel, "teacher": GPT, "exact_teacher": GPT}
     parsed = map(parse, items(reward))
     return [("--reward", path, kinds[kind]) for kind, path in parsed if kind in kinds]
 
@@ -143,10 +145,12 @@ def load_rewards(
     workers: int = 0,
     rows: Sequence[Demonstration] = (),
     whole_only: str | None = None,
+    policy: GPT | None = None,
 ) -> Rewards:
     """Load the rewards of the flags with these names, after `checks.check_reward`.
 
-    size: responses per forward pass or call; rows: the training data, with the fields that functions take
+    size: responses per forward pass or call; rows: the training data, with the fields that functions take; policy: the
+    trained one, which exact_teacher compares with the teacher
     """
     paths = items(reward_model)
     if reward is None and not isinstance(weights, tuple):
@@ -161,10 +165,11 @@ def load_rewards(
 
             rules.append(Rule(path, tokenizer, size, (row.record for row in rows), workers))
             rewards.append(rules[-1])
-        elif kind == "teacher":
+        elif kind in ("teacher", "exact_teacher"):
             from nanorlhf.rewards.teacher import Teacher
 
-            rewards.append(Teacher(path, tokenizer, device, size, temperature))
+            exact = policy if kind == "exact_teacher" else None
+            rewards.append(Teacher(path, tokenizer, device, size, temperature, exact))
         elif kind == "judge":
             from nanorlhf.rewards.judge import Judge  # imported only if needed
 

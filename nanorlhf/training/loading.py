@@ -84,14 +84,14 @@ def queries_file(data: Path) -> Path:
 
 
 def load_reward(
-    args: RewardArgs, tokenizer: Tokenizer, device: torch.device, rows: Sequence[Demonstration]
+    args: RewardArgs, tokenizer: Tokenizer, device: torch.device, rows: Sequence[Demonstration], policy: GPT
 ) -> tuple[Rewards, "Gold | None", list[GPT | ScalarModel]]:
     """Load the reward and the gold score, and return them with the frozen models of both. [SO ppo] [STR ppo]"""
     algorithm = getattr(args, "algorithm", "ppo")
     whole_only = None if algorithm in PER_TOKEN else f"--algorithm {algorithm}"
     reward = load_rewards(
         args.reward, args.reward_model, args.reward_weights, tokenizer, device, args.read_size,
-        temperature=args.temperature, workers=args.reward_workers, rows=rows, whole_only=whole_only,
+        temperature=args.temperature, workers=args.reward_workers, rows=rows, whole_only=whole_only, policy=policy,
     )  # fmt: skip
     if args.gold is None:
         return reward, None, reward.frozen

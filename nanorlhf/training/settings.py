@@ -181,7 +181,7 @@ class RewardArgs(RolloutArgs):
     --reward"""
     reward: str | tuple[str, ...] | None = None
     """replaces --reward-model (docs/rewards.md); one or more of: FILE.py:FUNCTION, a reward model's directory,
-    teacher:CHECKPOINT, judge:FILE.toml, tests (of programs) or tests:FILE.toml"""
+    teacher:CHECKPOINT, exact_teacher:CHECKPOINT, judge:FILE.toml, tests (of programs) or tests:FILE.toml"""
     reward_weights: Literal["mean", "min", "uncertainty"] | tuple[FiniteFloat, ...] | None = None
     """how to combine several scores: a weight for each (None: 1); for several reward models: mean (None), min, or
     uncertainty, which is mean - 0.1 * variance (Coste et al. 2023)"""

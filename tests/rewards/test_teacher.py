@@ -84,6 +84,33 @@ def test_its_expectation_is_minus_the_kl(miniature, teacher_path):
     assert kl > 0.05 and abs(kl - (q * (q / p).log()).sum().item()) > 0.01
 
 
+def test_with_the_exact_kl_rewards_average_zero_and_their_gradient_is_the_kls(miniature, teacher_path):
+    """Over all tokens of the vocabulary: E[r] = 0, E[r d log p] = -d KL(policy || teacher), with less variance."""
+    tokenizer, policy = load_tokenizer(teacher_path), load_gpt(miniature.root / "sft").double()
+    policy = policy.forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    tokens = torch.tensor([i for i in range(tokenizer.vocab_size) if i != tokenizer.pad_id])
+    asked, rewards = [40, 41, 42], {}
+    for exact in (None, policy):
+        teacher = Teacher(teacher_path, tokenizer, CPU, 64, TEMPERATURE, exact)
+        teacher.model.double()
+        with torch.no_grad():
+            ours, theirs = (log_distributions(model, asked, tokenizer)[-1][tokens] for model in (policy, teacher.model))
+        batch = of_ids(torch.tensor([asked]).expand(len(tokens), 3), tokens[:, None], tokenizer)
+        batch.logprobs = ours[:, None]
+        rewards[exact is not None] = teacher.score(batch).token_rewards[:, 0]
+
+    logits = ours.clone().requires_grad_(True)
+    logs = logits.log_softmax(0)
+    kl = (logs.exp() * (logs - theirs)).sum()
+    (gradient,) = torch.autograd.grad(kl, logits, retain_graph=True)
+    (estimate,) = torch.autograd.grad((ours.exp() * rewards[True] * logs).sum(), logits)
+    assert (ours.exp() * rewards[True]).sum().item() == pytest.approx(0, abs=1e-12)
+    assert torch.allclose(estimate, -gradient, atol=1e-12) and gradient.abs().max() > 1e-3
+    assert teacher.metrics() == {"reward/teacher_kl": pytest.approx(kl.item(), abs=1e-9)}
+    second_moments = [(ours.exp() * x**2).sum().item() for x in (rewards[True], rewards[False])]
+    assert second_moments[0] < 0.99 * second_moments[1]
+
+
 @torch.no_grad()
 def mean_kl(path, teacher, tokenizer, rows) -> float:
     """Return KL(policy || teacher) in nats per token, from the full distributions after each token of texts."""
@@ -95,14 +122,17 @@ def mean_kl(path, teacher, tokenizer, rows) -> float:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_rewarded_by_a_teacher_comes_nearer_to_it(miniature, teacher_path, tmp_path):
+@pytest.mark.parametrize("kind", ["teacher", "exact_teacher"])
+def test_a_run_that_is_rewarded_by_a_teacher_comes_nearer_to_it(miniature, teacher_path, tmp_path, kind):
     """With --kl-coef 0 this is the only objective. The KL is measured with full distributions on fixed texts."""
-    args = replace(miniature.ppo, out=tmp_path / "ppo", reward=f"teacher:{teacher_path}", kl_coef=0.0, lr=3e-3)
+    args = replace(miniature.ppo, out=tmp_path / "ppo", reward=f"{kind}:{teacher_path}", kl_coef=0.0, lr=3e-3)
+    args = replace(args, gamma=1.0 if kind == "teacher" else 0.0)
     args = replace(args, total_episodes=32 * 12, batch_size=32, micro_batch_size=32, temperature=TEMPERATURE)
     args = replace(args, missing_eos_score=None, schedule="constant", max_query_length=160)
     train_ppo.main(args)
     rows = read_metrics(args.out)
-    assert rows[-1]["reward/teacher"] > 0.5 * rows[0]["reward/teacher"] and rows[0]["reward/teacher"] < -1
+    first, last = (-row["reward/teacher"] if kind == "teacher" else row["reward/teacher_kl"] for row in rows[::11])
+    assert last < 0.5 * first and first > 1
     for row in rows:
         assert row["objective/rlhf_reward"] == pytest.approx(row["reward/teacher"], abs=1e-4)
     tokenizer, teacher = load_tokenizer(teacher_path), load_gpt(teacher_path)
