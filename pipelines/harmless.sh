@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # the same on HH-RLHF's harmlessness: SFT, two linear reward models, PPO and RLOO of 64 updates
 #
-#     HH=dir MODEL=dir bash pipelines/harmless.sh      # needs pip install -e '.[real]'
+#     HH=dir MODEL=dir bash pipelines/harmless.sh      # needs pip install -e '.[real]'; PyPI's nanorlhf is another project
 #
 # HH is HH-RLHF, on the Hub or a directory with its folder harmless-base; MODEL as in real.sh. What was
 # interrupted goes on.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # a pretrained model on real posts and preferences: SFT, two reward models, PPO, DPO, best of 16, evaluation
 #
-#     DATA=dir MODEL=dir bash pipelines/real.sh      # needs pip install -e '.[real]'
+#     DATA=dir MODEL=dir bash pipelines/real.sh      # needs pip install -e '.[real]'; PyPI's nanorlhf is another project
 #
 # DATA is a directory of OpenAI's posts and comparisons; without it they come from the Hub. MODEL is
 # SmolLM2-135M-Instruct, on the Hub or of a pip package where there is no Hub. What was interrupted goes on.

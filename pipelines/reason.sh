@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # the same model answers problems that a program checks: GRPO, PPO, the share solved before and after
 #
-#     MODEL=dir bash pipelines/reason.sh      # needs pip install -e '.[real,reason]'
+#     MODEL=dir bash pipelines/reason.sh      # needs pip install -e '.[real,reason]'; PyPI's nanorlhf is another project
 #
 # MODEL as in real.sh. What was interrupted goes on.
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # the same model continues film dialogues and is rewarded for good spirits
 #
-#     MOVIES=dir MODEL=dir bash pipelines/sentiment.sh      # needs pip install -e '.[real]'
+#     MOVIES=dir MODEL=dir bash pipelines/sentiment.sh      # needs pip install -e '.[real]'; PyPI's nanorlhf is another project
 #
 # MOVIES is the Cornell Movie-Dialogs Corpus, unpacked; MODEL as in real.sh. What was interrupted goes on.
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # votes as feedback, on the embedded Q&A site: base, SFT, two reward models, PPO with each, DPO, KTO, evaluation
 #
-#     SEED=2 SITE=runs/site2 bash pipelines/stackoverflow.sh      # needs pip install -e '.[str]'
+#     SEED=2 SITE=runs/site2 bash pipelines/stackoverflow.sh      # needs pip install -e '.[str]'; PyPI's nanorlhf is another project
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . pipelines/common.sh

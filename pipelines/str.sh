@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # a model that ranks itself, in an embedded town: five ways to fine-tune, self-ranking, PPO, evaluation
 #
-#     SEED=2 TOWN=runs/town2 bash pipelines/str.sh      # needs pip install -e '.[str]'
+#     SEED=2 TOWN=runs/town2 bash pipelines/str.sh      # needs pip install -e '.[str]'; PyPI's nanorlhf is another project
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . pipelines/common.sh

@@ -44,6 +44,7 @@ from nanorlhf.__main__ import find_module
 from nanorlhf.cli import command_line, run_module
 from nanorlhf.evals.settings import ALONG, best_of
 from nanorlhf.rewards.weighted_sum import items, parse
+from tools.repository import GITHUB, repository
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -475,7 +476,8 @@ def check_tool(command: Command) -> None:
     text = str(command)
     if command.program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        match = re.fullmatch(r"pip install (?:git\+URL|-e '?\.\[(\w+)\]'?)", text)
+        ours = rf"git\+{GITHUB}{repository()}|-e '?\.\[(\w+)\]'?"
+        match = re.fullmatch(rf"pip (?:install (?:{ours})|uninstall nanorlhf)", text)
         if match is None or match[1] not in (None, *extras):
             raise Wrong(f"pyproject.toml has the extras {', '.join(extras)}")
     elif command.program == "pytest" and "-k" in command.words:

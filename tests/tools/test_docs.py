@@ -169,6 +169,7 @@ ELSEWHERE = {
     "tools.gpu": "tests/tools/test_gpu.py",
     "tools.mutants": "tests/tools/mutants/test_sweep.py",
     "tools.soak": "tests/tools/test_soak.py",
+    "tools.repository": "tests/tools/test_repository.py",
     "experiments": "tests/experiments/test_worlds_runs.py",
     "experiments.worlds.report": "tests/experiments/test_worlds_report.py",
     "experiments.scaling.report": "tests/experiments/test_scaling.py",

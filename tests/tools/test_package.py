@@ -56,7 +56,7 @@ def wheel_path(path: Path) -> str:
 
 
 def test_a_wheel_has_one_top_level_package_with_every_file_of_the_library(wheel) -> None:
-    assert {name.partition("/")[0] for name in wheel} == {"nanorlhf", f"nanorlhf-{__version__}.dist-info"}
+    assert {name.partition("/")[0] for name in wheel} == {"nanorlhf", f"rlhf_nothing_hidden-{__version__}.dist-info"}
     shipped = {wheel_path(path) for path in set(list_files(ROOT, CODE)) - NOT_CODE}
     assert {name for name in wheel if name.startswith("nanorlhf/")} == shipped
 
