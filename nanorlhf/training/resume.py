@@ -36,7 +36,7 @@ FORMAT = 3  # of a state; other formats are refused
 # Settings that may differ on --resume; changing any other would make it a different run. Those in the "device" line
 # change results by rounding, because sums and shapes are split differently; the others change no bit.
 MAY_CHANGE = frozenset(
-    ("out", "resume", "overwrite", "save_every", "keep_every", "eval_every")
+    ("out", "resume", "overwrite", "track", "save_every", "keep_every", "eval_every")
     + ("offload", "checkpoint_activations")
     + ("device", "processes", "micro_batch_size", "rollout_batch_size", "shard", "compile")
     + ("plan",)  # a flag in 1.0, now a command

@@ -2,7 +2,7 @@
 
     args.json         the settings          metrics.jsonl   one object per logged step
     command.txt       the command line      summary.json    the final numbers, written when the run is finished
-    samples.jsonl     samples of the model  events.out.tfevents.*   TensorBoard
+    samples.jsonl     samples of the model  events.out.tfevents.*   TensorBoard, or another tracker (tracking.py)
     state/            what --resume loads (resume.py)
     checkpoints/      with --keep-every, step-N is the checkpoint after N steps
     trace/            with --trace, tensors of a few responses (trace.py)
@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
 
 from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import save
@@ -40,7 +39,7 @@ from nanorlhf.peft import has_updates, merge
 from nanorlhf.progress import Progress
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.inputs import digest_inputs
-from nanorlhf.training.resume import fitting, forget, keep_last, load_state, save_state, states
+from nanorlhf.training.resume import as_saved, fitting, forget, keep_last, load_state, save_state, states
 from nanorlhf.training.run_directory import (
     CHECKPOINTS,
     flat_settings,
@@ -51,11 +50,12 @@ from nanorlhf.training.run_directory import (
 )
 from nanorlhf.training.settings import RunArgs
 from nanorlhf.training.signals import StopSignals
+from nanorlhf.training.tracking import ONLINE, TRACK_ID, Tracker, check_tracker
 
 Main = Callable[[Any], dict[str, float]]
 COMMAND = "command.txt"
-OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
-SUBDIRECTORIES = ("adapter", "best", CHECKPOINTS, "state", "trace")
+OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json", TRACK_ID)
+SUBDIRECTORIES = ("adapter", "best", CHECKPOINTS, "state", "trace", "wandb")
 SAMPLING = "generated.partial.jsonl"
 """samples that a run draws before its first step; while the file exists, --resume continues sampling"""
 TIME_METRICS = ("episodes_per_second", "time/generating_share", "time/mfu")
@@ -68,6 +68,7 @@ def begin(args: RunArgs, *batch_sizes: str) -> torch.device:
     batch_sizes: settings whose batches are divided among the ranks. Raises InputError before anything is written.
     """
     check_ranges(args)
+    check_tracker(args.track)
     check_output(args.out, args.overwrite, args.resume)
     device = launch.setup(args.device)
     torch.manual_seed(args.seed)
@@ -151,7 +152,7 @@ class Run:
         self.seconds = 0.0  # spent in steps, including those before a resume
         self.state: dict[str, Any] = {}  # what `track` saves
         self.saved: dict[str, Any] = {}  # what --resume restores
-        self.board: SummaryWriter | None = None
+        self.tracker: Tracker | None = None
         self.lock: int | None = None  # file descriptor of command.txt
         self.inputs = distributed.from_first(lambda: digest_inputs(args, data))
         if args.resume:
@@ -169,10 +170,10 @@ class Run:
                 with fitting(self.out / "state"):
                     restore(value, self.saved.pop(name))
 
-    def opened(self) -> SummaryWriter:
+    def opened(self) -> Tracker:
         """Create the directory, on rank 0, at the first write, so that a run refused before it leaves no files."""
-        if self.board is not None:
-            return self.board
+        if self.tracker is not None:
+            return self.tracker
         self.out.mkdir(parents=True, exist_ok=True)
         locked = self.out / COMMAND
         if self.first_step == 0 and locked.exists() and locked.stat().st_nlink > 1:
@@ -205,8 +206,8 @@ class Run:
                 if step > self.first_step:
                     delete(path)
         write_json(self.out / "args.json", asdict(self.args))
-        self.board = SummaryWriter(str(self.out), purge_step=self.first_step)
-        return self.board
+        self.tracker = Tracker(self.args.track, self.out, as_saved(asdict(self.args)), self.first_step)
+        return self.tracker
 
     def print(self, text: str) -> None:
         """Print on rank 0."""
@@ -237,6 +238,8 @@ class Run:
         signals = StopSignals()
         start = time.perf_counter() - self.seconds
         try:
+            if self.main and self.args.track in ONLINE:
+                self.opened()  # a missing login ends the run here, not after its first step
             for step in self.progress:
                 self.step_start, self.generating_seconds = time.perf_counter(), 0.0
                 yield step
@@ -306,17 +309,16 @@ class Run:
         distributed.barrier()
 
     def log(self, step: int, metrics: dict[str, float], **shown: str) -> None:
-        """Append a row to metrics.jsonl and TensorBoard; show `shown` in the progress bar."""
+        """Append a row to metrics.jsonl and the tracker; show `shown` in the progress bar."""
         self.metrics = metrics
         if shown:
             self.progress.set_postfix(**shown)
         if not self.main:
             return
-        board = self.opened()
+        tracker = self.opened()
         with (self.out / "metrics.jsonl").open("a") as file:
             file.write(to_json({"step": step, **metrics}) + "\n")
-        for name, value in metrics.items():
-            board.add_scalar(name, value, step)
+        tracker.log(step, metrics)
 
     def log_samples(self, step: int, samples: list[dict]) -> None:
         """Append rows to samples.jsonl."""
@@ -335,7 +337,7 @@ class Run:
         """
         summary = {name: value for name, value in summary.items() if name not in TIME_METRICS}
         if self.main:
-            self.opened().close()
+            self.opened().close(summary)
             self.unlock()
             # a set, because a shared value model has the policy's parameters
             trained = {p for model in self.models() for p in model.parameters() if p.requires_grad}

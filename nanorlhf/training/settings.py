@@ -67,6 +67,8 @@ class RunArgs:
     max_query_length: PositiveInt = 512
     """longest query in tokens"""
 
+    track: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
+    """where the metrics go besides metrics.jsonl (docs/long_runs.md)"""
     save_every: PositiveInt = 500
     """steps (in PPO: updates) between checkpoints"""
     keep_every: PositiveInt | None = None

@@ -30,6 +30,7 @@ class Args:
     save_every: int = 10
     keep_every: int | None = None
     resume: bool = False
+    track: str = "tensorboard"
 
 
 def start(args):
@@ -142,7 +143,7 @@ def other_process_has(directory):
 
 def test_two_runs_with_one_output_are_refused_and_the_first_loses_nothing(run):
     run.log(0, {"loss": 1.0})
-    run.board.flush()  # TensorBoard writes in its own thread
+    run.opened().flush()  # TensorBoard writes in its own thread
     run.unlock()  # as if another process had started it
     before = read_files(run.out)
     with other_process_has(run.out):
