@@ -17,23 +17,26 @@ from nanorlhf.files import write_text
 
 DECKS = ROOT / "docs" / "slides"
 PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>{title}</title>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
 <style>
 @page {{ size: 32cm 18cm; margin: 0; }}
-body {{ margin: 0; font: 28px/1.45 Georgia, serif; color: #1a1a1a; background: #fff; }}
+body {{ margin: 0; font: clamp(16px, 2.6vw, 28px)/1.45 Georgia, serif; color: #1a1a1a; background: #fff; }}
 section {{ box-sizing: border-box; width: 100vw; height: 100vh; padding: 6vh 7vw; display: none; }}
 section.now {{ display: block; }}
 h1 {{ font-size: 1.9em; line-height: 1.15; margin: .4em 0; }} h2 {{ font-size: 1.35em; margin: 0 0 .7em; }}
 li {{ margin: .35em 0; }} li.later {{ visibility: hidden; }}
-code, pre {{ font-size: .85em; background: #f2f2ee; }} code {{ padding: 0 .2em; }} pre {{ padding: .6em; }}
-pre code {{ font-size: 1em; padding: 0; }}
+code, pre {{ font-size: .85em; background: #f2f2ee; }} code {{ padding: 0 .2em; overflow-wrap: anywhere; }}
+pre {{ padding: .6em; overflow-x: auto; }}
+pre code {{ font-size: 1em; padding: 0; overflow-wrap: normal; }}
 img {{ display: block; width: 100%; max-height: 74vh; object-fit: contain; margin: .4em auto; }}
 table {{ border-collapse: collapse; }} td, th {{ border: 1px solid #999; padding: .2em .6em; text-align: left; }}
 aside {{ display: none; position: fixed; left: 0; right: 0; bottom: 0; padding: .8em 7vw; font-size: .7em;
   background: #fff7d6; }}
 body.notes section.now aside {{ display: block; }}
-@media print {{ section {{ display: block; width: 32cm; height: 18cm; padding: 1cm 2cm; break-after: page;
-  overflow: hidden; }} li.later {{ visibility: visible; }} img {{ max-height: 13cm; }} aside {{ display: none; }} }}
+@media print {{ body {{ font-size: 28px; }} section {{ display: block; width: 32cm; height: 18cm; padding: 1cm 2cm;
+  break-after: page; overflow: hidden; }} li.later {{ visibility: visible; }} img {{ max-height: 13cm; }}
+  aside {{ display: none; }} }}
 </style>
 <body>
 {slides}

@@ -14,6 +14,28 @@ JUDGE = (
     "v => `${v.id}: ${v.help}: ${v.nodes.length} times, ${v.nodes[0].html.slice(0, 200)}`))"
 )
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# what doesn't fit into the window: elements cut at its edge unless they scroll, cells narrower than a word, and tables
+# whose rows are made tall by cells that are out of sight
+MISFITS = """(() => {
+  const width = document.documentElement.clientWidth, wrong = new Set();
+  const pen = document.createElement("canvas").getContext("2d");
+  const scrolls = e => e && (/auto|scroll/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
+  const shown = e => e.checkVisibility({visibilityProperty: true}) && !e.closest(".md-header, .md-sidebar, .md-search");
+  const text = e => `<${e.tagName.toLowerCase()}> ${e.textContent.trim().slice(0, 60)}`;
+  for (const e of document.body.querySelectorAll("main *, section *, body > *"))
+    if (shown(e) && e.getBoundingClientRect().right > width + 1 && !scrolls(e.parentElement) && !scrolls(e))
+      wrong.add(`cut: ${text(e)}`);
+  for (const cell of document.querySelectorAll("td, th")) if (shown(cell)) {
+    const style = getComputedStyle(cell), table = cell.closest("table"), lines = parseFloat(style.fontSize) * 1.6;
+    pen.font = style.font;
+    const words = cell.textContent.split(/[^A-Za-z]+/).filter(word => word.length < 15);
+    const room = cell.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+    if (Math.max(0, ...words.map(word => pen.measureText(word).width)) > room + 1) wrong.add(`narrow: ${text(cell)}`);
+    const isWide = table.scrollWidth > width - 20;
+    if (isWide && style.display === "table-cell" && cell.clientHeight > 6 * lines) wrong.add(`tall: ${text(cell)}`);
+  }
+  return [...wrong];
+})()"""
 SETTLED = "new Promise(done => setTimeout(done, 500))"  # until layout and colours have settled
 
 
@@ -110,6 +132,14 @@ class Browser:
                     problems.append("it scrolls sideways")
                 wrong += [f"{page.name}, {width}, {theme}: {each}" for each in problems]
         return wrong + [f"{page.name}: {said}" for said in self.said]
+
+    def misfits(self, page: Path, width: int) -> list[str]:
+        """Return what of a page doesn't fit into a window of this width."""
+        self.show(width, "light")
+        self.open(page.as_uri())
+        self.ask(SETTLED)
+        problems = self.ask(MISFITS) + ["it scrolls sideways"] * (self.ask(WIDER) > 0)
+        return [f"{page.name}, {width}: {each}" for each in problems]
 
     def ask(self, expression: str) -> Any:
         """Evaluate a JavaScript expression, await it, and return its value."""

@@ -16,8 +16,15 @@ COMMANDS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "
 
 
 def fence(source: str, *_: Any, **__: Any) -> str:
-    """Format a custom fence of pymdownx.superfences. Raises ValueError if the source isn't a formula."""
-    tex = " ".join(source.split())
+    r"""Format a custom fence of pymdownx.superfences. Raises ValueError if the source isn't a formula.
+
+    Equations separated by \qquad are drawn separately, so that a narrow page can put them below each other.
+    """
+    equations = " ".join(source.split()).split(r" \qquad ")
+    return f'<div class="formula">{"".join(map(draw, equations))}</div>'
+
+
+def draw(tex: str) -> str:
     drawing = TextToPath()
     vertices, codes = drawing.get_text_path(FontProperties(math_fontfamily="stix"), f"${tex}$", ismath=True)
     points = np.array(vertices) * (1, -1)  # SVG's y axis points down
@@ -33,7 +40,6 @@ def fence(source: str, *_: Any, **__: Any) -> str:
             steps.append(f"{'' if code == last else COMMANDS[code]}{px:.0f} {py:.0f}")
         last = None if code in (Path.CLOSEPOLY, Path.MOVETO) else code
     return (
-        f'<div class="formula">'
         f'<svg role="img" aria-label="{escape(tex)}" viewBox="0 0 {width:.1f} {height:.1f}" '
-        f'style="width: {SCALE * width / drawing.FONT_SCALE:.2f}em"><path d="{" ".join(steps)}"/></svg></div>'
+        f'style="--width: {SCALE * width / drawing.FONT_SCALE:.2f}em"><path d="{" ".join(steps)}"/></svg>'
     )

@@ -8,6 +8,7 @@ page, and each exercise has a page. mkdocs calls the functions named on_*.
 import re
 from functools import cache
 from html import escape
+from itertools import cycle
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -58,6 +59,9 @@ SITE_FILES = {
 }
 CODE = "<!-- the source -->"  # on_post_page replaces this with the source
 SHOWN = ("        # 2.3 ", "        # 2.6 ")  # the home page shows train_ppo.py between these comments
+CELL = re.compile(r"<t[hd][^>]*>(.*?)</t[hd]>", re.DOTALL)
+FLAG = re.compile(r"<[^>]*>|(?<![^\s>(\[])--[a-z][\w.-]*")  # or a tag, whose attributes may contain flags
+MOST_IN_ONE_LINE, MOST_SIDE_BY_SIDE = 30, 60  # characters of a cell, and of the longest cells of a row, on a phone
 ROWS = {"kl": "KL, nats", "rewards": "reward", "values": "value", "advantages": "advantage"}  # rows of the token table
 
 
@@ -195,10 +199,50 @@ def on_post_page(output: str, page: Page, **_: object) -> str:
     return output.replace(CODE, highlight((ROOT / source).read_text(), get_lexer_for_filename(source), formatter))
 
 
+def table_for_phones(match: re.Match[str]) -> str:
+    """Return a table in a <div> with a class for phones.
+
+    A table with short cells scrolls next to its first column. If the cells are sentences, each row becomes a block, and
+    each cell follows its column's heading.
+    """
+    head, split, body = match[0].partition("<tbody>")
+    headings = [plain(cell) for cell in CELL.findall(head)]
+    rows = [[len(plain(cell)) for cell in CELL.findall(row)] for row in body.split("</tr>")[:-1]]
+    longest = [max(column) for column in zip(*rows, strict=True)]
+    if max(longest[1:]) <= MOST_IN_ONE_LINE:
+        return f'<div class="scrolls short">{match[0]}</div>'
+    if sum(longest) <= MOST_SIDE_BY_SIDE:
+        return f'<div class="scrolls">{match[0]}</div>'
+    labels = cycle(headings)
+    body = re.sub("<td", lambda _: f'<td data-heading="{next(labels)}"', body)
+    return f'<div class="scrolls stacks">{head}{split}{body}</div>'
+
+
+def picture_for_phones(match: re.Match[str], page: Page) -> str:
+    """Return the <p> of a picture. A wide one scrolls, so that its letters can be read; a narrow PNG shrinks."""
+    with ((ROOT / page.file.dest_uri).parent / match[1]).open("rb") as file:
+        head = file.read(20)  # a PNG's width is in bytes 16 to 19
+    is_narrow = head.startswith(b"\x89PNG") and int.from_bytes(head[16:]) < 600
+    return "<p>" if is_narrow else '<p class="scrolls">'
+
+
+def plain(html: str) -> str:
+    return re.sub(r"<[^>]+>", "", html).strip()
+
+
+def code_for_phones(match: re.Match[str]) -> str:
+    """Mark shell commands and plain text without columns: their lines may wrap."""
+    is_shell = match[0].startswith(('<div class="language-sh', '<div class="language-bash'))
+    is_plain = "<span class=" not in match[0] and not re.search(r"\S {2,}(?![ =>#-])", plain(match[0]))
+    return match[0].replace("highlight", "highlight wraps", 1) if is_shell or is_plain else match[0]
+
+
 def on_page_content(html: str, page: Page, **_: object) -> str:
     html = html.replace("<th></th>", "<td></td>")  # an empty cell isn't a heading
-    html = re.sub(r"<p>(?=<img)", '<p class="scrolls">', html)  # pictures and tables scroll on a phone
-    html = re.sub(r"<table>.*?</table>", r'<div class="scrolls">\g<0></div>', html, flags=re.DOTALL)
+    html = re.sub(r'<p>(?=<img[^>]*src="([^"]+)")', lambda match: picture_for_phones(match, page), html)
+    html = re.sub(r"<table>.*?</table>", table_for_phones, html, flags=re.DOTALL)
+    html = re.sub(r'<div class="(?:language-\w+ )?highlight">.*?</div>', code_for_phones, html, flags=re.DOTALL)
+    html = FLAG.sub(lambda match: match[0] if match[0][0] == "<" else f'<span class="flag">{match[0]}</span>', html)
     source = page.file.src_uri.removesuffix(".md")
     if source not in sources():
         return html

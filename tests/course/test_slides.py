@@ -8,6 +8,7 @@ import pytest
 from course.copies import ROOT
 from course.sessions import SESSIONS
 from course.slides import DECKS, make_page, read_slides, write_slides
+from tests.browser import MISFITS
 
 DECK_FILES = sorted(DECKS.glob("*.md"))
 
@@ -38,6 +39,17 @@ def test_a_page_is_self_contained() -> None:
         assert page.count("<section>") == len(read_slides(deck)[1]) == page.count("<aside>")
         assert all(src.startswith("data:image/") for src in re.findall(r'src="([^"]{0,40})', page))
         assert not re.search(r'(?:href|src)="https?:', page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1200, 400])
+def test_every_slide_fits_into_the_window(tmp_path, browser, width) -> None:
+    pytest.importorskip("markdown")
+    for path in write_slides(tmp_path, False, int):
+        browser.show(width, "light")
+        browser.open(path.as_uri())
+        problems = browser.ask(f"slides.map((_, i) => {{ at = i; show(true); return {MISFITS}; }})")
+        assert problems == [[]] * len(problems), path.name
 
 
 @pytest.mark.slow

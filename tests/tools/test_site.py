@@ -25,6 +25,7 @@ from course.edit import find_function
 from course.exercises import EXERCISES, Exercise
 from docs.site import exercise_pages, formulas
 from docs.site.docstrings import as_markdown
+from docs.site.pages import code_for_phones, table_for_phones
 from nanorlhf import __version__
 from tests.page_commands import check_page, read_page
 
@@ -233,7 +234,47 @@ def test_every_formula_of_the_pages_can_be_drawn() -> None:
         assert "<path" in formulas.fence(block)
 
 
-# ----------------------------------------------------------------------------------------------------- 4. in a browser
+def test_equations_in_one_block_are_drawn_separately() -> None:
+    drawn = formulas.fence("a = b \\qquad c = d")
+    assert re.findall(r'aria-label="([^"]+)"', drawn) == ["a = b", "c = d"] and drawn.count('class="formula"') == 1
+
+
+# ----------------------------------------------------------------------------------------------------- 4. on a phone
+SENTENCE = "<code>f</code> is described by a long sentence with its purpose and its reason."
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [(["ppo", "0.91"], "scrolls short"), (["ppo", 9 * "0.91"], "scrolls"), (["ppo", SENTENCE], "scrolls stacks")],
+)
+def test_a_row_of_sentences_becomes_a_block_with_headings(cells, kind) -> None:
+    head = "<thead><tr><th>name</th><th>the <b>why</b></th></tr></thead>"
+    body = "".join(f"<td>{cell}</td>" for cell in cells)
+    table = f"<table>{head}<tbody><tr>{body}</tr></tbody></table>"
+    html = re.sub(".+", table_for_phones, table)
+    assert html.startswith(f'<div class="{kind}"><table>')
+    headings = ["name", "the why"] if kind == "scrolls stacks" else []
+    assert re.findall('data-heading="([^"]*)"', html) == headings
+    assert html_text(html) == html_text(table)
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "wraps"),
+    [
+        ("sh", "a --b     # c", True),
+        ("text", "loss   = -log p", True),
+        ("text", "  indented", True),
+        ("text", "policy   score\nppo      0.91", False),
+        ("python", '<span class="n">x</span>', False),
+    ],
+)
+def test_commands_and_sentences_wrap_but_columns_do_not(language, code, wraps) -> None:
+    html = f'<div class="language-{language} highlight"><pre><code><span id="line-0-1">{code}</span></code></pre></div>'
+    marked = re.sub("(?s).+", code_for_phones, html)
+    assert ("wraps" in marked) == wraps and marked.replace(" wraps", "") == html
+
+
+# ----------------------------------------------------------------------------------------------------- 5. in a browser
 # one page of each kind, because pages of a kind have the same problems
 KINDS = ("index", "readme", "docs/lecture", "docs/algorithms", "docs/nano", "docs/stackoverflow", "kernels/gae.py",
          "course/exercises/index", "course/exercises/whitening", "docs/microscope/demo",
@@ -257,6 +298,16 @@ def test_every_kind_of_page_is_accessible_at_two_widths(site, pages, unreadable)
 
 
 @pytest.mark.slow
+def test_every_text_fits_on_a_phone(site, pages, browser) -> None:
+    """Pages of modules look alike, as do exercises, so one of each is checked."""
+    alike = re.compile(r"\.(py|sh)\.html$|/exercises/(?!index|whitening)")
+    texts = [page for page in sorted(pages) if not alike.search(page.as_posix())]
+    assert len(texts) > 50
+    wrong = [problem for page in [*texts, site / "train_ppo.py.html"] for problem in browser.misfits(page, 400)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
 def test_the_search_finds_a_function_without_a_server(site, browser) -> None:
     browser.show(1200, "light")
     browser.open((site / "index.html").as_uri())
@@ -264,7 +315,7 @@ def test_the_search_finds_a_function_without_a_server(site, browser) -> None:
     assert address is not None and (site / urlsplit(address).path.removeprefix(str(site)).lstrip("/")).exists()
 
 
-# ---------------------------------------------------------------------------------------------------------- 5. the text
+# ---------------------------------------------------------------------------------------------------------- 6. the text
 @pytest.mark.parametrize(
     ("docstring", "markdown"),
     [
