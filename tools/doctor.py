@@ -153,7 +153,7 @@ def judge(case: Case, args: Args) -> Verdict:
     with planted(case.edits) as tree:
         for stage in case.stages:
             out = args.out.absolute() / "runs" / (f"{case.name}-right" if case.kind == "right" else case.name) / stage
-            if train(tree, stage, args.demo.absolute(), out, case.flags):
+            if start(tree, stage, args.demo.absolute(), out, (*case.flags, "--overwrite")).wait() == 0:
                 runs.append(out)
             else:
                 crashed.append(stage)
@@ -169,18 +169,24 @@ def names(findings: Sequence) -> list[str]:
     return list(dict.fromkeys(finding.name for finding in findings))
 
 
-def train(tree: Path, stage: str, demo: Path, out: Path, extra_flags: Sequence[str]) -> bool:
-    """Train a stage of the demo with the tree's scripts and extra flags; return whether it finished."""
-    flags: dict[str, object] = {"data": demo / "data", "out": out, "seed": 1, "device": "cpu"}
+def start(
+    tree: Path, stage: str, demo: Path, out: Path, extra_flags: Sequence[str], seed: int = 1, log: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start to train a stage of the demo with the tree's scripts, which print to `log`.
+
+    The extra flags contain --overwrite or --resume.
+    """
+    flags: dict[str, object] = {"data": demo / "data", "out": out, "seed": seed, "device": "cpu"}
     if stage != "sft":
         flags["sft"] = demo / "sft"
     if stage in ("ppo", "grpo"):  # a bug in the reward model has trained a separate one
         new_reward_model = out.parent / "rm"
         flags |= {"reward-model": new_reward_model if new_reward_model.exists() else demo / "rm", "trace": 4}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, str(tree / f"train_{stage}.py"), *words, *extra_flags, "--overwrite"]
+    command = [sys.executable, str(tree / f"train_{stage}.py"), *words, *extra_flags]
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=tree, env=environment, capture_output=True).returncode == 0
+    with (log or Path(os.devnull)).open("ab") as stream:
+        return subprocess.Popen(command, cwd=tree, env=environment, stdout=stream, stderr=stream)
 
 
 def examine_below(directories: Sequence[Path]) -> dict[Path, list[Finding]]:

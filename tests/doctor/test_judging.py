@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
@@ -84,10 +85,10 @@ def test_a_case_is_planted_and_its_stage_gets_its_flags(demo, tmp_path, monkeypa
 
     def no_training(tree, stage, demo, out, flags):
         seen.append((stage, out.parent.name, *flags))
-        return False
+        return SimpleNamespace(wait=lambda: 1)
 
     monkeypatch.setattr(judging.code, "examine", examine)
-    monkeypatch.setattr(judging, "train", no_training)
+    monkeypatch.setattr(judging, "start", no_training)
     right, wrong = [case for case in all_cases() if case.name == "clip-higher"]
     args = judging.Args(demo=demo, out=tmp_path / "doctor")
     judging.code_findings.cache_clear()
@@ -96,7 +97,8 @@ def test_a_case_is_planted_and_its_stage_gets_its_flags(demo, tmp_path, monkeypa
     assert ["1 - upper, 1 + lower" in text for text in sources] == [False, True]  # the correct version only once
     flags = right.flags
     assert "dapo" in flags
-    assert seen[1] == ("grpo", "clip-higher-right", *flags) and seen[3] == ("grpo", "clip-higher", *flags)
+    assert seen[1] == ("grpo", "clip-higher-right", *flags, "--overwrite")
+    assert seen[3] == ("grpo", "clip-higher", *flags, "--overwrite")
     judging.code_findings.cache_clear()
 
 
