@@ -70,7 +70,7 @@ READ = {
 }
 READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
 READ_FUNCTIONS = {"reward", "rewards", "gold", "simulate"}  # FILE.py:FUNCTION, a directory, or another form of --reward
-WRITTEN = {"out", "json", "measure"}
+WRITTEN = {"out", "json", "measure", "table"}
 DATA = {"data"}  # a directory; each stage reads different files in it
 NO_PATHS = {
     "device",

@@ -170,6 +170,7 @@ ELSEWHERE = {
     "tools.mutants": "tests/tools/mutants/test_sweep.py",
     "tools.soak": "tests/tools/test_soak.py",
     "tools.repository": "tests/tools/test_repository.py",
+    "tools.symptoms": "tests/tools/test_symptoms.py",
     "experiments": "tests/experiments/test_worlds_runs.py",
     "experiments.worlds.report": "tests/experiments/test_worlds_report.py",
     "experiments.scaling.report": "tests/experiments/test_scaling.py",
