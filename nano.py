@@ -297,9 +297,13 @@ def rollout(policy, ref_policy, reward_model, value_model, query, uniforms, s) -
                 whitened=whiten(advantages, actions))  # fmt: skip
 
 
+# grad pi = pi grad log pi, the score-function identity, gives grad E[r] = E[r grad log pi]: samples
+# estimate the gradient. Subtracting a baseline b that doesn't depend on the token leaves it
+# unbiased, because E[b grad log pi] = b grad 1 = 0 (docs/lecture.md#34-the-policy-gradient).
+#
 # The ratio is how much more probable a token is than in the rollout: 1 in the first step, where the
-# gradient, -A grad log pi, is REINFORCE with a baseline (docs/lecture.md#34-the-policy-gradient).
-# Both losses take the worse of two terms, so that moving past the clip range gains nothing.
+# gradient of -A ratio is -A grad log pi, REINFORCE with the value as baseline. Both losses take
+# the worse of two terms, so that moving past the clip range gains nothing.
 def ppo_loss(policy: GPT, value_model: GPT, batch: dict[str, Tensor], s: Settings) -> Tensor:
     """Return policy loss + value_coef * value loss, each a mean over its mask in the minibatch."""
     ids = batch["query"], batch["response"]
