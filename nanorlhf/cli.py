@@ -1,5 +1,6 @@
 """Command-line flags from `Args` dataclasses: each field has type, default, range and help text."""
 
+import copy
 import fractions
 import inspect
 import io
@@ -12,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 from urllib.parse import urlsplit
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 FLAG = re.compile(r"--|-(?!\d|\.\d|inf|nan)[^-]")  # but not a negative number
+# --help starts with the first and ends with the second; the program's own flags come in between
+DATA_AND_MODELS = (
+    "source data rows model tokenizer policies reward_models sft reward_model regression_model "
+    "contrastive_model discriminator reward gold value_model ref_policy encoder out"
+).split()
+RUN = (
+    "seed device processes dtype compile shard offload checkpoint_activations track trace "
+    "eval_every save_every keep_every resume overwrite"
+).split()
 MAY_BE_EMPTY = "a list that may be empty"  # in a type: `Annotated[tuple[str, ...], MAY_BE_EMPTY]`
 R = TypeVar("R")
 S = TypeVar("S", bound="DataclassInstance")  # the settings of a script
@@ -196,19 +206,17 @@ def parse_flags(
     """Parse flags into settings; raises InputError for unknown flags and bad values."""
     options: dict[str, Any] = {} if default is None else {"default": default}
     _check_flags(_flags(args_class), arguments, program)
-    # --help opens with data, models and algorithm: declared fields come before inherited ones
-    fields = args_class.__dataclass_fields__
-    first = ("source", "data", "out", "policies", *inspect.get_annotations(args_class))
-    args_class.__dataclass_fields__ = {
-        name: fields[name] for name in first if name in fields
-    } | fields
+    shown: type = args_class
+    inherits = any(is_dataclass(base) for base in args_class.__mro__[1:])
+    if inherits and {"-h", "--help"} & {*arguments}:
+        shown, options = _grouped(args_class, default, program), {}
     if 0 < shutil.get_terminal_size().columns < 40:  # tyro hangs in a column of a few characters
         os.environ["COLUMNS"] = "40"
     stderr = io.StringIO()
     try:
         with redirect_stderr(stderr):
             parsed, unknown = tyro.cli(
-                args_class, args=arguments, prog=program, return_unknown_args=True, **options
+                shown, args=arguments, prog=program, return_unknown_args=True, **options
             )
     except SystemExit as stop:
         if stop.code == 0:  # --help
@@ -220,6 +228,39 @@ def parse_flags(
     if unknown:
         raise InputError(f"{program}: unexpected {unknown[0]!r}: see `{program} --help`.")
     return parsed
+
+
+def _grouped(args_class: type[S], default: S | None, program: str) -> type:
+    """Return the settings in groups, for `--help` only: tyro draws a box per nested dataclass.
+
+    A group is a subclass with some of the fields, because tyro reads their help from the source.
+    """
+    items = args_class.__dataclass_fields__
+    nested = [name for name, item in items.items() if is_dataclass(item.type)]
+    listed = {*DATA_AND_MODELS, *RUN, *nested}
+    declared = inspect.get_annotations(args_class)
+    script = program.removeprefix("python -m ").split()[0].removesuffix(".py")
+    groups = {
+        "data and model": [name for name in DATA_AND_MODELS if name in items],
+        script: [name for name in declared if name not in listed],
+        "shared": [name for name in items if name not in listed and name not in declared],
+        "run": [name for name in RUN if name in items],
+    }
+    boxes: list[Any] = []
+    for label, names in groups.items():
+        box: Any = type(label, (args_class,), {"__doc__": ""})
+        box.__dataclass_fields__ = {name: items[name] for name in names}
+        hint = Annotated[box, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name=label)]
+        if default is None:
+            boxes.append((f"box_{len(boxes)}", hint))
+        else:
+            values = copy.copy(default)
+            object.__setattr__(values, "__class__", box)  # the settings are frozen
+            boxes.append((f"box_{len(boxes)}", hint, field(default=values)))
+    for name in nested:
+        value = items[name].default if default is None else getattr(default, name)
+        boxes.append((name, items[name].type, field(default=value)))
+    return make_dataclass("Groups", boxes, frozen=True, kw_only=True)
 
 
 def _flags(args_class: type, prefix: str = "--") -> dict[str, Any]:

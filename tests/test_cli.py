@@ -5,7 +5,7 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 import pytest
 
@@ -183,11 +183,39 @@ def test_help_lists_the_recipes_and_every_flag(monkeypatch, capsys, script):
         assert f"--{field.name.replace('_', '-')}" in out
 
 
-def test_help_opens_with_data_models_and_the_algorithm(monkeypatch, capsys):
+def flag_names(settings, prefix="") -> list[str]:
+    names = []
+    for item in fields(settings):
+        name, value = f"{prefix}{item.name.replace('_', '-')}", getattr(settings, item.name)
+        names += flag_names(value, f"{name}.") if is_dataclass(value) else [name]
+    return names
+
+
+def test_help_is_in_groups_with_data_and_models_first(monkeypatch, capsys):
     _, out, _, _ = call(monkeypatch, capsys, "train_ppo", "--help")
-    flags = re.findall(r"^\W+--([a-z][a-z-]+) ", out, re.M)
-    assert flags[:6] == ["data", "out", "sft", "value-model", "batch-size", "micro-batch-size"]
-    assert flags.index("kl-coef") < flags.index("device") < flags.index("lora-rank")
+    _, *parts = re.split(r"^\W+ ([\w -]+) options \W+$", out, flags=re.M)
+    boxes = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert list(boxes) == [
+        "data and model", "train-ppo", "shared", "run", "adam", "sampler", "reference", "elastic-reset",
+    ]  # fmt: skip
+    flags = {label: re.findall(r"^\W --([a-z][a-z.-]*)", box, re.M) for label, box in boxes.items()}
+    first = ["data", "sft", "reward-model", "reward", "gold", "value-model", "out"]
+    assert flags["data and model"] == first and "kl-coef" in flags["train-ppo"]
+    assert {"lr", "lora-rank"} <= set(flags["shared"]) and {"device", "resume"} <= set(flags["run"])
+    assert flags["sampler"][0] == "sampler.url"
+    listed = [flag for box in flags.values() for flag in box]
+    assert sorted(listed) == sorted(flag_names(train_ppo.Args()))
+    assert "(score units per nat) (default: 0.1)" in " ".join(
+        re.findall(r"[^\s│|]+", boxes["train-ppo"])
+    )  # of the recipe
+
+
+def test_help_of_a_module_that_inherits_settings_is_in_groups(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        run_module(tiny.main, tiny.Args)
+    out = capsys.readouterr().out
+    assert out.index("data and model options") < out.index("--num-comparisons") < out.index("run options")
 
 
 @pytest.mark.parametrize("columns", ["1", "9", "0", "-5", "many"])

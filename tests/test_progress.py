@@ -1,11 +1,15 @@
 """Progress bars write few lines; the test controls the clock."""
 
+import ast
 import io
 
 import pytest
 
 from nanorlhf import progress
 from nanorlhf.progress import Progress
+from tests.conftest import ROOT
+
+FOLDERS = ("nanorlhf", "kernels", "data", "experiments", "course", "tools", "bench")
 
 
 class Terminal(io.StringIO):
@@ -57,3 +61,14 @@ def test_a_bar_that_is_collected_after_its_file_was_closed_raises_nothing(kind):
     out.close()
     bar.close()
     assert bar.disable
+
+
+def test_every_bar_keeps_logs_short():
+    """Other bars are off unless stderr is a terminal: `disable=None`."""
+    bars = {}
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("tqdm", "trange"):
+                bars[path.relative_to(ROOT).as_posix()] = {ast.unparse(word) for word in node.keywords}
+    assert bars.keys() == {"nanorlhf/sandbox/execution.py"}
+    assert "disable=None" in bars["nanorlhf/sandbox/execution.py"]

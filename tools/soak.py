@@ -44,6 +44,7 @@ import train_sft
 from data import tiny
 from nanorlhf import launch
 from nanorlhf.cli import command_line, run_module
+from nanorlhf.progress import Progress
 from nanorlhf.rewards.endpoint import read_cache
 from nanorlhf.training.resume import damage, states
 from nanorlhf.training.run import TIME_METRICS
@@ -359,7 +360,7 @@ def main(args: Args) -> int:
     begin, number, code, sizes = time.monotonic(), args.first_round, 0, (0, 0)
     tqdm.monitor_interval = 0  # no monitor thread: a fork would wait for its lock forever
     tqdm.set_lock(threading.RLock())  # tqdm's default lock is shared with forks: a killed fork may still hold it
-    bar = tqdm(total=round(3600 * args.hours), unit="s", bar_format="{l_bar}{bar}| {n}/{total} s{postfix}")
+    bar = Progress(total=round(3600 * args.hours), unit="s", bar_format="{l_bar}{bar}| {n}/{total} s{postfix}")
     with small_disk(root / "disk") as mounted:
         soak = Soak(root, args.seed, World(root, mounted))
         tempfile.tempdir = os.environ["TMPDIR"] = str(root / "disk" / "tmp")
