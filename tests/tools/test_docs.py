@@ -68,14 +68,27 @@ def test_the_front_page_is_short() -> None:
     assert len(text.splitlines()) <= 120 and len(text.encode()) <= 10 * 1024
 
 
-def test_our_lines_of_ppo_are_counted_as_the_others() -> None:
+def test_each_cell_of_the_comparison_has_a_source_and_lines_are_the_sum_of_the_counted_files() -> None:
     with (ROOT / "docs" / "how-we-compare.csv").open(newline="") as stream:
-        [ours] = (row["source"] for row in csv.DictReader(stream) if row["project"] == "this one")
-    stated = {path: int(number) for path, number in re.findall(r"([\w/]+\.py) (\d+)", ours)}
-    counted = {path: len((ROOT / path).read_text().splitlines()) for path in stated}
-    assert len(stated) == 3 and stated == counted
-    text = (ROOT / "docs" / "how-we-compare.md").read_text()
-    assert f"| **this one** | scripts, one per stage, and one page | {sum(counted.values())} |" in text
+        rows = list(csv.DictReader(stream))
+    assert all(row["as of"] and row["source"] for row in rows)
+    sources = {(row["project"], column): row["source"] for row in rows for column in row["column"].split(", ")}
+    text = (ROOT / "docs" / "how-we-compare.md").read_text().partition("## Choosing")[0]
+    cells = {}
+    for line in text.splitlines():
+        if line.startswith("| | "):
+            header = line[4:-2].split(" | ")
+        elif line.startswith("| **"):
+            name, *row = line[2:-2].split(" | ")
+            cells |= {(name.strip("*"), column): cell for column, cell in zip(header, row, strict=True)}
+    assert set(cells) == set(sources) and len(cells) == 12 * 9 == sum(row["column"].count(",") + 1 for row in rows)
+    for (project, column), cell in cells.items():
+        if column == "lines of the loop":
+            counted = {path: int(lines) for path, lines in re.findall(r"([\w/]+\.py) (\d+)", sources[project, column])}
+            assert cell.startswith(f"{sum(counted.values()):,}: "), project
+            if project == "this one":
+                assert len(counted) == 3
+                assert counted == {path: len((ROOT / path).read_text().splitlines()) for path in counted}
 
 
 def test_every_setting_that_is_text_or_a_path_is_known_to_the_checker() -> None:
