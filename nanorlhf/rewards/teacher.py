@@ -19,9 +19,9 @@ class Teacher:
     2024 (*On-Policy Distillation of Language Models*), but as a reward. With --kl-coef 0 this is the only objective.
     `batch.logprobs` must be set.
 
-    policy  None, or add this policy's exact KL from the teacher at each token, a sum over the vocabulary. Every state
-            then has an expected reward of 0, and the expected gradient is that of minus the KL in the sampled states:
-            the paper's, which doesn't differentiate the sampling
+    policy  if given, add its exact KL from the teacher at each token, a sum over the vocabulary. The expected reward is
+            then 0 in every state, and in expectation the gradient minimises the KL in the sampled states. The paper
+            doesn't differentiate through the sampling either
     """
 
     def __init__(
