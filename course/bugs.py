@@ -36,6 +36,7 @@ GAE, KL, DPO = "tests/kernels/test_gae.py::test_", "tests/kernels/test_kl.py::te
 REWARDS = TRAIN + "rewards_are_the_kl_penalty_at_each_token_and_the_score_once[False-after_eos]"
 RECOUNT = TRAIN + "the_logged_statistics_equal_a_recount_of_the_unpadded_rows"
 NOBODY = "no public issue that we know of; a common mistake"
+CS336 = "students of Stanford's CS336, assignment 5; no public issue that we know of"
 
 BUGS: tuple[Bug, ...] = (
     # ------------------------------------------------------------------------------------------ positions and attention
@@ -104,6 +105,27 @@ BUGS: tuple[Bug, ...] = (
         cause="Rollouts are filtered by top-p, but the ratio is computed with the full distribution.",
         who="trl#1017, trl#1005",
         guard=(TRAIN + "the_ratio_of_the_first_minibatch_is_one",),
+    ),
+    Bug(
+        name="ratio-to-the-filtered-sampler", level=3, where="nanorlhf.training.sampler:Sampler.correct",
+        old='correction == "sampler_logprobs"', new='correction in ("none", "sampler_logprobs")',
+        symptom="None without a filter. With --sampler.top-p 0.9, policy/first_ratio_error is not 0 and policy/ratio "
+        "is below 1 from the first step on.",
+        cause="The ratio divides by the sampler's log-probabilities, which are renormalised after top-p; the policy's "
+        "are not. Every ratio starts at the probability mass that was kept.",
+        who=CS336,
+        guard=("tests/test_mismatch.py::test_advantages_without_a_value_model_ignore_the_samplers_kl[grpo-none]",),
+    ),
+    Bug(
+        name="copies-share-a-seed", level=2, where="train_grpo:main",
+        old="torch.rand((B, T), generator=generator, dtype=torch.float64)",
+        new="torch.rand((1, T), generator=generator, dtype=torch.float64).expand(B, T)",
+        symptom="groups/alike is 1 from the first update on, and nothing is learned, although scores differ between "
+        "queries.",
+        cause="Each response of a rollout is sampled with the same random numbers, so the k responses to a query are "
+        "copies.",
+        who=CS336,
+        guard=("tests/test_train_grpo.py::test_the_responses_to_a_query_are_consecutive_rows",),
     ),
     Bug(
         name="pad-can-be-sampled", level=3, where="nanorlhf.model:GPT.forbid",
@@ -466,6 +488,28 @@ BUGS: tuple[Bug, ...] = (
         cause="The logged ratio also sums over padding, where it is 1, but divides by the number of tokens.",
         who="N+ ppo.py, and still TRL 1.x",
         guard=(RECOUNT,),
+    ),
+    Bug(
+        name="clipped-share-of-all-tokens", level=3, where="train_grpo:main",
+        old="losses, is_clipped = algorithm.policy_loss(\n"
+        "    new_logprobs, mb.ratio_to, mb.advantages, mb.loss_actions, clip_range\n)",
+        new="losses, is_clipped = algorithm.policy_loss(\n"
+        "    new_logprobs, mb.ratio_to, mb.advantages, mb.loss_actions, clip_range\n)\n"
+        "is_clipped = is_clipped * (mb.loss_actions.sum() / mb.real.sum())",
+        symptom="policy/clip_fraction is several times too small, and falls as queries get longer. The loss is right.",
+        cause="The denominator counts all tokens, including the query's, instead of the tokens in the loss.",
+        who=CS336,
+        guard=("tests/test_train_grpo.py::test_the_statistics_of_gspo_describe_responses",),
+    ),
+    Bug(
+        name="widths-padded-on-the-left", level=1, where="nanorlhf.batch:Batch.read",
+        old="F.pad(x, (0, T - x.size(1)))", new="F.pad(x, (T - x.size(1), 0))",
+        symptom="policy/first_ratio_error and policy/sampler_gap are large, unless each micro-batch has a response of "
+        "the full length.",
+        cause="A micro-batch is as wide as its longest response. Its log-probabilities are padded to the width of the "
+        "rollout on the wrong side, so they belong to other tokens.",
+        who=CS336,
+        guard=(BATCH + "read_returns_batch_order_with_zeros_in_dropped_columns",),
     ),
     # ------------------------------------------------------------------------------------- data, optimizer, evaluation
     Bug(

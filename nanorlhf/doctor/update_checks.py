@@ -18,6 +18,7 @@ from nanorlhf.doctor.world import small_config
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.rules.finding import Finding
 from nanorlhf.rules.formulas import IS_CLIPPED, Numbers, evaluate
+from nanorlhf.training.settings import SamplerSettings
 
 NO_KL, ONE_STEP = {"kl_coef": 0.0}, {"num_epochs": 1}
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -33,7 +34,12 @@ DR_GRPO: dict[str, Any] = {"algorithm": "dr_grpo", "reward_model": None, "num_ep
 
 def first_ratio(cases: Cases) -> Iterator[Finding]:
     """Check that policy and rollout agree on every token before the first step."""
-    runs = {"train_ppo.py": usual_run(cases), "train_grpo.py": cases.run("train_grpo", algorithm="grpo")}
+    filtered: dict[str, Any] = {"sampler": SamplerSettings(top_p=0.8), "micro_batch_size": 2}  # reads of few responses
+    runs = {
+        "train_ppo.py": usual_run(cases),
+        "train_grpo.py": cases.run("train_grpo", algorithm="grpo"),
+        "train_grpo.py --sampler.top-p 0.8": cases.run("train_grpo", **filtered),
+    }
     for name, run in runs.items():
         tensors, _ = run.traces()[0]
         old = {
@@ -50,15 +56,16 @@ def first_ratio(cases: Cases) -> Iterator[Finding]:
                 seen=f"Before the first step, log-probabilities in {name} are up to {gap:.2g} nats off the rollout's.",
                 means="Rollout and update evaluate the policy differently: temperature, dropout, padding or masks. "
                 "Every ratio is wrong.",
-                where=f"{name}, the two calls that evaluate the policy",
+                where=f"{name.partition(' ')[0]}, the two calls that evaluate the policy",
             )
         logged = run.metrics[0].get("policy/first_ratio_error", 0.0)
         if gap < 1e-3 < logged:
             yield Finding(
                 name="first-ratio",
                 seen=f"{name} logs a first ratio error of {logged:.2g}, but the ratios are 1.",
-                means="The metric covers other tokens than the loss.",
-                where="nanorlhf/training/update_metrics.py",
+                means="The metric covers other tokens than the loss, or the ratio is taken to the sampler, which has "
+                "renormalised its filtered probabilities.",
+                where="nanorlhf/training/update_metrics.py, and Sampler.correct in nanorlhf/training/sampler.py",
             )
     one_epoch = cases.run("train_ppo", **PPO, reward=cases.world.rule("score"), kl_coef=0.0).metrics[0]
     for name, expected in (("policy/ratio", 1.0), ("policy/approx_kl", 0.0)):

@@ -26,7 +26,8 @@ class Finding:
 ORDER = (
     # data, models, sampling
     *("crash", "seam", "held-out", "order", "families", "padding", "padding-difference", "dropout", "model-gradient"),
-    *("pad-sampled", "sampler-logprobs", "sampler-gap", "sampler-distribution", "sampled-entropy", "random-numbers"),
+    *("pad-sampled", "sampler-logprobs", "sampler-support", "sampler-gap", "sampler-distribution", "sampled-entropy"),
+    *("random-numbers", "identical-responses"),
     *("text-after-eos", "masks", "cut-programs"),
     # model outputs, and the stages before PPO
     *("readings", "first-margin", "supervised-gradient", "loss-flat", "over-fitting"),

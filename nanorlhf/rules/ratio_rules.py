@@ -70,6 +70,26 @@ def sampler_gap(record: Record) -> Finding | None:
     )
 
 
+def sampler_support(record: Record) -> Finding | None:
+    """Check that policy / sampler averages 1 over samples, as it does if the sampler can draw every token.
+
+    A filter that renormalises the kept tokens makes every weight the probability mass that it keeps.
+    """
+    rows = record.rows_with("policy/tis_weight", "policy/sampler_gap")
+    weight, gap = mean(rows, "policy/tis_weight"), mean(rows, "policy/sampler_gap")
+    is_known = record.number("sampler.top_p", 1.0) < 1  # the setting explains it
+    if is_known or not gap > limit("sampler_support_gap") or not 1 - weight > limit("sampler_support") * gap:
+        return None
+    return Finding(
+        name="sampler-support",
+        seen=f"The policy's probabilities of the sampled tokens are {weight:.3g} times the sampler's on average "
+        f"(policy/tis_weight), {gap:.2g} nats apart, nearly always below them.",
+        means="The sampler drops improbable tokens (top-p, top-k, min-p) and renormalises the others, and the policy "
+        "doesn't: ratios to the sampler are below 1 before the first step, and the dropped tokens are never tried.",
+        where="--sampler.top-p, Sampler.writer in nanorlhf/training/sampler.py, and an engine's generation_config",
+    )
+
+
 def sampled_entropy(record: Record) -> Finding | None:
     """Check that the samples' negative log-probabilities average to the entropy of the policy's distribution."""
     rows = record.rows_with("objective/entropy", "policy/entropy", "response_length")
@@ -162,4 +182,4 @@ def policy_rests(record: Record) -> Finding | None:
     )
 
 
-RULES = (first_ratio, mean_ratio, sampler_gap, sampled_entropy, clip_never, clip_often, policy_rests)
+RULES = (first_ratio, mean_ratio, sampler_gap, sampler_support, sampled_entropy, clip_never, clip_often, policy_rests)

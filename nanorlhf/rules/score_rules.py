@@ -37,6 +37,24 @@ def scores_alike(record: Record) -> Finding | None:
     )
 
 
+def identical_responses(record: Record) -> Finding | None:
+    """Check that some query has responses with different scores, if scores differ between queries."""
+    rows = record.rows_with("groups/alike", "objective/score_std", "objective/entropy")
+    differ = [row for row in rows if row["objective/score_std"] > 0]
+    is_few = record.num_responses(differ) < 10 * limit("responses")  # rewards may be sparse
+    if is_few or any(row["groups/alike"] < 1 for row in rows) or mean(differ, "objective/entropy") < 1:
+        return None
+    return Finding(
+        name="identical-responses",
+        seen=f"In each of {len(rows)} updates all responses to a query have the same score (groups/alike is 1), "
+        f"although scores differ between queries and a response has {mean(differ, 'objective/entropy'):.3g} nats of "
+        "entropy.",
+        means="The responses to a query are copies: their random numbers are shared, as with one seed per request. Or "
+        "the reward reads only the query.",
+        where="the generator and the uniform random numbers in train_grpo.py, the seeds in nanorlhf/training/engine.py",
+    )
+
+
 def refills_in_vain(record: Record) -> Finding | None:
     """Check that some of the groups that DAPO resamples get different scores."""
     rows = record.rows_with("groups/alike", "groups/refilled", "groups/dropped")
@@ -188,6 +206,7 @@ def start_score(record: Record, reward_model: Record) -> Finding | None:
 
 RULES = (
     scores_alike,
+    identical_responses,
     refills_in_vain,
     score_flat,
     reward_falls,

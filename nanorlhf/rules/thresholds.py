@@ -28,6 +28,8 @@ THRESHOLDS = {
     "mean_ratio": 0.05,  # above sqrt(2 policy/approx_kl); healthy: below 0
     "sampler_gap": 1e-4,  # nats per token; healthy: 2e-7
     "sampler_gap_rounded": 0.2,  # nats per token; healthy: 0.02
+    "sampler_support_gap": 0.01,  # nats per token; smaller gaps are not judged
+    "sampler_support": 0.5,  # of policy/sampler_gap; healthy: 0.18, a stale sampler; top-p 0.8: 0.96
     "entropy_low": 0.7,  # times policy/entropy; healthy: at least 0.94
     "entropy_high": 1.5,  # times policy/entropy; healthy: at most 1.15
     "clip_never": 0.5,  # times log(1 + clip range)^2 / 2; 0.004 without a clipped token

@@ -83,6 +83,7 @@ SICK = {
     ),
     "entropy-gone": lambda row: {"policy/entropy": 1e-4, "objective/entropy": 1e-3} if row["step"] > 8 else {},
     "scores-alike": lambda row: {"objective/score_std": 0.0},
+    "identical-responses": lambda row: {"groups/alike": 1.0},
     "refills-in-vain": lambda row: {"groups/alike": 0.25, "groups/refilled": 6.0, "groups/dropped": 0.25},
     "score-flat": lambda row: {"objective/score": 0.4, "objective/rlhf_reward": 0.4 - 0.1 * row["objective/kl"]},
     "reward-falls": lambda row: {"objective/rlhf_reward": -0.2 * row["step"]},
@@ -142,7 +143,10 @@ def test_samples_that_are_too_unlikely_are_found():
         ("reward-falls", {"algorithm": "grpo"}),  # the score rises
         ("length-limit", {"response_length": 4}),
         *((name, {"batch_size": 2}) for name in ("clip-often", "eos-rate", "length-collapse", "entropy-gone")),
-        *((name, {"batch_size": 2}) for name in ("scores-alike", "value-vanishes", "value-explains-nothing")),
+        *(
+            (name, {"batch_size": 2})
+            for name in ("scores-alike", "identical-responses", "value-vanishes", "value-explains-nothing")
+        ),
     ],
 )
 def test_a_setting_that_explains_the_number_disables_its_rule(name, settings):
@@ -151,7 +155,7 @@ def test_a_setting_that_explains_the_number_disables_its_rule(name, settings):
 
 @pytest.mark.parametrize("name", ["clip-never", "policy-rests"])
 def test_updates_without_advantages_need_neither_move_nor_clip(name):
-    assert ppo(lambda row: SICK[name](row) | {"groups/alike": 1.0}) == []
+    assert name not in ppo(lambda row: SICK[name](row) | {"groups/alike": 1.0})
     assert ppo(lambda row: SICK[name](row) | {"groups/alike": 0.5}) == [name]
 
 
@@ -177,6 +181,28 @@ def test_responses_of_one_token_need_not_be_eos():
         return {"eos_rate": 0.1, "response_length": 1.0, "objective/entropy": row["policy/entropy"]}
 
     assert "eos-rate" not in ppo(rarely, response_length=1) and "eos-rate" in ppo(rarely)
+
+
+def test_a_filter_that_only_the_sampler_renormalises_differs_from_rounding():
+    """Kept mass 0.965: all weights are below 1. Rounding moves weights to both sides of 1, so their mean is 1."""
+
+    def weights(mean: float):
+        return lambda row: {"policy/sampler_gap": 0.04, "policy/tis_weight": mean}
+
+    assert ppo(weights(0.965), **sampler(dtype="bfloat16")) == ["sampler-support"]
+    assert ppo(weights(0.965)) == ["sampler-support", "sampler-gap"]
+    assert ppo(weights(0.99), **sampler(dtype="bfloat16")) == ppo(weights(0.965), **sampler(top_p=0.9)) == []
+    url = {"url": "http://localhost:8000"}
+    assert ppo(weights(0.965), **sampler(**url)) == ["sampler-support"] and ppo(weights(0.99), **sampler(**url)) == []
+
+
+def test_copies_differ_from_hopeless_and_from_trivial_queries():
+    """Some query has different scores, no scores differ, or the policy has a single response."""
+    copies = SICK["identical-responses"]
+    assert ppo(lambda row: copies(row) | ({"groups/alike": 0.9} if row["step"] == 7 else {})) == []
+    assert ppo(lambda row: copies(row) | {"objective/score_std": 0.0}) == ["scores-alike"]
+    certain = {"objective/entropy": 0.08, "policy/entropy": 0.01}
+    assert ppo(lambda row: copies(row) | certain | {"response_length": 8.0}) == []
 
 
 def test_gaps_beyond_top_p_and_many_clipped_responses_are_found():
