@@ -34,7 +34,7 @@ RECIPES: dict = {
             micro_batch_size=8,
             num_epochs=1,
             lr=1e-5,
-            adam=AdamSettings(betas=(0.9, 0.95), weight_decay=0.0),
+            adam=AdamSettings(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0),
             max_grad_norm=1.0,
             schedule="constant",
             kl_coef=0.0,
