@@ -61,7 +61,8 @@ def outcomes(tree: Path, files: set[str], names: set[str]) -> list[tuple[str, st
 
 
 def test_each_kind_of_change_has_an_example() -> None:
-    kinds = ["loss", "estimator", "reward", "model family", "dataset", "metric", "evaluation", "exercise"]
+    kinds = ["loss", "entropy bonus", "estimator", "head", "reward", "model family", "dataset", "curriculum"]
+    kinds += ["metric", "evaluation", "exercise"]
     assert [re.sub("^An? ", "", title) for title, _ in EXAMPLES] == kinds
     assert len(re.findall(r"^\d+\. \*\*", PAGE.partition("## Good first changes")[2], re.M)) == 10
 
