@@ -8,8 +8,8 @@ OTHER_BUGS: tuple[Bug, ...] = (
         name="returns-and-values-swapped", level=2, where="train_ppo:main",
         old="value_loss(new_values, mb.values, mb.returns, mb.loss_states, args.value_clip_range)",
         new="value_loss(new_values, mb.returns, mb.values, mb.loss_states, args.value_clip_range)",
-        symptom="value/loss hardly falls over the updates, and value/clip_fraction is near 1 from the first update on: "
-        "the value model doesn't learn.",
+        symptom="Not measured: value/loss hardly falls over the updates, and value/clip_fraction is near one from the "
+        "first update on: the value model doesn't learn.",
         cause="Two arguments of the value loss are swapped: the target is the value model's own old output, clipped "
         "around the return.",
         who=NOBODY,
@@ -18,8 +18,8 @@ OTHER_BUGS: tuple[Bug, ...] = (
     Bug(
         name="groups-are-interleaved", level=3, where="train_grpo:main",
         old="[rows[i] for i in indices for _ in range(k)]", new="[rows[i] for _ in range(k) for i in indices]",
-        symptom="No metric is conspicuous. objective/score rises more slowly because an advantage also depends on how "
-        "easy the query is, not only on how good the response is.",
+        symptom="Not measured: no metric is conspicuous. objective/score rises more slowly because an advantage also "
+        "depends on how easy the query is, not only on how good the response is.",
         cause="The rollout repeats the list of queries k times, but the advantages treat k consecutive rows as one "
         "group: each response is compared with responses to other queries.",
         who=NOBODY,
@@ -28,8 +28,8 @@ OTHER_BUGS: tuple[Bug, ...] = (
     Bug(
         name="deviation-over-the-queries", level=3, where="nanorlhf.grpo:grpo",
         old="groups.square().mean(1, keepdim=True)", new="groups.square().mean(0, keepdim=True)",
-        symptom="None that is conspicuous: advantages still average 0 and have a size of about 1. But queries with a "
-        "large spread of scores count more than the others; all should count the same.",
+        symptom="Not measured: no metric is conspicuous. Advantages still average zero and have a size of about one, "
+        "but queries with a large spread of scores count more than the others; all should count the same.",
         cause="The standard deviation is computed over the wrong axis: over the i-th responses to all queries instead "
         "of the responses to one query.",
         who=NOBODY,
@@ -38,8 +38,8 @@ OTHER_BUGS: tuple[Bug, ...] = (
     Bug(
         name="scores-against-all-targets", level=2, where="train_rm:regression_loss",
         old="error = scores - targets", new="error = scores[:, None] - targets",
-        symptom="With --loss regression, the loss is several times too large and depends on --micro-batch-size, and "
-        "the accuracy is no better than a constant's.",
+        symptom="Not measured: with --loss regression, the loss is several times too large and depends on "
+        "--micro-batch-size, and the accuracy is no better than a constant's.",
         cause="A column minus a row broadcasts to a matrix: each score is pulled towards the targets of all rows in "
         "its micro-batch, so the model learns their mean.",
         who=NOBODY,
@@ -49,8 +49,9 @@ OTHER_BUGS: tuple[Bug, ...] = (
         name="query-tokens-are-counted", level=2, where="train_sft:num_labels",
         old='sum(len(row.query) - 1 for row in rows) if loss_on == "all" else 0',
         new="sum(len(row.query) - 1 for row in rows)",
-        symptom="With --loss-on response, loss and validation_loss are too low by a factor: an untrained model's first "
-        "loss is far below log(vocabulary size). The gradient is too small as well, but Adam hides it.",
+        symptom="Not measured: with --loss-on response, loss and validation_loss are too low by a factor: an "
+        "untrained model's first loss is far below log(vocabulary size). The gradient is too small as well, but Adam "
+        "hides it.",
         cause="The sum over the response's labels is divided by the number of all tokens.",
         who=NOBODY,
         guard=(),
@@ -59,8 +60,8 @@ OTHER_BUGS: tuple[Bug, ...] = (
         name="reference-of-the-other-response", level=1, where="train_dpo:main",
         old="ref_chosen, ref_rejected = dpo.pair_logprobs(ref_policy, rows, pad_id)",
         new="ref_rejected, ref_chosen = dpo.pair_logprobs(ref_policy, rows, pad_id)",
-        symptom="In the first step, when policy and reference are equal, the loss is not log 2 and the margin is not "
-        "0. validation_loss, which is correct, doesn't follow loss.",
+        symptom="Not measured: in the first step, when policy and reference are equal, the loss is not the logarithm "
+        "of two and the margin is not zero. validation_loss, which is correct, doesn't follow loss.",
         cause="Chosen and rejected are swapped for the reference: each response is compared with the reference's "
         "log-probability of the other response.",
         who=NOBODY,
@@ -70,8 +71,8 @@ OTHER_BUGS: tuple[Bug, ...] = (
     Bug(
         name="clipped-above-alone", level=3, where="nanorlhf.ppo:policy_loss",
         old="ratio.clamp(least, most)", new="ratio.clamp(max=most)",
-        symptom="policy/clip_fraction is about half of what it was. policy/approx_kl is larger, and grows with the "
-        "number of epochs: tokens with a negative advantage are pushed down without a limit.",
+        symptom="Not measured: policy/clip_fraction is about half of what it was. policy/approx_kl is larger, and "
+        "grows with the number of epochs: tokens with a negative advantage are pushed down without a limit.",
         cause="The ratio is clipped above but not below.",
         who=NOBODY,
         guard=(),
@@ -79,8 +80,8 @@ OTHER_BUGS: tuple[Bug, ...] = (
     Bug(
         name="last-state-is-cut-off", level=3, where="nanorlhf.batch:Batch.__getitem__",
         old="self.states[rows].any(0).sum()", new="self.actions[rows].any(0).sum()",
-        symptom="None that is conspicuous. In the longest row of each micro-batch, the value of the finished response "
-        "is 0 and never learned, and results depend on --micro-batch-size.",
+        symptom="Not measured: no metric is conspicuous. In the longest row of each micro-batch, the value of the "
+        "finished response is zero and never learned, and results depend on --micro-batch-size.",
         cause="A slice of a batch is cut after its last action, but the state after EOS is one column later.",
         who=NOBODY,
         guard=(),
@@ -88,8 +89,8 @@ OTHER_BUGS: tuple[Bug, ...] = (
     Bug(
         name="decay-of-the-doubling", level=3, where="kernels.gae:gae_doubling",
         old="decay**2", new="decay * gamma * lam",
-        symptom="None as long as --lam and --gamma are 1. With the usual lambda of 0.95, tokens far from the end get "
-        "more of the score than in GAE, so advantages and returns are too large.",
+        symptom="Not measured: no metric changes as long as --lam and --gamma are one. With a smaller lambda, tokens "
+        "far from the end get more of the score than in GAE, so advantages and returns are too large.",
         cause="A step over 2^k positions is discounted by (gamma * lambda)^(k + 1) instead of (gamma * lambda)^(2^k).",
         who=NOBODY,
         guard=(),
@@ -98,7 +99,7 @@ OTHER_BUGS: tuple[Bug, ...] = (
     Bug(
         name="one-random-number-per-response", level=2, where="nanorlhf.generate:sample",
         old="live.uniforms.index_select(1, live.t)", new="live.uniforms[:, :1]",
-        symptom="policy/sampler_gap is 0 and every ratio is right, but the samples are odd: a response has either only "
+        symptom="Not measured: policy/sampler_gap is zero and every ratio is right, but a response has either only "
         "likely or only unlikely tokens. eos_rate and response_length move away from SFT's.",
         cause="All tokens of a response are drawn with the random number of the first token, so they all come from "
         "the same quantile: responses aren't samples of the policy.",
@@ -108,8 +109,8 @@ OTHER_BUGS: tuple[Bug, ...] = (
     Bug(
         name="warm-up-starts-at-zero", level=3, where="nanorlhf.training.optimizer:lr_factor",
         old="(step + 1) / warmup_steps", new="step / warmup_steps",
-        symptom="With --warmup-steps only: lr is 0 in the first row of metrics.jsonl, so its batch is wasted, and "
-        "the whole warm-up is one step late.",
+        symptom="Not measured: with --warmup-steps only, lr is zero in the first row of metrics.jsonl, so its batch "
+        "is wasted, and the whole warm-up is one step late.",
         cause="The schedule counts steps from 0, but the warm-up counts them from 1.",
         who=NOBODY,
         guard=(),
@@ -117,8 +118,8 @@ OTHER_BUGS: tuple[Bug, ...] = (
     Bug(
         name="merging-changes-the-policy", level=3, where="nanorlhf.peft:LoRALinear.merged",
         old="nn.Parameter(self.weight.clone())", new="nn.Parameter(self.weight)",
-        symptom="With --tune lora, the loss or the KL jumps after each checkpoint, so more often with a small "
-        "--save-every. The frozen weights, shared with the reference, differ from those in --sft.",
+        symptom="Not measured: with --tune lora, the loss or the KL jumps after each checkpoint, so more often with a "
+        "small --save-every. The frozen weights, shared with the reference, differ from those in --sft.",
         cause="The copy to save shares its weights with the policy in training: merging adds the update to both, "
         "and training continues with the update counted twice.",
         who=NOBODY,

@@ -1,17 +1,119 @@
-"""Tests of tools.symptoms, which measures what a bug changes in the metrics of a run."""
+"""Tests of tools.symptoms, and of the symptoms in the lists of bugs, which may quote only its table."""
 
 import csv
 import json
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
-from course.bugs import bug_named
+from course.bugs import BUGS, Bug, bug_named
+from course.copies import ROOT
 from nanorlhf.errors import InputError
 from tools import symptoms
-from tools.doctor import start
-from tools.symptoms import Args, Case, distance, healthy_case, main, read_means, read_table
+from tools.doctor import bug_stages, start
+from tools.other_bugs import OTHER_BUGS
+from tools.symptoms import Args, Case, Row, distance, healthy_case, main, read_means, read_table
+
+ALL_BUGS = (*BUGS, *OTHER_BUGS)
+TABLE = read_table(ROOT / "course/symptoms.csv")
+ROWS = {bug.name: [row for row in TABLE if row["bug"] == bug.name] for bug in ALL_BUGS}
+
+
+# ------------------------------------------------------------------------------------------------------------ the texts
+class Quote(NamedTuple):
+    """METRIC is SICK instead of LOWEST to HIGHEST, or instead of the healthy value at seed 1, which is both."""
+
+    metric: str
+    updates: str
+    sick: str
+    lowest: str
+    highest: str
+
+
+NUMBER = r"-?\d+(?:\.\d+)?"
+RANGE = rf"(?P<sick>{NUMBER}) instead of (?P<lowest>{NUMBER})(?: to (?P<highest>{NUMBER}))?"
+QUOTE = re.compile(
+    rf"(?P<metric>[a-z_]+(?:/[a-z0-9_]+)?) (?:is {RANGE} in (?P<updates>the first update|updates 2 to 5)|ENDS)".replace(
+        "ENDS", rf"ends at {RANGE}".replace("?P<", "?P<last_")
+    )
+)
+UPDATES = {"the first update": "1", "updates 2 to 5": "2-5"}
+
+
+def quotes(text: str) -> Iterator[Quote]:
+    for match in QUOTE.finditer(text):
+        last = "" if match["updates"] else "last_"
+        sick, lowest, highest = (match[last + name] for name in ("sick", "lowest", "highest"))
+        yield Quote(match["metric"], UPDATES.get(match["updates"], "last"), sick, lowest, highest or lowest)
+
+
+def rounds_to(value: str, quoted: str) -> bool:
+    """Return whether a number of the table, which has four digits, rounds to a number of the text; 0 means 0.000."""
+    decimals = len(quoted.partition(".")[2]) if float(quoted) else 3
+    return abs(float(value) - float(quoted)) <= 0.5 * 10**-decimals + 5e-4 * abs(float(value))
+
+
+def is_in_the_table(quote: Quote, rows: list[dict[str, str]]) -> bool:
+    single = quote.lowest == quote.highest
+    return any(
+        row["metric"] == quote.metric
+        and (row["updates"] == quote.updates or (quote.updates == "last" and row["updates"] not in UPDATES.values()))
+        and rounds_to(row["seed_1"], quote.sick)
+        and rounds_to(row["healthy" if single else "lowest"], quote.lowest)
+        and rounds_to(row["healthy" if single else "highest"], quote.highest)
+        for row in rows
+    )
+
+
+@pytest.mark.parametrize("bug", ALL_BUGS, ids=lambda bug: bug.name)
+def test_a_symptom_quotes_the_table_and_no_other_number(bug: Bug) -> None:
+    for quote in quotes(bug.symptom):
+        assert is_in_the_table(quote, ROWS[bug.name]), quote
+    without_names = re.sub(r"[a-z_]+/[a-z0-9_]+|--[a-z-]+ 1\b|GPT-2", "", QUOTE.sub("", bug.symptom))
+    assert not re.search(r"\d", without_names), without_names
+
+
+@pytest.mark.parametrize("bug", ALL_BUGS, ids=lambda bug: bug.name)
+def test_a_symptom_states_what_was_not_measured_and_what_does_not_change(bug: Bug) -> None:
+    rows = ROWS[bug.name]
+    assert rows or "not measured" in bug.symptom.lower()
+    unchanged = bool(rows) and all(row["seed_1"] == row["healthy"] for row in rows)
+    whole = any(row["updates"] == "16-20" for row in rows)
+    sentence = "No metric of a default run changes" if whole else "No metric of the first five updates changes"
+    assert unchanged == bug.symptom.startswith(sentence)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_only_at_level_3_no_metric_leaves_the_healthy_range_by_nearly_its_width(bug: Bug) -> None:
+    rows = ROWS[bug.name]
+    if rows:
+        assert (max(float(row["ranges"]) for row in rows) < 0.9) == (bug.level == 3)
+    else:
+        assert bug.level == 3 or bug_stages(bug)
+
+
+def test_a_quote_must_agree_in_metric_updates_and_each_number() -> None:
+    values = ["b", "ppo", "value/loss", "1", "3.747", "3.1", "3.9", "3.66", "", "0"]
+    row = dict(zip(Row._fields, values, strict=True))
+    rows = [row, row | {"updates": "16-20", "seed_1": "0.5551", "healthy": "0.321"}]
+    for text, agrees in (
+        ("value/loss is 3.66 instead of 3.75 in the first update", True),
+        ("value/loss is 3.7 instead of 3.1 to 3.9 in the first update", True),
+        ("value/loss is 3.67 instead of 3.75 in the first update", False),
+        ("value/loss is 3.66 instead of 3.74 in the first update", False),
+        ("value/loss is 3.66 instead of 3.1 to 3.8 in the first update", False),
+        ("value/loss is 3.66 instead of 3.75 in updates 2 to 5", False),
+        ("value/loss ends at 3.66 instead of 3.75", False),
+        ("value/loss ends at 0.56 instead of 0.32", True),
+        ("policy/loss is 3.66 instead of 3.75 in the first update", False),
+    ):
+        [quote] = quotes(f"At first, {text}.")
+        assert is_in_the_table(quote, rows) == agrees, text
+    assert rounds_to("1.3e-07", "0") and not rounds_to("0.004", "0") and not rounds_to("0.4", "0")
 
 
 # ------------------------------------------------------------------------------------------------------------- the tool
