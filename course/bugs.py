@@ -501,7 +501,7 @@ BUGS: tuple[Bug, ...] = (
         new="policy_loss(new_logprobs, new_logprobs.detach(), mb.advantages, mb.loss_actions, args.clip_range)",
         symptom="policy/clip_fraction is 0 instead of 0.034 to 0.062 in the first update, and policy/loss is 0 "
         "instead of -0.009 to -0.007 in the first update. policy/approx_kl is 0.018 instead of 0.004 to 0.007 in the "
-        "first update: nothing holds the step back.",
+        "first update: nothing limits the step.",
         cause="The ratio compares the policy with itself instead of with the policy that wrote the rollout.",
         who="DeepSpeedExamples#528, ppo_trainer.py",
         guard=(TRAIN + "the_rollout_stays_frozen_over_the_epochs",),
