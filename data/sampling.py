@@ -25,7 +25,7 @@ class SamplingArgs:
     batch_size: PositiveInt = 64
     """answers sampled at once; affects memory, not the result"""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N"""
+    """auto, cpu, cuda, cuda:N or mps"""
     seed: Seed = 1
     """seed of the samples and all other random choices"""
 

@@ -128,7 +128,7 @@ class Args:
     batch_size: PositiveInt = 32
     """questions answered at once"""
     device: str = "auto"
-    """device of the policy: auto, cpu, cuda or cuda:N"""
+    """device of the policy: auto, cpu, cuda, cuda:N or mps"""
     seed: Seed = 1
     """seed of the generated answers and their scores"""
 

@@ -50,12 +50,19 @@ def has_int8_matmul() -> bool:
     return has_vnni and torch.backends.mkldnn.is_available()
 
 
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 on Apple's GPUs, which have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def faster_dtype(device: str) -> tuple[str, str]:
-    """Return the faster dtype for large matmuls on cpu or cuda, float32 or bfloat16, and why.
+    """Return the faster dtype for large matmuls on cpu, cuda or mps, float32 or bfloat16, and why.
 
     On a CPU, bfloat16 needs AMX, which multiplies it in tiles: AVX512_BF16 takes a quarter of
     float32's time on one processor, but more than float32 on another.
     """
+    if device == "mps":
+        return "float32", "only float32 works on mps"
     if device != "cpu":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
         if fast:

@@ -178,7 +178,8 @@ def with_dtype(args: S) -> S:
     from kernels import processor
     from nanorlhf.launch import is_cpu
 
-    device = "cpu" if is_cpu(getattr(args, "device", "auto")) else "cuda"
+    device = getattr(args, "device", "auto")
+    device = "cpu" if is_cpu(device) else device if device == "mps" else "cuda"
     dtype, reason = processor.faster_dtype(device)
     if os.environ.get("RANK", "0") == "0":
         print(f"--dtype auto: {dtype}, as {reason}")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.cuda_graph import CAPTURE_PAYS, Replay
 from kernels.linear import Packed, PackedWeight, cast_head, is_worth_packing, matmul_dtype
+from kernels.processor import widest_dtype
 from nanorlhf.cache import KVCache
 from nanorlhf.checkpoint import cast_linear_weights
 from nanorlhf.errors import InputError
@@ -25,11 +26,12 @@ from nanorlhf.tokenizer import Tokenizer
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Sample by inverse CDF: probabilities (B, V), uniforms (B, 1) in [0, 1) -> ids (B, 1).
 
-    Returns the first id at which the cumulative probability, in float64, exceeds uniform * sum; the
-    sum need not be 1. Never returns an id with probability 0 if the row has a positive one. If a
-    probability is NaN, the id is arbitrary.
+    Returns the first id at which the cumulative probability, in float64 (float32 on mps), exceeds
+    uniform * sum; the sum need not be 1. Never returns an id with probability 0 if the row has a
+    positive one. If a probability is NaN, the id is arbitrary.
     """
-    cumulative = probabilities.cumsum(-1, dtype=torch.float64)  # (B, V)
+    dtype = widest_dtype(probabilities.device)
+    cumulative = probabilities.cumsum(-1, dtype=dtype)  # (B, V)
     token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
     token = token.clamp(max=probabilities.size(-1) - 1)  # V if the product rounds up to the sum
     # A GPU doesn't add from left to right, so the sum's last bit may change at an id of probability
@@ -265,7 +267,7 @@ def generate(
     live = LiveRows(
         index=torch.arange(B, device=device),
         query=query.masked_fill(~query_mask, -1),
-        uniforms=uniforms.to(device),
+        uniforms=uniforms.to(device, widest_dtype(device)),
         response=response.clone(),
         logprobs=logprobs.clone(),
         token=query[:, -1:].clone(),

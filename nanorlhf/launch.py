@@ -36,20 +36,26 @@ TIMEOUT = timedelta(minutes=30)
 JOIN_TIMEOUT = timedelta(seconds=60)
 
 
-def setup(device: str) -> torch.device:
+def setup(device: str, dtype: str = "float32") -> torch.device:
     """Join the process group if `torchrun` started several processes; return this rank's device.
 
     device: auto (CUDA if available), cpu, cuda (one GPU per local rank) or, for a single process,
-    cuda:N. Raises InputError for anything else.
+    cuda:N or mps, which computes in float32 only. Raises InputError for anything else.
     """
     if device == "auto":
         device = "cpu" if is_cpu(device) else "cuda"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise InputError(f"--device {device}: must be auto, cpu, cuda or cuda:N.")
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
+        raise InputError(f"--device {device}: must be auto, cpu, cuda, cuda:N or mps.")
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise InputError("--device mps: PyTorch found no GPU of Apple's.")
+    if device == "mps" and dtype != "float32":
+        raise InputError(f"--dtype {dtype}: on mps only float32 works.")
     num_processes = 1
     if "RANK" in os.environ:
         num_processes = distributed.launched("WORLD_SIZE", 1, 10**6)
         distributed.launched("RANK", 0, num_processes - 1)
+    if num_processes > 1 and device == "mps":
+        raise InputError(f"--device mps: {num_processes} processes can't share it: start one.")
     if num_processes > 1 and ":" in device:
         raise InputError(f"--device {device} puts {num_processes} processes on one GPU: pass cuda.")
     if device == "cuda":

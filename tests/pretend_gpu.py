@@ -27,6 +27,7 @@ from kernels.decode import decode_reference
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
+MPS = torch.device("mps", 0)
 # like all pointwise operators, they accept a host number as a 0-dimensional tensor
 FILL = (aten.fill_.Tensor, aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten.index_fill_.int_Tensor)
 PUT = (aten.index_put.default, aten.index_put_.default)
@@ -100,6 +101,19 @@ class OnGPU(Tensor):
         raise TypeError("can't convert a GPU tensor to numpy: copy it to the host first")
 
 
+class OnMPS(OnGPU):
+    """Tensor on a simulated GPU of Apple's, which has no float64."""
+
+    device = property(lambda self: MPS)  # type: ignore[assignment]
+    is_cuda = property(lambda self: False)  # type: ignore[assignment]
+    is_mps = property(lambda self: True)  # type: ignore[assignment]
+
+    def __init__(self, held: Tensor):
+        if held.dtype in (torch.float64, torch.complex128):
+            raise TypeError("MPS has no float64")
+        super().__init__(held)
+
+
 class Graph:
     """Replacement for `torch.cuda.CUDAGraph`."""
 
@@ -142,6 +156,7 @@ class Memory:
 class PretendGPU(TorchDispatchMode):
     current: "PretendGPU"
     device = CUDA
+    kind: type[OnGPU] = OnGPU
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +213,7 @@ class PretendGPU(TorchDispatchMode):
             for named in (module._parameters, module._buffers):
                 for name, tensor in named.items():
                     if tensor is not None:
-                        named[name] = moved.setdefault(id(tensor), OnGPU(tensor.detach()))
+                        named[name] = moved.setdefault(id(tensor), self.kind(tensor.detach()))
                         named[name]._is_param = named is module._parameters
         return model
 
@@ -210,12 +225,12 @@ class PretendGPU(TorchDispatchMode):
         inputs = tensors((arguments, settings))
         device = settings.pop("device", None)
         is_on_gpu = any(isinstance(tensor, OnGPU) for tensor in inputs)
-        if function is aten._to_copy.default and device is not None and (device.type == "cuda") != is_on_gpu:
+        if function is aten._to_copy.default and device is not None and (device.type == self.device.type) != is_on_gpu:
             self.wait(f"a copy {'to' if is_on_gpu else 'from'} the host")
         elif is_on_gpu:
             self.check(function, arguments, inputs)
         if device is not None:
-            is_on_gpu = device.type == "cuda"
+            is_on_gpu = device.type == self.device.type
             settings["device"] = torch.device("cpu")
         on_gpu = {id(tensor.held): tensor for tensor in inputs if isinstance(tensor, OnGPU)}
         arguments, settings = changed((arguments, settings), lambda tensor: getattr(tensor, "held", tensor))
@@ -228,7 +243,7 @@ class PretendGPU(TorchDispatchMode):
         if self.graph is not None:
             self.memory.made(tensors(result))
             self.graph.calls.append((function, arguments, settings, result))  # keep its allocations
-        return changed(result, lambda tensor: on_gpu[id(tensor)] if id(tensor) in on_gpu else OnGPU(tensor))
+        return changed(result, lambda tensor: on_gpu[id(tensor)] if id(tensor) in on_gpu else self.kind(tensor))
 
     def check(self, function, arguments: tuple, inputs: list[Tensor]) -> None:
         """Reject host copies and synchronisation during a capture; count them otherwise."""
@@ -252,3 +267,10 @@ class PretendGPU(TorchDispatchMode):
             takes_a_number = torch.Tag.pointwise in function.tags or function in FILL
             if not takes_a_number or any(tensor.ndim for tensor in of_host):
                 raise RuntimeError(f"{name}: expected all tensors to be on the same device, found cuda:0 and cpu")
+
+
+class PretendMPS(PretendGPU):
+    """The same for Apple's GPUs: no float64, no CUDA."""
+
+    device = MPS
+    kind = OnMPS

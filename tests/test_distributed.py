@@ -208,6 +208,19 @@ def test_one_gpu_for_several_processes_is_refused(monkeypatch):
         launch.setup("cuda:0")
 
 
+def test_mps_is_for_one_process_in_float32(monkeypatch):
+    with pytest.raises(InputError, match="--device mps: PyTorch found no GPU of Apple's."):
+        launch.setup("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert launch.setup("mps") == torch.device("mps")
+    with pytest.raises(InputError, match="--dtype bfloat16: on mps only float32 works."):
+        launch.setup("mps", "bfloat16")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="--device mps: 2 processes can't share it: start one."):
+        launch.setup("mps")
+
+
 def test_a_named_gpu_becomes_the_current_device(monkeypatch):
     current = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -27,7 +27,7 @@ class EvalArgs:
     tokenizer: str | None = None
     """directory, file or Hub id; None: the first model's"""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N"""
+    """auto, cpu, cuda, cuda:N or mps"""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     """bfloat16: forward passes under autocast, with the matmul weights stored in bfloat16; auto: bfloat16 on a
     GPU that supports it or a processor with AMX, else float32"""
@@ -65,7 +65,7 @@ def begin(args: EvalArgs, writes: bool = True) -> torch.device:
         raise InputError(f"--out {args.out} already has an evaluation; choose another directory or pass --overwrite.")
     if writes:
         check_out(args.out)
-    return launch.setup(args.device)
+    return launch.setup(args.device, args.dtype)
 
 
 def named_policies(words: tuple[str, ...]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kernels.processor import widest_dtype
 from nanorlhf import distributed
 from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import load_scalar
@@ -87,11 +88,12 @@ class Gold:
         return scores
 
     def score(self, batch: Batch) -> Tensor:
-        """Return the scores (B,) of a rollout, in float64."""
+        """Return the scores (B,) of a rollout, in float64 (float32 on mps)."""
         with distributed.on_device(self.model):
             return batch.read(self._score, self.batch_size)
 
     def _score(self, batch: Batch) -> Tensor:
         queries = [record["query"] for record in batch.records]
         scores = self.score_ids(queries, batch.query, batch.response)
-        return torch.tensor(scores, dtype=torch.float64, device=batch.query.device)
+        device = batch.query.device
+        return torch.tensor(scores, dtype=widest_dtype(device), device=device)

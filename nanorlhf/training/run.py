@@ -70,7 +70,7 @@ def begin(args: RunArgs, *batch_sizes: str) -> torch.device:
     check_ranges(args)
     check_tracker(args.track)
     check_output(args.out, args.overwrite, args.resume)
-    device = launch.setup(args.device)
+    device = launch.setup(args.device, args.dtype)
     torch.manual_seed(args.seed)
     world = distributed.world_size()
     for name in batch_sizes:

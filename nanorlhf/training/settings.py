@@ -49,7 +49,7 @@ class RunArgs:
     seed: Seed = 44413
     """random seed of new weights, data order and samples"""
     device: str = "auto"
-    """auto, cpu, cuda (under torchrun one GPU per process) or, for a single process, cuda:N"""
+    """auto, cpu, cuda (under torchrun one GPU per process) or, for a single process, cuda:N or mps"""
     processes: Workers = 1
     """on a CPU, the number of single-threaded processes that share every batch: faster than threads for small models"""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"

@@ -15,7 +15,8 @@ from tools.repository import GITHUB, rename, repository
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TEXTS = [*PAGES, *sorted((ROOT / "pipelines").glob("*.sh")), *sorted((ROOT / "course").rglob("*.ipynb"))]
-INSTALLS = re.compile(r"pip install (-e|git)|\bpip\W+install\b.*\W-e\b")  # a command, or the words of one in Python
+# a command, or the words of one in Python
+INSTALLS = re.compile(r"pip install (-e|git)|\buv sync --|\bpip\W+install\b.*\W-e\b")
 OTHER = "another project"
 
 
