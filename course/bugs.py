@@ -113,8 +113,8 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="ratio-to-the-filtered-sampler", level=3, where="nanorlhf.training.sampler:Sampler.correct",
         old='correction == "sampler_logprobs"', new='correction in ("none", "sampler_logprobs")',
-        symptom="None without a filter. With --sampler.top-p 0.9, policy/first_ratio_error is not 0 and policy/ratio "
-        "is below 1 from the first step on.",
+        symptom="Not measured: no metric should change without a filter. With top-p, policy/ratio is below one from "
+        "the first step on, and policy/first_ratio_error is far above rounding.",
         cause="The ratio divides by the sampler's log-probabilities, which are renormalised after top-p; the policy's "
         "are not. Every ratio starts at the probability mass that was kept.",
         who=CS336,
@@ -124,8 +124,8 @@ BUGS: tuple[Bug, ...] = (
         name="copies-share-a-seed", level=2, where="train_grpo:main",
         old="torch.rand((B, T), generator=generator, dtype=torch.float64)",
         new="torch.rand((1, T), generator=generator, dtype=torch.float64).expand(B, T)",
-        symptom="groups/alike is 1 from the first update on, and nothing is learned, although scores differ between "
-        "queries.",
+        symptom="Not measured: in every update all groups count as groups/alike, and nothing is learned, although "
+        "scores differ between queries.",
         cause="Each response of a rollout is sampled with the same random numbers, so the k responses to a query are "
         "copies.",
         who=CS336,
@@ -523,7 +523,8 @@ BUGS: tuple[Bug, ...] = (
         new="losses, is_clipped = algorithm.policy_loss(\n"
         "    new_logprobs, mb.ratio_to, mb.advantages, mb.loss_actions, clip_range\n)\n"
         "is_clipped = is_clipped * (mb.loss_actions.sum() / mb.real.sum())",
-        symptom="policy/clip_fraction is several times too small, and falls as queries get longer. The loss is right.",
+        symptom="Not measured: policy/clip_fraction is several times too small, and falls as queries get longer. The "
+        "loss is right.",
         cause="The denominator counts all tokens, including the query's, instead of the tokens in the loss.",
         who=CS336,
         guard=("tests/test_train_grpo.py::test_the_statistics_of_gspo_describe_responses",),
