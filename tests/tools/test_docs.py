@@ -184,6 +184,7 @@ ELSEWHERE = {
     "tools.soak": "tests/tools/test_soak.py",
     "tools.repository": "tests/tools/test_repository.py",
     "tools.symptoms": "tests/tools/test_symptoms.py",
+    "tools.hf_job": "tests/tools/test_renting.py",
     "experiments": "tests/experiments/test_worlds_runs.py",
     "experiments.worlds.report": "tests/experiments/test_worlds_report.py",
     "experiments.scaling.report": "tests/experiments/test_scaling.py",
