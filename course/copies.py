@@ -19,6 +19,7 @@ CODE = (
     *("train_dpo.py", "train_grpo.py", "train_ppo.py", "train_rlcf.py", "train_rm.py", "train_sft.py"),
 )
 OTHERS = (
+    ".binder",
     ".ci",
     ".github",
     ".devcontainer",

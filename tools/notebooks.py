@@ -11,6 +11,8 @@ import json
 import re
 from pathlib import Path
 
+from tools.repository import repository
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "course" / "notebooks"
 FENCE = re.compile(r"^```python ([\w-]+)\n(.*?)^```$", re.M | re.S)
@@ -25,9 +27,22 @@ def section(title: str) -> str:
     return re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", text).strip()
 
 
+def badges(name: str) -> str:
+    """Return links that open a notebook of the public repository on Colab and on Binder."""
+    file = f"course/notebooks/{name}.ipynb"
+    colab = f"https://colab.research.google.com/github/{repository()}/blob/main/{file}"
+    binder = f"https://mybinder.org/v2/gh/{repository()}/main?labpath={file.replace('/', '%2F')}"
+    return (
+        f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({colab})\n"
+        f"[![Open in Binder](https://mybinder.org/badge_logo.svg)]({binder})\n"
+    )
+
+
 def notebook(page: Path) -> dict:
-    """Convert a page to a notebook in Jupyter's format 4.5, without outputs."""
-    text = re.sub(r"<!-- lecture: (.*?) -->", lambda match: section(match[1]), page.read_text(encoding="utf-8"))
+    """Convert a page to a notebook in Jupyter's format 4.5, without outputs; badges follow its title."""
+    title, _, rest = page.read_text(encoding="utf-8").partition("\n\n")
+    text = f"{title}\n\n{badges(page.stem)}\n{rest}"
+    text = re.sub(r"<!-- lecture: (.*?) -->", lambda match: section(match[1]), text)
     cells: list[dict] = []
 
     def add(kind: str, id_: str, source: str, **more: object) -> None:

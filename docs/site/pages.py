@@ -30,6 +30,7 @@ PAGES += ("kernels/README.md", "experiments/README.md", "experiments/*/README.md
 STATIC = (
     ".devcontainer/Dockerfile",
     ".ci/constraints.txt",
+    ".binder/postBuild",
     "docs/*.png",
     "docs/*/*.png",
     "docs/*/*.svg",

@@ -1,15 +1,19 @@
 """The notebook of each stage is built from its page, is stored without outputs, and runs from top to bottom."""
 
 import json
+import re
 import shutil
+import subprocess
 from dataclasses import replace
+from urllib.parse import quote
 
 import pytest
 
 import train_ppo
 from course.notebook import STAGES, play
 from tests.page_commands import Command, parse_settings
-from tools.notebooks import PAGES, notebook, section
+from tools.notebooks import PAGES, ROOT, notebook, section
+from tools.repository import GITHUB, repository
 
 NAMES = ("sft", "rm", "ppo", "evaluation")
 LENGTHS = "--max-query-length 160 --max-response-length 64"
@@ -42,6 +46,29 @@ def test_a_notebook_is_valid_and_each_cell_compiles(name) -> None:
     for cell in code:
         compile(cell.source, cell.id, "exec")
     assert "lecture" in document.cells[0].source
+
+
+def test_badges_and_the_first_cell_lead_to_the_repository_and_an_existing_notebook() -> None:
+    for name in NAMES:
+        text = (PAGES / f"{name}.ipynb").read_text()
+        slug = repository()
+        [colab] = re.findall(r"https://colab\.research\.google\.com/github/([^)\\\"]+)", text)
+        [binder] = re.findall(r"https://mybinder\.org/v2/gh/([^)\\\"]+)", text)
+        path = colab.removeprefix(f"{slug}/blob/main/")
+        assert binder == f"{slug}/main?labpath={quote(path, safe='')}" and (ROOT / path) == PAGES / f"{name}.ipynb"
+        assert f'os.environ.get(\\"REPOSITORY\\", \\"{GITHUB}{slug}\\")' in text
+
+
+def test_binder_installs_the_notebooks_extra_for_a_cpu(tmp_path) -> None:
+    """Uses a fake uv that prints its arguments."""
+    (tmp_path / "uv").write_text('#!/bin/sh\necho "$UV_TORCH_BACKEND $UV_CONSTRAINT $*"\n')
+    (tmp_path / "python").write_text("")
+    for name in ("uv", "python"):
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run([ROOT / ".binder" / "postBuild"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout == f"cpu .ci/constraints.txt pip install --python {tmp_path}/python -e .[notebook]\n"
+    assert (ROOT / ".binder" / "requirements.txt").read_text() == "uv\n"
 
 
 def test_lecture_sections_are_inserted_without_pictures() -> None:
