@@ -10,6 +10,7 @@
     python -m experiments worlds --share 3/8 --phase final
     python -m experiments scaling --seeds 1 2 3 4
     python -m experiments tldr --seeds 1 --size-seeds 1
+    python -m experiments leaderboard --entries my_entry.py
     python -m experiments lab --dry-run                    # print the commands
 
 Each study has a folder with its page (README.md), runs (runs.py), tables and pictures (report.py), and results.
@@ -22,6 +23,7 @@ from typing import Any
 
 from experiments.compare.runs import Compare, compare
 from experiments.lab.runs import Lab, lab
+from experiments.leaderboard.runs import Leaderboard, leaderboard
 from experiments.mismatch.runs import Mismatch, mismatch
 from experiments.mismatch.staleness import Staleness, staleness
 from experiments.programs.runs import Discriminators, Programs, discriminators, programs
@@ -43,10 +45,12 @@ RECIPES: dict[str, tuple[str, Args]] = {
     "worlds": ("equally tuned algorithms in many worlds", Worlds()),
     "scaling": ("over-optimisation by the size of the reward model, its data and the policy", Scaling()),
     "tldr": ("N+ by model size, DPO against the reward model, reward whitening", Tldr()),
+    "leaderboard": ("entries that train a policy within a budget, ranked by the gold score", Leaderboard()),
 }
 PHASES: dict[type[Args], Callable[[Any], Iterator[list[Run]]]] = {
     Lab: lab, Compare: compare, Mismatch: mismatch, Staleness: staleness, Programs: programs,
     Discriminators: discriminators, Sums: sums, Worlds: worlds, Scaling: scaling, Tldr: tldr,
+    Leaderboard: leaderboard,
 }  # fmt: skip
 
 

@@ -33,6 +33,7 @@ import pytest
 
 from data.pretrained import HUB_ID
 from experiments.__main__ import commands
+from experiments.leaderboard.runs import Leaderboard
 from experiments.mismatch.staleness import Staleness
 from experiments.programs.runs import Discriminators, Programs
 from experiments.runs import Args
@@ -369,10 +370,11 @@ def recorded_commands(target: str, variables: tuple[tuple[str, str], ...] = ()) 
 
 
 def experiment_runs(args: Any) -> list[Command]:
-    """Return the runs of an experiment. We skip worlds, programs and staleness, whose runs depend on what has finished;
-    scaling and tldr, whose runs are those of other experiments or of `make demo` with other numbers; and
-    discriminators, whose report needs a policy that can program."""
-    if not isinstance(args, Args) or isinstance(args, Worlds | Programs | Staleness | Scaling | Discriminators | Tldr):
+    """Return the runs of an experiment. We skip worlds, leaderboard, programs and staleness, whose runs depend on
+    what has finished; scaling and tldr, whose runs are those of other experiments or of `make demo` with other numbers;
+    and discriminators, whose report needs a policy that can program."""
+    skipped = Worlds | Leaderboard | Programs | Staleness | Scaling | Discriminators | Tldr
+    if not isinstance(args, Args) or isinstance(args, skipped):
         return []
     return [Command(("python", *words)) for words in commands(args)]
 

@@ -187,6 +187,7 @@ ELSEWHERE = {
     "tools.hf_job": "tests/tools/test_renting.py",
     "experiments": "tests/experiments/test_worlds_runs.py",
     "experiments.worlds.report": "tests/experiments/test_worlds_report.py",
+    "experiments.leaderboard.report": "tests/experiments/test_leaderboard_report.py",
     "experiments.scaling.report": "tests/experiments/test_scaling.py",
     "experiments.tldr.report": "tests/experiments/test_tldr.py",
     "experiments.learning_curve.report": "tests/experiments/test_learning_curve.py",
