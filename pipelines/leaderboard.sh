@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# entries that train a policy within a budget, ranked by the true reward; an hour per entry and world at all budgets
+# entries that train a policy within a budget, ranked by the true reward in public and secret worlds
 #
 #     ENTRY=my_entry.py SECRET=runs/secret bash pipelines/leaderboard.sh
 #

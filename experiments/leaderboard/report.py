@@ -32,7 +32,8 @@ KEY = ("set", "number", "entry", "budget")  # unique to each row
 MEASURED = ("gold_win_rate", "gold_score", "rm_score", "kl", "entropy", "distinct", "num_scored", "seconds")
 COLUMNS = (*KEY, "digest", "refused", *MEASURED, "processor", "revision")
 NAMES = {"reinforce++": "reinforce_plus_plus"}  # algorithms of the worlds study whose entry has another name
-SAMPLERS = ("ppo", "rloo", "grpo", "reinforce_plus_plus", "rejection")
+FIRST = {"sft", *(NAMES.get(name, name) for name in study.SPACE)}  # entries of the first rows, besides best-of-n
+BASES = ("dpo", "rloo")  # that later entries are compared with: the best with few and with more responses
 NUM_QUERIES = 256  # of an evaluation, for the interval of the worst world
 MAIN_BUDGET = 1024
 MARKS = ("<!-- the tables of python -m experiments.leaderboard.report -->", "<!-- the end of the tables -->")
@@ -241,6 +242,21 @@ def agreement_section(rows: list[Row]) -> list[str]:
     return ["### Public and secret set", markdown(lines)] if len(lines) > 1 else []
 
 
+def later_section(rows: list[Row]) -> list[str]:
+    """Return a heading, and a table of the entries after the first rows, minus BASES in their common worlds."""
+    lines = [["entry", "set", "responses", "worlds", *(f"minus `{base}`" for base in BASES)]]
+    for name in sorted({row["set"] for row in rows}, key=lambda name: (name != PUBLIC, name)):
+        for budget in study.BUDGETS:
+            by_entry = rates(rows, name, budget)
+            for entry in sorted(by_entry.keys() - FIRST):
+                if entry.startswith("best-of-"):
+                    continue
+                differences = (gaps(by_entry[entry], by_entry.get(base, {})) for base in BASES)
+                cells = (name.removeprefix("secret-"), f"{budget:,}", ", ".join(sorted(by_entry[entry], key=int)))
+                lines.append([f"`{entry}`", *cells, *map(mean_difference, differences)])
+    return ["### Later entries against the first", markdown(lines)] if len(lines) > 1 else []
+
+
 def reproduction_section(rows: list[Row], studied: list[Row]) -> list[str]:
     """Return a heading, and a table of entries minus the worlds study's rows of the same algorithm and world."""
     known = {tuple(row[name] for name in KEY): float(row["gold_win_rate"]) for row in studied}
@@ -308,7 +324,7 @@ def main(args: Args) -> None:
     results = read_results(args.csv)
     studied = study_rows(study.read_rows(args.worlds))
     rows = joined(studied, results)
-    sections = set_sections(rows) + agreement_section(rows)
+    sections = set_sections(rows) + agreement_section(rows) + later_section(rows)
     sections += reproduction_section(results, studied) + refused_section(results)
     if figure := picture(rows):
         write_pictures(args.out, {"leaderboard.png": figure})

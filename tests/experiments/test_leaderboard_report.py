@@ -165,6 +165,20 @@ def test_two_sets_are_compared_pair_by_pair(rows) -> None:
     assert agreement(public, {"high": {"1": 0.9}}) is None
 
 
+def test_later_entries_are_compared_with_the_first_in_common_worlds() -> None:
+    rows = [row("dpo", number, rate, budget=0) for number, rate in ((1, 0.8), (2, 0.7), (3, 0.9))]
+    rows += [row("rloo", 1, 0.9, budget=256), row("mine", 1, 0.85, budget=256), row("mine", 2, 0.85, budget=256)]
+    rows += [row("best-of-16", 1, 0.8, budget=0), row("free", 3, 0.95, budget=0, name="secret-0a")]
+    heading, text = report.later_section(rows)
+    interval = stats.t.interval(0.95, 1, 0.1, 0.05)
+    assert heading == "### Later entries against the first"
+    assert f"| `mine` | public | 256 | 1, 2 | +0.100 [{interval[0]:+.3f}, {interval[1]:+.3f}] | -0.050 |" in text
+    assert [line.split(" | ")[:3] for line in text.splitlines()[3:]] == [
+        ["| `free`", "0a", budget] for budget in ("256", "1,024", "4,096")
+    ]
+    assert report.later_section(rows[:4]) == []
+
+
 def test_the_first_rows_are_the_studys_final_runs_in_its_20_worlds() -> None:
     known = {"phase": "final", "world": "3", "algorithm": "reinforce++", "budget": "256", "gold_win_rate": "0.8"}
     full = dict.fromkeys(study.COLUMNS, "") | known
