@@ -71,10 +71,11 @@ BUGS: tuple[Bug, ...] = (
         guard=(GENERATE + "logprobs_of_the_cache_equal_those_of_a_full_forward_pass",),
     ),
     Bug(
-        name="padding-is-attended-to", level=3, where="nanorlhf.masks:attention_mask",
+        name="padding-is-attended-to", level=1, where="nanorlhf.masks:attention_mask",
         old="(visible & mask[:, None, None, :]) | (key == query)", new="visible.expand(len(mask), 1, -1, -1)",
-        symptom="Not measured: the scores and log-probabilities of a text depend on the other rows of its batch, yet "
-        "all curves still rise.",
+        symptom="policy/first_ratio_error is 0.011 instead of 0 in the first update, before any step, and "
+        "policy/sampler_gap is 0.0014 instead of 0 in the first update: a log-probability depends on the other rows "
+        "of the batch. objective/score rises as usual.",
         cause="The attention mask is causal but ignores the padding.",
         who="reward-bench#137, trlx#474 (scores that depend on padding)",
         guard=(MODEL + "the_attention_mask_equals_a_triple_loop", MODEL + "left_padding_does_not_change_a_row[gpt2]"),
@@ -585,10 +586,11 @@ BUGS: tuple[Bug, ...] = (
         guard=("tests/training/test_optimizer.py::test_its_state_is_restored",),
     ),
     Bug(
-        name="logits-in-bfloat16", level=3, where="nanorlhf.model:GPT.logits",
+        name="logits-in-bfloat16", level=2, where="nanorlhf.model:GPT.logits",
         old="wide_linear(hidden, head, self.head_bias, self.config.logit_cap)",
         new="wide_linear(hidden, head, self.head_bias, self.config.logit_cap).bfloat16().float()",
-        symptom="Not measured: policy/sampler_gap is far above rounding, and samples change at a low temperature.",
+        symptom="policy/sampler_gap is 0.0030 instead of 0 in the first update, although the models are in single "
+        "precision. objective/score rises as usual.",
         cause="The sampler's logits are rounded to bfloat16.",
         who="xtuner#1108, prime-rl#568, transformers#31267",
         guard=(GENERATE + "logprobs_of_the_cache_equal_those_of_a_full_forward_pass",
