@@ -489,7 +489,7 @@ def coarse(single_update, tmp_path_factory) -> train_grpo.Args:
     return replace(args, clip_range=UNCLIPPED["clip_range"])
 
 
-@pytest.mark.parametrize("kind", KINDS.keys() - {"maxrl"})
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "maxrl"])
 def test_the_first_step_of_a_run_uses_the_papers_gradient(single_update, kind, monkeypatch, gradients):  # noqa: F811
     """Expected from single unpadded responses in float64, at ratio 1 and with the policy far from the reference."""
     reference = str(single_update.out.parent / "sft")
