@@ -403,8 +403,9 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="value-of-the-next-state", level=1, where="nanorlhf.logprobs:response_values",
         old="values[:, :-1]", new="values[:, 1:]",
-        symptom="objective/score is -0.48 instead of 0.55 to 0.77 in updates 2 to 5: it falls. value/loss hardly "
-        "shows the bug: value/loss is 3.6 instead of 3.7 in the first update.",
+        symptom="objective/score ends at -0.74 instead of 1.33 to 1.48, and falls from the second update on: "
+        "objective/score is -0.48 instead of 0.55 to 0.77 in updates 2 to 5. value/loss hardly shows the bug: "
+        "value/loss is 3.6 instead of 3.7 in the first update.",
         cause="Off by one: the value of a token is read after the token instead of before it.",
         who="lm-human-preference-details#6, DeepSpeedExamples#703, torchtune#1005 (the index that confuses everyone)",
         guard=(BATCH + "a_value_is_computed_at_the_state_before_its_token",),
