@@ -48,6 +48,7 @@ STAGES = {  # module or module:function -> stages that show its bugs; default: P
     "nanorlhf.dpo": ("dpo",),
     "train_dpo": ("dpo",),
     "train_grpo": ("grpo",),
+    "nanorlhf.grpo": ("grpo",),
     "train_rlcf": (),
     "nanorlhf.evals.judge": (),
     "nanorlhf.sandbox.execution": (),
