@@ -44,6 +44,7 @@ class Args:
     micro_batch_size: int = 4
     checkpoint_activations: bool = False
     offload: bool = False
+    track: str = "none"
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
         function="nanorlhf.generate:draw",
         changes=(
-            "cumulative = probabilities.cumsum(1, dtype=torch.float64)",
+            "cumulative = probabilities.cumsum(1, dtype=dtype)",
             "token = token.clamp(max=probabilities.size(1) - 1)",
             "best = probabilities.argmax(1, keepdim=True)",
         ),
