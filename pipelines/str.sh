@@ -23,7 +23,7 @@ python train_sft.py str-tiny --model None --data "$TOWN/base_data" --out "$TOWN/
 python train_sft.py str-tiny --model "$TOWN/base" --data "$TOWN/data" --out "$TOWN/full" \
   --seed "$SEED" --processes "$PROCESSES" --overwrite
 for tune in adapter bitfit lora; do
-  python train_sft.py str-tiny --model "$TOWN/base" --tune "$tune" --lr 3e-3 --data "$TOWN/data" \
+  python train_sft.py str-tiny --model "$TOWN/base" --tune "$tune" --lr 1e-2 --data "$TOWN/data" \
     --out "$TOWN/$tune" --seed "$SEED" --processes "$PROCESSES" --overwrite
 done
 python train_sft.py str-tiny --model "$TOWN/full" --data "$TOWN/data" --out "$TOWN/longer" \
