@@ -22,7 +22,8 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object, write_text
 
 ENTRIES = tuple(
-    f"experiments/leaderboard/entries/{path.name}" for path in sorted((Path(__file__).parent / "entries").glob("[!_]*.py"))
+    f"experiments/leaderboard/entries/{path.name}"
+    for path in sorted((Path(__file__).parent / "entries").glob("[!_]*.py"))
 )
 BASELINES = ("sft", "best-of-16", "best-of-64")  # the initial policy, and its best answer by the reward model
 
