@@ -2,14 +2,14 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_object
+from nanorlhf.files import read_object, read_text
 from nanorlhf.metrics import t_interval
 from nanorlhf.report.page import Lines, number
 
@@ -47,6 +47,23 @@ def csv_text(lines: Iterable[Iterable[object]]) -> str:
 
 
 Line = dict[str, str]  # of a CSV
+
+
+def read_csv(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Line]]:
+    """Yield the lines of a CSV, each after `path:line number`; none if the file doesn't exist.
+
+    Raises InputError for other columns or a wrong number of cells.
+    """
+    if not path.exists():
+        return
+    lines = csv.reader(io.StringIO(read_text(path)))
+    if tuple(next(lines, [])) != columns:
+        raise InputError(f"{path}:1: the columns must be {','.join(columns)}.")
+    for cells in lines:
+        where = f"{path}:{lines.line_num}"
+        if len(cells) != len(columns):
+            raise InputError(f"{where}: expected {len(columns)} cells, got {len(cells)}.")
+        yield where, dict(zip(columns, cells, strict=True))
 
 
 def by_policy_and_seed(lines: Iterable[Line]) -> dict[str, dict[str, Line]]:

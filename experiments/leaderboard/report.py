@@ -7,8 +7,6 @@ worlds is above 0 (Student's t, paired). Better in the worst world: the 95% inte
 overlap (Wilson, over the queries of a world). Writes the tables between the marks of --page and leaderboard.png.
 """
 
-import csv
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
@@ -19,7 +17,7 @@ import numpy as np
 import scipy  # .stats loads with its first use
 from matplotlib.figure import Figure
 
-from experiments.tables import csv_text, markdown, mean_difference, with_tables
+from experiments.tables import csv_text, markdown, mean_difference, read_csv, with_tables
 from experiments.worlds import report as study
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
@@ -59,17 +57,8 @@ def read_results(path: Path) -> list[Row]:
 
     Raises InputError for wrong columns, a wrong number of cells, or a cell that must be a number and isn't.
     """
-    if not path.exists():
-        return []
-    lines = csv.reader(io.StringIO(read_text(path)))
-    if tuple(next(lines, [])) != COLUMNS:
-        raise InputError(f"{path}:1: the columns must be {','.join(COLUMNS)}.")
     rows = []
-    for cells in lines:
-        where = f"{path}:{lines.line_num}"
-        if len(cells) != len(COLUMNS):
-            raise InputError(f"{where}: expected {len(COLUMNS)} cells, got {len(cells)}.")
-        row = dict(zip(COLUMNS, cells, strict=True))
+    for where, row in read_csv(path, COLUMNS):
         for name in ("number", "budget", *MEASURED):
             if row[name] and not study.is_number(row[name]) or name in KEY and not row[name].isdecimal():
                 raise InputError(f"{where}: {name} must be a number, got {row[name]!r:.80}.")
@@ -79,9 +68,13 @@ def read_results(path: Path) -> list[Row]:
     return rows
 
 
+def row_key(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in KEY)
+
+
 def results_text(rows: Iterable[Row]) -> str:
     """Format rows as CSV, sorted; of two rows for a run, the later one is kept."""
-    unique = {tuple(row[name] for name in KEY): row for row in rows}
+    unique = {row_key(row): row for row in rows}
 
     def order(row: Row) -> tuple:
         return row["set"] != PUBLIC, row["set"], int(row["number"]), row["entry"], int(row["budget"])
@@ -99,6 +92,16 @@ def study_rows(rows: Iterable[study.Row]) -> list[Row]:
         for row in rows
         if row["phase"] == "final" and not row["variant"] and int(row["world"]) in study.WORLDS
     ]
+
+
+def set_names(rows: Iterable[Row]) -> list[str]:
+    """Return the names of the sets, the public one first."""
+    return sorted({row["set"] for row in rows}, key=lambda name: (name != PUBLIC, name))
+
+
+def budgets(rows: Iterable[Row], name: str) -> list[int]:
+    """Return the budgets of a set's entries that score responses."""
+    return sorted({int(row["budget"]) for row in rows if row["set"] == name} - {0})
 
 
 # --------------------------------------------------------------------------------------------------------- 2. the ranks
@@ -172,9 +175,8 @@ def leaderboard_table(by_entry: Rates) -> Lines:
 def set_sections(rows: list[Row]) -> list[str]:
     """Return a heading and a table for each set and budget with at least two worlds of two entries."""
     sections = []
-    names = sorted({row["set"] for row in rows}, key=lambda name: (name != PUBLIC, name))
-    for name in names:
-        for budget in sorted({int(row["budget"]) for row in rows if row["set"] == name} - {0}):
+    for name in set_names(rows):
+        for budget in budgets(rows, name):
             by_entry = rates(rows, name, budget)
             used = {world for by_world in by_entry.values() for world in by_world}
             if len(by_entry) > 1 and len(used) > 1:
@@ -232,7 +234,7 @@ def agreement_section(rows: list[Row]) -> list[str]:
         ]
     ]
     for name in sorted({row["set"] for row in rows} - {PUBLIC}):
-        for budget in sorted({int(row["budget"]) for row in rows if row["set"] == name} - {0}):
+        for budget in budgets(rows, name):
             public, secret = (complete(rates(rows, which, budget)) for which in (PUBLIC, name))
             if result := agreement(public, secret):
                 worlds = max(map(len, secret.values()))
@@ -245,7 +247,7 @@ def agreement_section(rows: list[Row]) -> list[str]:
 def later_section(rows: list[Row]) -> list[str]:
     """Return a heading, and a table of the entries after the first rows, minus BASES in their common worlds."""
     lines = [["entry", "set", "responses", "worlds", *(f"minus `{base}`" for base in BASES)]]
-    for name in sorted({row["set"] for row in rows}, key=lambda name: (name != PUBLIC, name)):
+    for name in set_names(rows):
         for budget in study.BUDGETS:
             by_entry = rates(rows, name, budget)
             for entry in sorted(by_entry.keys() - FIRST):
@@ -259,10 +261,10 @@ def later_section(rows: list[Row]) -> list[str]:
 
 def reproduction_section(rows: list[Row], studied: list[Row]) -> list[str]:
     """Return a heading, and a table of entries minus the worlds study's rows of the same algorithm and world."""
-    known = {tuple(row[name] for name in KEY): float(row["gold_win_rate"]) for row in studied}
+    known = {row_key(row): float(row["gold_win_rate"]) for row in studied}
     differences: dict[tuple[str, str], list[tuple[str, float]]] = {}
     for row in rows:
-        key = tuple(row[name] for name in KEY)
+        key = row_key(row)
         if key in known and not row["refused"]:
             difference = float(row["gold_win_rate"]) - known[key]
             differences.setdefault((row["entry"], row["budget"]), []).append((row["number"], difference))
@@ -285,17 +287,13 @@ def refused_section(rows: list[Row]) -> list[str]:
 
 def joined(studied: list[Row], rows: list[Row]) -> list[Row]:
     """Return all rows; the worlds study's rows replace the leaderboard's for the same run."""
-    known = {tuple(row[name] for name in KEY) for row in studied}
-    return [*studied, *(row for row in rows if tuple(row[name] for name in KEY) not in known)]
+    known = set(map(row_key, studied))
+    return [*studied, *(row for row in rows if row_key(row) not in known)]
 
 
 def picture(rows: list[Row], budget: int = MAIN_BUDGET) -> Figure | None:
     """Draw a panel per set: a dot per world, and the mean with its interval. None without rows."""
-    by_set = {
-        name: by_entry
-        for name in sorted({row["set"] for row in rows}, key=lambda name: (name != PUBLIC, name))
-        if (by_entry := rates(rows, name, budget))
-    }
+    by_set = {name: by_entry for name in set_names(rows) if (by_entry := rates(rows, name, budget))}
     if not by_set:
         return None
     first = next(iter(by_set.values()))

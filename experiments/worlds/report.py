@@ -7,8 +7,6 @@ every budget; worlds_pairs.csv, every pair of algorithms with its statistics; wo
 and DPO; worlds_fresh.csv, the predictions for later worlds; and the plots worlds_spread.png and worlds_variance.png.
 """
 
-import csv
-import io
 import math
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ import scipy  # .stats loads with its first use
 from matplotlib.figure import Figure
 
 from experiments.compare.report import EVALUATED, cell, costs, mean_or_none, with_costs
-from experiments.tables import csv_text, evaluated, float_at, markdown, mean_difference, with_tables
+from experiments.tables import csv_text, evaluated, float_at, markdown, mean_difference, read_csv, with_tables
 from experiments.worlds.paired import Paired, detectable_effect, holm, paired, worlds_needed
 from experiments.worlds.spread import Components, components, quantile_interval
 from nanorlhf.cli import run_module
@@ -86,18 +84,8 @@ def read_rows(path: Path) -> list[Row]:
 
     Raises InputError for wrong columns, a wrong number of cells, or a cell that must be a number and isn't.
     """
-    if not path.exists():
-        return []
-    lines = csv.reader(io.StringIO(read_text(path)))
-    head = next(lines, [])
-    if tuple(head) != COLUMNS:
-        raise InputError(f"{path}:1: the columns must be {','.join(COLUMNS)}.")
     rows = []
-    for cells in lines:
-        where = f"{path}:{lines.line_num}"
-        if len(cells) != len(COLUMNS):
-            raise InputError(f"{where}: expected {len(COLUMNS)} cells, got {len(cells)}.")
-        row = dict(zip(COLUMNS, cells, strict=True))
+    for where, row in read_csv(path, COLUMNS):
         if row["phase"] not in PHASES:
             raise InputError(f"{where}: phase must be one of {', '.join(PHASES)}, got {row['phase']!r:.80}.")
         for name in ("world", "budget"):
