@@ -157,8 +157,8 @@ def sized_model(
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         if args is None:
             trained = 0
-        if args is None and not moves:
-            cast_linear_weights(model, getattr(torch, rows.dtype))
+            if not moves:
+                cast_linear_weights(model, getattr(torch, rows.dtype))
         weights = 4 * trained if shares_policy else sum(parameter.nbytes for parameter in model.parameters())
     saved = saved_per_row(kind, config, rows, tuning)  # type: ignore[arg-type]  # mypy takes no class as hashable
     return Model(config, parameters, trained, weights, saved, moves)

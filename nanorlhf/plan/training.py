@@ -50,8 +50,10 @@ def rollout_plan(args: RolloutArgs, value_model: str | None = None, has_value_mo
     rows = Rows(args.max_query_length, args.response_length, args.dtype)
     config = value_config = read_shape("--sft", args.sft, rows.tokens)
     limit = "micro_batch_size"
-    resets = isinstance(args, RewardArgs) and args.elastic_reset.every is not None
-    moves = resets or (isinstance(args, RewardArgs) and args.reference.rate > 0)
+    resets = moves = False
+    if isinstance(args, RewardArgs):
+        resets = args.elastic_reset.every is not None
+        moves = resets or args.reference.rate > 0
     models = {
         "policy": sized_model(GPT, config, rows, args),
         "reference": sized_model(GPT, config, rows, shares_policy=args.tune == "lora", moves=moves),
