@@ -10,6 +10,7 @@ updates, and a later call without --early continues.
 
 import csv
 import hashlib
+import io
 import math
 import re
 import shutil
@@ -24,7 +25,7 @@ from typing import Literal, NamedTuple
 from course.bugs import BUGS, Bug
 from nanorlhf.cli import Workers, check_ranges, run_module
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_object
+from nanorlhf.files import read_object, write_text
 from nanorlhf.progress import Progress
 from nanorlhf.training.resume import states
 from nanorlhf.training.run import TIME_METRICS
@@ -227,10 +228,9 @@ def write_table(path: Path, bugs: Sequence[Bug], out: Path) -> None:
         rows += [[f"{x:.4g}" if isinstance(x, float) else x or "" for x in row] for row in measure(bug, out)]
     order = [bug.name for bug in ALL_BUGS]
     rows.sort(key=lambda row: order.index(row[0]))
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(Row._fields)
-        writer.writerows(rows)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([Row._fields, *rows])
+    write_text(path, text.getvalue())  # a call that is interrupted leaves the old table
 
 
 def main(args: Args) -> None:
