@@ -136,6 +136,12 @@ def worst(by_world: dict[str, float]) -> tuple[float, tuple[float, float]]:
     return lowest, wilson_interval(lowest, NUM_QUERIES)
 
 
+def mean_interval(by_world: dict[str, float]) -> tuple[float, float] | None:
+    """Return Student's t interval of the mean win rate, cut off at 0 and 1; None for a single world."""
+    interval = t_interval([*by_world.values()])
+    return interval and (max(0.0, interval[0]), min(1.0, interval[1]))
+
+
 def complete(by_entry: Rates) -> Rates:
     """Return the entries that ran in every world of the set. Only these are ranked: worlds differ in difficulty."""
     worlds = {world for by_world in by_entry.values() for world in by_world}
@@ -165,10 +171,10 @@ def leaderboard_table(by_entry: Rates) -> Lines:
     ranked = ranks(complete(by_entry))
     lines = [["rank", "entry", "mean gold win rate", "worlds", "rank by worst world", "worst world"]]
     for name in by_rank(by_entry):
-        values = [*by_entry[name].values()]
+        by_world = by_entry[name]
         by_mean, by_worst = ranked.get(name, ("-", "-"))
-        cells = (number(fmean(values), t_interval(values), 3), str(len(values)))
-        lines.append([str(by_mean), f"`{name}`", *cells, str(by_worst), number(*worst(by_entry[name]), 3)])
+        cells = (number(fmean(by_world.values()), mean_interval(by_world), 3), str(len(by_world)))
+        lines.append([str(by_mean), f"`{name}`", *cells, str(by_worst), number(*worst(by_world), 3)])
     return lines
 
 
@@ -306,11 +312,12 @@ def picture(rows: list[Row], budget: int = MAIN_BUDGET) -> Figure | None:
         title = "public" if name == PUBLIC else "secret"
         label_axes(axes, f"{title} set, {most} worlds, {budget:,} responses", "gold win rate", "")
         for y, entry in enumerate(names):
-            values = [*by_entry.get(entry, {}).values()]
-            axes.plot(values, y + np.linspace(-0.2, 0.2, len(values)), ".", color=BLUE, alpha=0.45, markersize=4)
-            if interval := t_interval(values):
+            by_world = by_entry.get(entry, {})
+            offsets = np.linspace(-0.2, 0.2, len(by_world))
+            axes.plot([*by_world.values()], y + offsets, ".", color=BLUE, alpha=0.45, markersize=4)
+            if interval := mean_interval(by_world):
                 axes.plot(interval, (y, y), "-", color=ORANGE, linewidth=2)
-                axes.plot(fmean(values), y, "o", color=ORANGE, markersize=5)
+                axes.plot(fmean(by_world.values()), y, "o", color=ORANGE, markersize=5)
         axes.set_yticks(range(len(names)), names)
         axes.set_xlim(0, 1)
     return figure

@@ -108,6 +108,13 @@ def test_the_table_is_sorted_by_rank_and_then_by_mean() -> None:
     assert lines[3][-1].startswith("0.780 [0.7") and len(head) == len(lines[0])
 
 
+def test_the_interval_of_a_mean_win_rate_is_cut_off_at_0_and_1() -> None:
+    assert report.mean_interval({"1": 0.9, "2": 0.6}) == (0.0, 1.0)
+    low, high = stats.t.interval(0.95, 2, 0.95, stats.sem([0.9, 0.95, 1.0]))
+    assert report.mean_interval({"1": 0.9, "2": 0.95, "3": 1.0}) == (pytest.approx(low), 1.0) and high > 1
+    assert report.mean_interval({"1": 0.9}) is None
+
+
 def test_an_entry_without_all_worlds_is_listed_without_a_rank() -> None:
     table = by_entry(RATES) | {"partial": {"1": 0.99, "3": 0.99}}
     assert {*report.complete(table)} == {*RATES}
