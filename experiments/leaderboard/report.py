@@ -32,6 +32,7 @@ COLUMNS = (*KEY, "digest", "refused", *MEASURED, "processor", "revision")
 NAMES = {"reinforce++": "reinforce_plus_plus"}  # algorithms of the worlds study whose entry has another name
 FIRST = {"sft", *(NAMES.get(name, name) for name in study.SPACE)}  # entries of the first rows, besides best-of-n
 BASES = ("dpo", "rloo")  # that later entries are compared with: the best with few and with more responses
+WORLDS = tuple(range(1, 21))  # of the public set
 NUM_QUERIES = 256  # of an evaluation, for the interval of the worst world
 MAIN_BUDGET = 1024
 MARKS = ("<!-- the tables of python -m experiments.leaderboard.report -->", "<!-- the end of the tables -->")
@@ -90,7 +91,7 @@ def study_rows(rows: Iterable[study.Row]) -> list[Row]:
         | {"set": PUBLIC, "number": row["world"], "entry": NAMES.get(row["algorithm"], row["algorithm"])}
         | {"budget": row["budget"], "num_scored": row["budget"]}
         for row in rows
-        if row["phase"] == "final" and not row["variant"] and int(row["world"]) in study.WORLDS
+        if row["phase"] == "final" and not row["variant"] and int(row["world"]) in WORLDS
     ]
 
 
@@ -111,7 +112,7 @@ def rates(rows: Iterable[Row], name: str, budget: int) -> Rates:
     refused = {row["entry"] for row in chosen if row["refused"]}
     by_entry: Rates = {}
     for row in chosen:
-        if row["entry"] not in refused and (name != PUBLIC or int(row["number"]) in study.WORLDS):
+        if row["entry"] not in refused and (name != PUBLIC or int(row["number"]) in WORLDS):
             by_entry.setdefault(row["entry"], {})[row["number"]] = float(row["gold_win_rate"])
     return by_entry
 

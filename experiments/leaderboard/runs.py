@@ -15,7 +15,7 @@ from experiments.leaderboard import report as table
 from experiments.leaderboard.labeller import read_secret, secret_number
 from experiments.leaderboard.report import Row
 from experiments.runs import Args, Run, Words
-from experiments.worlds.report import BUDGETS, TUNING_WORLDS, WORLDS, read_rows
+from experiments.worlds.report import BUDGETS, TUNING_WORLDS, read_rows
 from experiments.worlds.runs import processor, revision
 from nanorlhf.cli import Count, PositiveFloat
 from nanorlhf.errors import InputError
@@ -43,7 +43,7 @@ class Leaderboard(Args):
     """files with a function train(world); sft and best-of-N are evaluated without one"""
     secret_file: Path | None = None
     """file with a secret: use the set drawn from it"""
-    numbers: tuple[Count, ...] = WORLDS
+    numbers: tuple[Count, ...] = table.WORLDS
     """worlds; in the public set their seeds"""
     budgets: tuple[Count, ...] = BUDGETS
     """responses that the reward model scores for an entry; an entry that needs none runs once"""
@@ -161,7 +161,7 @@ def check_leaderboard(args: Leaderboard) -> None:
         if not entry.endswith(".py") and entry != "sft" and not entry.removeprefix("best-of-").isdecimal():
             raise InputError(f"--entries {entry}: expected the file of an entry, sft or best-of-N.")
         digest(entry)
-    if args.secret_file is None and (outside := {*args.numbers} - {*WORLDS, *TUNING_WORLDS}):
+    if args.secret_file is None and (outside := {*args.numbers} - {*table.WORLDS, *TUNING_WORLDS}):
         raise InputError(f"--numbers {min(outside)}: the public set has worlds 1 to 20; 101 to 105 are for tuning.")
     for budget in args.budgets:
         if budget % 64:
