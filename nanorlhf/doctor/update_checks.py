@@ -20,16 +20,22 @@ from nanorlhf.rules.finding import Finding
 from nanorlhf.rules.formulas import IS_CLIPPED, Numbers, evaluate
 from nanorlhf.training.settings import SamplerSettings
 
-NO_KL, ONE_STEP = {"kl_coef": 0.0}, {"num_epochs": 1}
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    **{"grpo": {}, "dr_grpo": {}, "rloo": {}, "reinforce++": {}},
-    **{"gspo": {}, "dapo": NO_KL, "cispo": NO_KL, "online_dpo": ONE_STEP},
-}
-"""algorithms of train_grpo.py, with the settings that they require"""
-UNBIASED = ("dr_grpo", "rloo", "reinforce++", "cispo")
+UNBIASED = ("dr_grpo", "maxrl", "rloo", "reinforce++", "cispo")
 """algorithms with the gradient of the expected score, up to a factor, if all responses are to one query"""
 RATIOS = (1.0, 3.0, 0.3, 200.0)
 DR_GRPO: dict[str, Any] = {"algorithm": "dr_grpo", "reward_model": None, "num_epochs": 1}
+
+
+def algorithms(cases: Cases) -> dict[str, dict[str, Any]]:
+    """Return the algorithms of train_grpo.py with the settings that they require."""
+    no_kl: dict[str, Any] = {"kl_coef": 0.0}
+    positive: dict[str, Any] = {
+        "reward_model": None, "reward": cases.world.rule("higher"), "missing_eos_score": None
+    }  # fmt: skip
+    return {
+        **{"grpo": {}, "dr_grpo": {}, "maxrl": no_kl | positive, "rloo": {}, "reinforce++": {}},
+        **{"gspo": {}, "dapo": no_kl, "cispo": no_kl, "online_dpo": {"num_epochs": 1}},
+    }
 
 
 def first_ratio(cases: Cases) -> Iterator[Finding]:
@@ -98,7 +104,7 @@ def slopes_by_row(run: Watched, pad_id: int) -> list[tuple[int, Tensor, Tensor]]
 def slopes(cases: Cases) -> Iterator[Finding]:
     """Check that the first step's slopes have the sign of the advantages, and that padding has none."""
     runs = {"train_ppo.py": usual_run(cases)}
-    for algorithm, settings in ALGORITHMS.items():
+    for algorithm, settings in algorithms(cases).items():
         runs[f"train_grpo.py --algorithm {algorithm}"] = cases.run("train_grpo", algorithm=algorithm, **settings)
     for name, run in runs.items():
         first, *_ = run.micro_batches
@@ -210,7 +216,7 @@ def micro_batches(cases: Cases) -> Iterator[Finding]:
         "train_dpo.py --loss orpo": ("train_dpo", {"loss": "orpo"}),
         "train_ppo.py": ("train_ppo", {"num_ppo_epochs": 1}),
     }
-    for algorithm, settings in ALGORITHMS.items():
+    for algorithm, settings in algorithms(cases).items():
         changed = {"algorithm": algorithm, "num_epochs": 1} | settings
         scripts[f"train_grpo.py --algorithm {algorithm}"] = ("train_grpo", changed)
     for name, (module, changes) in scripts.items():
@@ -370,7 +376,7 @@ def ratio_statistics(cases: Cases) -> Iterator[Finding]:
 
 def baselines(cases: Cases) -> Iterator[Finding]:
     """Check that equal scores give a gradient of 0, and that doubled scores give equal or doubled advantages."""
-    for algorithm in ALGORITHMS:
+    for algorithm in algorithms(cases):
         if algorithm in ("reinforce++", "dapo"):
             continue  # the baseline is the batch's; rewards depend on length
         settings: dict[str, Any] = {
@@ -390,7 +396,7 @@ def baselines(cases: Cases) -> Iterator[Finding]:
             )
         once, twice = (
             cases.run("train_grpo", reward=cases.world.rule(rule), **settings).traces()[0][0]
-            for rule in ("score", "double")
+            for rule in ("higher", "double")
         )
         a, b = (x["advantages"][x["actions"]] for x in (once, twice))
         if a.abs().max() == 0:
@@ -399,7 +405,7 @@ def baselines(cases: Cases) -> Iterator[Finding]:
             yield Finding(
                 name="baseline",
                 seen=f"With --algorithm {algorithm} doubling the scores neither preserves nor doubles the advantages.",
-                means="An advantage must be linear in the scores, possibly divided by their standard deviation.",
+                means="Advantages must be linear in the scores, possibly divided by their mean or standard deviation.",
                 where="nanorlhf/grpo.py (1, advantages)",
             )
 
@@ -428,6 +434,10 @@ def seven_policy(cases: Cases) -> GPT:
 
 RULE_OF_SEVEN = f"""def score(queries, responses):
     return [{dict(zip(seven.TEXTS, seven.SCORES.tolist(), strict=True))}.get(text.strip(), 0.0) for text in responses]
+
+
+def higher(queries, responses):  # at least 0; the expected score has the same gradient
+    return [number + 2.0 for number in score(queries, responses)]
 """
 
 
@@ -454,8 +464,8 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
     exact = -(seven.probabilities(logits) @ seven.reinforce(logits))  # of minus the expected score
 
     common: dict[str, Any] = {
-        "sft": str(root / "sft"), "reward_model": None, "reward": f"{root / 'rule.py'}:score", "response_length": 2,
-        "temperature": 1.0, "missing_eos_score": None, "kl_coef": 0.0,
+        "sft": str(root / "sft"), "reward_model": None, "response_length": 2, "temperature": 1.0,
+        "missing_eos_score": None, "kl_coef": 0.0,
     }  # fmt: skip
     runs = {
         "train_ppo.py": ("train_ppo", common | {"lam": 1.0, "gamma": 1.0, "num_ppo_epochs": 1}),
@@ -467,7 +477,8 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
     }  # fmt: skip
     for name, (module, settings) in runs.items():
         patches = partial(replaced, torch, "rand", proportional_rand)
-        run = cases.run(module, patches=patches, **settings)
+        rule = f"{root / 'rule.py'}:{'higher' if settings.get('algorithm') == 'maxrl' else 'score'}"
+        run = cases.run(module, patches=patches, reward=rule, **settings)
         texts = sorted(len(row) for _, row in unpadded(run.traces()[0][0], cases.world.tokenizer.pad_id))
         if texts != [1] * 8 + [2] * 8:
             raise CannotCheckError(f"{name} doesn't sample with torch.rand((B, T))")

@@ -80,6 +80,10 @@ PLANTED = (
     Planted("generator-is-not-kept", "resuming", "train_grpo:main",
             "run.track(policy=policy, steps=steps, generator=generator, **sampler.state())",
             "run.track(policy=policy, steps=steps, **sampler.state())"),
+    # ---------------------------------------------------------------------------------------------------- the baselines
+    Planted("maxrl-without-a-baseline", "baselines", "nanorlhf.grpo:maxrl",
+            "centred(x.scores, x.k)", "x.scores.view(-1, x.k)"),
+    Planted("maxrl-divides-by-the-mean-plus-1", "baselines", "nanorlhf.grpo:maxrl", "means + 1e-08", "means + 1.0"),
     # ----------------------------------------------------------------------------------------------------- the gradient
     Planted("detached-rejected-score", "supervised_gradients", "train_rm:contrastive_loss",
             "chosen - rejected", "chosen - rejected.detach()"),
