@@ -67,7 +67,7 @@ READ = {
     *("sft", "model", "reward_model", "discriminator", "value_model", "tokenizer", "encoder", "source", "generated_by"),
     *("policy", "samples", "self_rank", "labels", "judge_file", "ref_policy", "regression_model", "contrastive_model"),
     *("template", "rankings", "curves", "evals", "error_prone_jar", "solutions", "best", "run", "doctor"),
-    *("csv", "page", "worlds"),
+    *("csv", "page", "worlds", "reruns"),
 }
 READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
 READ_FUNCTIONS = {"reward", "rewards", "gold", "simulate"}  # FILE.py:FUNCTION, a directory, or another form of --reward

@@ -1,4 +1,4 @@
-"""Tables and pictures of `experiments worlds`, made from its CSV: algorithms, budgets, variants and rounding.
+"""Tables and pictures of `experiments worlds`, made from its CSV: algorithms, budgets, variants and reruns.
 
     python -m experiments.worlds.report
 
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from experiments.compare.report import EVALUATED, cell, costs, mean_or_none, with_costs
 from experiments.tables import csv_text, evaluated, float_at, markdown, mean_difference, read_csv, with_tables
 from experiments.worlds.paired import Paired, detectable_effect, holm, paired, worlds_needed
-from experiments.worlds.spread import Components, components, quantile_interval
+from experiments.worlds.spread import components, quantile_interval
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_text, write_text
@@ -31,7 +31,7 @@ from nanorlhf.report.page import BLUE, LINES, Lines, label_axes, number, write_p
 from nanorlhf.training.trace import read_traces
 
 TUNING_WORLDS = (101, 102, 103, 104, 105)
-WORLDS = tuple(range(1, 21))  # of the whole study; later worlds have some of the algorithms
+WORLDS = PREDICTING = tuple(range(1, 21))  # PREDICTING: later worlds are predicted from their results
 BUDGETS = (256, 1024, 4096)
 START = "sft"
 ORDER = (START, "ppo", "rloo", "grpo", "reinforce++", "dpo", "rejection")  # then best-of-n
@@ -57,7 +57,7 @@ SPACE: dict[str, dict[str, tuple[float, float] | tuple[str, ...]]] = {
     "dpo": {"lr": LR, "beta": BETA, "epochs": EPOCHS},
     "rejection": {"lr": LR, "epochs": ("2", "4", "8", "16")},
 }
-SETTINGS = ("lr", "kl_coef", "beta", "epochs", "lam", "value_model", "value_clip", "batch_size", "micro_batch_size")
+SETTINGS = ("lr", "kl_coef", "beta", "epochs", "lam", "value_model", "value_clip", "batch_size")
 PHASES = ("tune", "final")
 KEY = ("phase", "world", "algorithm", "variant", "budget", *SETTINGS)  # unique to each row
 VARIANCE = ("explained_variance_end", "explained_variance_run")  # PPO's value model: last update, all updates
@@ -72,6 +72,8 @@ MARKS = ("<!-- the tables of python -m experiments.worlds.report -->", "<!-- the
 class Args:
     csv: Path = Path("experiments/worlds/worlds.csv")
     """table of all finished runs"""
+    reruns: Path = Path("experiments/worlds/worlds_reruns.csv")
+    """table with rows of the same runs on another processor"""
     page: Path = Path("experiments/worlds/README.md")
     """page whose tables are replaced, between two marks each"""
     out: Path = Path("experiments/worlds")
@@ -231,7 +233,7 @@ def finals(
     """
     by_name: ByWorld = {}
     for row in rows:
-        if row["phase"] != "final" or row["micro_batch_size"]:
+        if row["phase"] != "final":
             continue
         if int(row["budget"]) not in ((budget,) if variants_of else (0, budget)):
             continue
@@ -457,39 +459,42 @@ def final_budgets(rows: Iterable[Row]) -> list[int]:
     return sorted({int(row["budget"]) for row in rows if row["phase"] == "final"} - {0})
 
 
-# ---------------------------------------------------------------------------------------------------------- 4. rounding
-def rounding(rows: list[Row]) -> Iterator[tuple[str, int, Components]]:
-    """Yield algorithm, budget and the variance components of runs that only round differently."""
-    runs: dict[tuple[str, int], dict[str, list[float]]] = {}
-    for row in rows:
-        if row["phase"] == "final" and (row["micro_batch_size"] or not row["variant"]):
-            by_world = runs.setdefault((row["algorithm"], int(row["budget"])), {})
-            by_world.setdefault(row["world"], []).append(float(row["gold_win_rate"]))
-    for (algorithm, budget), by_world in sorted(runs.items()):
-        if result := components([rates for rates in by_world.values() if len(rates) > 1]):
-            yield algorithm, budget, result
+# ------------------------------------------------------------------------------------------------------------ 4. reruns
+def repeated(rows: list[Row], reruns: list[Row]) -> dict[tuple[str, int], list[list[float]]]:
+    """Return algorithm, budget -> the gold win rates of each run that was repeated, the first run's first."""
+    first = {row_key(row): float(row["gold_win_rate"]) for row in rows if row["phase"] == "final"}
+    by_run: dict[tuple[str, int], dict[tuple[str, ...], list[float]]] = {}
+    for row in reruns:
+        key = row_key(row)
+        if key in first:
+            runs = by_run.setdefault((row["algorithm"], int(row["budget"])), {})
+            runs.setdefault(key, [first[key]]).append(float(row["gold_win_rate"]))
+    return {name: [*runs.values()] for name, runs in sorted(by_run.items())}
 
 
-def rounding_section(rows: list[Row]) -> list[str]:
-    """Return a heading and a table: standard deviations of the gold win rate between worlds and due to rounding."""
-    lines = [["algorithm", "responses", "worlds", "runs", "sd between worlds", "sd due to rounding"]]
-    for algorithm, budget, result in rounding(rows):
-        sds = (number(result.worlds, None, 3), number(result.rounding, result.rounding_ci, 3))
-        responses = f"{budget:,}" if budget else "-"
-        lines.append([f"`{algorithm}`", responses, str(result.num_worlds), str(result.num_runs), *sds])
-    return ["### Rounding", markdown(lines)] if len(lines) > 1 else []
+def reruns_section(rows: list[Row], reruns: list[Row]) -> list[str]:
+    """Return a heading and a table: standard deviations between worlds, and between processors in the same world."""
+    head = ["algorithm", "responses", "worlds", "runs", "rerun minus first run"]
+    lines = [[*head, "sd between worlds", "sd between processors"]]
+    for (algorithm, budget), runs in repeated(rows, reruns).items():
+        if result := components(runs):
+            gaps = mean_difference([fmean(again) - first for first, *again in runs])
+            sds = (number(result.worlds, None, 3), number(result.within, result.within_ci, 3))
+            counts = (f"{budget:,}" if budget else "-", str(result.num_worlds), str(result.num_runs))
+            lines.append([f"`{algorithm}`", *counts, gaps, *sds])
+    return ["### Reruns on another processor", markdown(lines)] if len(lines) > 1 else []
 
 
 # ------------------------------------------------------------------------------------------------------ 5. later worlds
 def fresh_lines(rows: list[Row]) -> Lines:
-    """Return the lines of worlds_fresh.csv: the range of gold win rates over WORLDS, and how many later ones are in it.
+    """Return the lines of worlds_fresh.csv: the range over PREDICTING, and how many later numbers are in it.
 
     The first 20 worlds predict each number of a later world: its gold win rate, and its difference to PPO's.
     """
-    later = {int(row["world"]) for row in rows if row["phase"] == "final"} - {*WORLDS}
+    later = {int(row["world"]) for row in rows if row["phase"] == "final"} - {*PREDICTING}
     lines = [["responses", "algorithm", "minus", "worlds", "low", "high", "later_worlds", "inside"]]
     for budget in final_budgets(rows):
-        by_group = [finals(rows, budget, worlds=worlds) for worlds in (WORLDS, later)]
+        by_group = [finals(rows, budget, worlds=worlds) for worlds in (PREDICTING, later)]
         for name in by_group[0]:
             for base in ("", AGAINST):
                 if name in (START, base):
@@ -529,13 +534,13 @@ def fresh_section(rows: list[Row]) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------------- 6. the files
-def page_text(rows: list[Row]) -> str:
+def page_text(rows: list[Row], reruns: list[Row]) -> str:
     """Return the text between the page's marks."""
     if not final_budgets(rows):
         sections = ["No worlds yet."]
     else:
         sections = ["### Quantiles over worlds", markdown(quantile_table(rows))]
-    sections += rounding_section(rows)
+    sections += reruns_section(rows, reruns)
     sections += tuning_section(rows)
     for budget, algorithm, by_name in varied(rows):
         after = f" after {budget:,} responses" if budget else ""
@@ -629,7 +634,7 @@ def main(args: Args) -> None:
     check_out(args.out)
     rows = joined(read_rows(args.csv))
     page = with_tables(read_text(args.page), args.page, markdown(summary_table(rows)), SUMMARY)
-    page = with_tables(page, args.page, page_text(rows), MARKS)
+    page = with_tables(page, args.page, page_text(rows, read_rows(args.reruns)), MARKS)
     write_pictures(args.out, pictures(rows))
     for name, lines in csv_lines(rows).items():
         write_text(args.out / f"worlds_{name}.csv", csv_text(lines))

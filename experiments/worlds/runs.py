@@ -26,9 +26,6 @@ from nanorlhf.cli import MAY_BE_EMPTY, Count, Seed
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, write_text
 
-# reruns that round differently: splitting a batch of 64 into other micro-batches (8 for DPO, 16 for the others) changes
-# the order of its sums and nothing else
-ROUNDED = {f"micro-batches of {size}": {"micro_batch_size": str(size)} for size in (4, 32)}
 # changes to an algorithm as tuned; a variant that changes nothing isn't run
 VARIANTS: dict[str, dict[str, dict[str, str]]] = {
     "ppo": {
@@ -39,11 +36,12 @@ VARIANTS: dict[str, dict[str, dict[str, str]]] = {
         "value model of a first run": {"value_model": "first run"},
         "values not clipped": {"value_clip": "None"},
         "rollouts of 256": {"batch_size": "256"},
-        **ROUNDED,
     },
-    "rloo": ROUNDED,
-    "dpo": {"beta 0.272": {"beta": "0.272"}, "beta 0.544": {"beta": "0.544"}, "half an epoch": {"epochs": "0.5"}}
-    | ROUNDED,  # twice and four times the tuned beta
+    "dpo": {  # twice and four times the tuned beta
+        "beta 0.272": {"beta": "0.272"},
+        "beta 0.544": {"beta": "0.544"},
+        "half an epoch": {"epochs": "0.5"},
+    },
 }
 VARIANT_NAMES = tuple(dict.fromkeys(name for variants in VARIANTS.values() for name in variants))
 
@@ -77,7 +75,7 @@ class Worlds(Args):
     best_of: Annotated[tuple[Count, ...], MAY_BE_EMPTY] = (4, 16, 64)
     """n in best of n, evaluated with the initial policy; empty: evaluate neither"""
     variants: Annotated[Words, MAY_BE_EMPTY] = VARIANT_NAMES
-    """changes to tuned algorithms, from VARIANTS; with other micro-batches they sample the first of --budgets"""
+    """changes to tuned algorithms, from VARIANTS"""
     num_demonstrations: Count = 8000
     num_comparisons: Count = 1600
     num_queries: Count = 256
@@ -235,8 +233,6 @@ def setting_flags(key: Row, directory: Path) -> Iterator[object]:
         yield from ("--value-model", directory / value_models[key["value_model"]])
     if key["batch_size"]:  # with the same number of optimizer steps
         yield from ("--batch-size", key["batch_size"], "--num-minibatches", int(key["batch_size"]) // BATCH_SIZE)
-    if key["micro_batch_size"]:
-        yield from ("--micro-batch-size", key["micro_batch_size"])
 
 
 def training_job(args: Worlds, key: Row) -> Job:
@@ -291,8 +287,7 @@ def final_jobs(args: Worlds, seed: int, choices: dict[str, Row]) -> Iterator[Job
         keys = [run_key(args, "final", seed, name, budget, settings) for budget in args.budgets]
         for variant, changes in VARIANTS.get(name, {}).items():
             if variant in args.variants and settings | changes != settings:
-                budget = args.budgets[0] if variant in ROUNDED else args.budget
-                keys.append(run_key(args, "final", seed, name, budget, settings | changes, variant))
+                keys.append(run_key(args, "final", seed, name, args.budget, settings | changes, variant))
         yield from (training_job(args, key) for key in {table.row_key(key): key for key in keys}.values())
 
 

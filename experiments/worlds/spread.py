@@ -1,4 +1,4 @@
-"""Spread of a number over worlds: quantiles with intervals, and the part of the variance that is due to rounding."""
+"""Spread of a number over worlds: quantiles with intervals, and the part of the variance within a world."""
 
 import math
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ def quantile_interval(rates: Sequence[float], share: float) -> tuple[float, floa
 
 @dataclass(frozen=True)
 class Components:
-    """Standard deviations of a run's result: between worlds, and between runs of a world that round differently."""
+    """Standard deviations of a run's result: between worlds, and between repeated runs in a world."""
 
     num_worlds: int
     num_runs: int
     worlds: float
-    rounding: float
-    rounding_ci: tuple[float, float]
+    within: float
+    within_ci: tuple[float, float]
     """95% interval, for normal errors"""
 
 
@@ -44,10 +44,10 @@ def components(runs: Sequence[Sequence[float]]) -> Components | None:
     if k < 2 or n == k:
         return None
     means = np.array([np.mean(values) for values in runs])
-    within = sum(float(np.square(np.array(values) - mean).sum()) for values, mean in zip(runs, means, strict=True))
+    squares = sum(float(np.square(np.array(values) - mean).sum()) for values, mean in zip(runs, means, strict=True))
     between = float((sizes * np.square(means - (sizes * means).sum() / n)).sum())
-    rounding = within / (n - k)
+    variance = squares / (n - k)
     runs_per_world = (n - np.square(sizes).sum() / n) / (k - 1)  # the number of runs of each world, if it is the same
-    worlds = max(0.0, (between / (k - 1) - rounding) / runs_per_world)
-    low, high = (math.sqrt(within / scipy.stats.chi2.ppf(share, n - k)) for share in (0.975, 0.025))
-    return Components(k, n, math.sqrt(worlds), math.sqrt(rounding), (low, high))
+    worlds = max(0.0, (between / (k - 1) - variance) / runs_per_world)
+    low, high = (math.sqrt(squares / scipy.stats.chi2.ppf(share, n - k)) for share in (0.975, 0.025))
+    return Components(k, n, math.sqrt(worlds), math.sqrt(variance), (low, high))

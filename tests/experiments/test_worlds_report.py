@@ -33,8 +33,8 @@ from experiments.worlds.report import (
     pictures,
     quantile_table,
     read_rows,
-    rounding,
-    rounding_section,
+    repeated,
+    reruns_section,
     rows_text,
     summary_table,
     tuned,
@@ -190,23 +190,20 @@ def test_variants_of_dpo_are_compared_in_their_worlds(rows) -> None:
     assert table["as tuned"]["gold win rate"] == "0.895" and "variance explained" not in table["as tuned"]
     assert table["beta 0.272"]["minus as tuned"].startswith("+0.035 [")
     assert (table["beta 0.272"]["KL, nats"], table["beta 0.272"]["25% quantile"]) == ("1.00", "0.930")
-    assert "### `dpo` and its variants\n" in page_text([*rows, *more])
+    assert "### `dpo` and its variants\n" in page_text([*rows, *more], [])
     assert finals([*rows, *more], 1024) == finals(rows, 1024)
 
 
-def test_runs_that_only_round_differently_are_compared_with_the_tuned_one(rows) -> None:
+def test_reruns_are_compared_with_the_first_run_of_the_same_settings(rows) -> None:
     """World 1 has 0.90 and reruns of 0.92 and 0.94, world 2 0.88 and 0.90: squares 0.0008 + 0.0002, over 2 + 1."""
-    more = [
-        row(world, "dpo", rate, 0, variant=f"micro-batches of {size}", micro_batch_size=size)
-        for world, size, rate in ((1, 4, 0.92), (1, 32, 0.94), (2, 4, 0.90))
-    ]
-    [(algorithm, budget, result)] = rounding([*rows, *more])
-    assert (algorithm, budget, result.num_worlds, result.num_runs) == ("dpo", 0, 2, 5)
-    assert result.rounding == pytest.approx(math.sqrt(0.001 / 3))
-    [heading, text] = rounding_section([*rows, *more])
-    assert heading == "### Rounding" and "| `dpo` | - | 2 | 5 | " in text and "| 0.018 [0.010, 0.068] |" in text
-    assert finals([*rows, *more], 1024) == finals(rows, 1024) and variant_lines([*rows, *more]) == variant_lines(rows)
-    assert rounding_section(rows) == []
+    reruns = [row(world, "dpo", rate, 0, lr="0.001") for world, rate in ((1, 0.92), (1, 0.94), (2, 0.90))]
+    reruns.append(row(1, "dpo", 0.5, 0, lr="9"))  # no such run
+    assert repeated(rows, reruns) == {("dpo", 0): [[0.90, 0.92, 0.94], [0.88, 0.90]]}
+    [heading, text] = reruns_section(rows, reruns)
+    assert heading == "### Reruns on another processor"
+    low, high = stats.t.interval(0.95, 1, 0.025, stats.sem([0.03, 0.02]))
+    assert f"| `dpo` | - | 2 | 5 | +0.025 [{low:+.3f}, {high:+.3f}] |" in text and "| 0.018 [0.010, 0.068] |" in text
+    assert text in page_text(rows, reruns) and reruns_section(rows, []) == []
 
 
 def test_the_choice_has_the_most_worlds_and_then_the_highest_mean(rows) -> None:
@@ -280,7 +277,9 @@ def test_the_explained_variance_counts_states_and_pools_the_updates(tmp_path, mo
 
 # ------------------------------------------------------------------------------------------------------------ the page
 def test_the_page_gets_its_tables_between_the_marks(tmp_path, rows) -> None:
-    args = Args(csv=tmp_path / "worlds.csv", page=tmp_path / "page.md", out=tmp_path / "pictures")
+    args = Args(
+        csv=tmp_path / "worlds.csv", page=tmp_path / "page.md", reruns=tmp_path / "none.csv", out=tmp_path / "pictures"
+    )
     args.csv.write_text(rows_text(rows))
     args.page.write_text(f"# Page\n\n{SUMMARY[0]}\n{SUMMARY[1]}\n\n{MARKS[0]}\nbefore\n{MARKS[1]}\n\nThe end.\n")
     main(args)
@@ -288,7 +287,7 @@ def test_the_page_gets_its_tables_between_the_marks(tmp_path, rows) -> None:
     summary = markdown(summary_table(rows))
     assert text.startswith(f"# Page\n\n{SUMMARY[0]}\n\n{summary}\n\n{SUMMARY[1]}\n\n{MARKS[0]}\n\n")
     assert text.endswith(f"{MARKS[1]}\n\nThe end.\n")
-    assert page_text(joined(rows)) in text and "before" not in text
+    assert page_text(joined(rows), []) in text and "before" not in text
     headings = [line for line in text.splitlines() if line.startswith("### ")]
     assert headings == [
         *("### Quantiles over worlds", "### Chosen settings", "### `ppo` and its variants after 1,024 responses"),
@@ -323,7 +322,7 @@ def test_one_table_has_every_budget_and_marks_what_differs_from_ppo() -> None:
 
 def test_a_single_world_has_tables_without_intervals(tmp_path) -> None:
     one = [row(1, name, 0.5 + i / 10, explained_variance_run=0.2) for i, name in enumerate(("ppo", "rloo"))]
-    text = page_text(one)
+    text = page_text(one, [])
     assert "No worlds" not in text and len(pictures(one)) == 2
     assert "| `rloo` | 0.600 | 1 | +0.100 |" in markdown(summary_table(one))
     head, ppo, _ = mean_lines(one)
@@ -333,7 +332,7 @@ def test_a_single_world_has_tables_without_intervals(tmp_path) -> None:
 def test_a_later_world_is_predicted_from_the_first_twenty(rows) -> None:
     """Between the lowest and the highest of six: 0.6 to 0.95 for PPO, and -0.01 to 0.30 for RLOO minus PPO."""
     ppo, rloo = ["1024", "ppo", "", "6", "0.600", "0.950"], ["1024", "rloo", "ppo", "6", "-0.010", "0.300"]
-    text = page_text(rows)
+    text = page_text(rows, [])
     assert "With 2 worlds, " in text and "probability 0.33," in text and "numbers were inside" not in text
     assert [*ppo, "0", "0"] in fresh_lines(rows) and [*rloo, "0", "0"] in fresh_lines(rows)
     later = [row(21, "ppo", 0.96), row(21, "rloo", 0.93), row(22, "ppo", 0.8), row(22, "dpo", 0.87, 0)]
@@ -341,12 +340,12 @@ def test_a_later_world_is_predicted_from_the_first_twenty(rows) -> None:
     assert [*ppo, "2", "1"] in lines and [*rloo, "1", "0"] in lines
     assert ["1024", "rloo", "", "6", "0.900", "0.940", "1", "1"] in lines
     # DPO without and with PPO, in world 22, below 0.88 and inside -0.05 to 0.30; at 256 only its rate
-    assert "Of later worlds, 3 of 7 numbers were inside" in page_text([*rows, *later])
+    assert "Of later worlds, 3 of 7 numbers were inside" in page_text([*rows, *later], [])
     assert len(finals([*rows, *later], 1024)["ppo"]) == 8
 
 
 def test_a_page_without_marks_is_refused(tmp_path) -> None:
-    args = Args(csv=tmp_path / "worlds.csv", page=tmp_path / "page.md", out=tmp_path)
+    args = Args(csv=tmp_path / "worlds.csv", page=tmp_path / "page.md", reruns=tmp_path / "none.csv", out=tmp_path)
     without_end, without_summary = f"{SUMMARY[0]}\n{SUMMARY[1]}\n{MARKS[0]}\n", f"{MARKS[0]}\n{MARKS[1]}\n"
     for page, missing in ((without_end, "tables"), (without_summary, "table")):
         args.page.write_text(page)
@@ -358,9 +357,10 @@ def test_a_page_without_marks_is_refused(tmp_path) -> None:
 def test_the_pages_tables_and_pairs_are_those_of_its_csv() -> None:
     rows = read_rows(ROOT / "experiments/worlds/worlds.csv")
     assert rows == joined(rows)
+    reruns = read_rows(ROOT / "experiments/worlds/worlds_reruns.csv")
     page = (ROOT / "experiments/worlds/README.md").read_text()
     assert f"{SUMMARY[0]}\n\n{markdown(summary_table(rows))}\n\n{SUMMARY[1]}" in page
-    assert f"{MARKS[0]}\n\n{page_text(rows)}\n\n{MARKS[1]}" in page
+    assert f"{MARKS[0]}\n\n{page_text(rows, reruns)}\n\n{MARKS[1]}" in page
     for name, lines in csv_lines(rows).items():
         assert (ROOT / f"experiments/worlds/worlds_{name}.csv").read_text() == csv_text(lines)
     assert all((ROOT / "experiments/worlds" / name).exists() for name in pictures(rows))

@@ -19,7 +19,6 @@ from experiments.worlds import report as table
 from experiments.worlds.runs import (
     A_WORLD,
     AROUND_A_RUN,
-    ROUNDED,
     VARIANTS,
     Worlds,
     drawn,
@@ -131,12 +130,8 @@ def test_every_run_has_a_row_and_is_not_repeated_without_its_directory(args, mon
         ("sft", "0"),
     ]  # fmt: skip
     variants = {name: {row["variant"] for row in by_world if row["algorithm"] == name} - {""} for name in VARIANTS}
-    assert variants["ppo"] < {*VARIANTS["ppo"]} and len(variants["ppo"]) in (7, 8)  # one or two are PPO as tuned
+    assert variants["ppo"] < {*VARIANTS["ppo"]} and len(variants["ppo"]) in (5, 6)  # one or two are PPO as tuned
     assert variants["dpo"] == {*VARIANTS["dpo"]}
-    rounded = {
-        (row["algorithm"], row["budget"], row["micro_batch_size"]) for row in by_world if row["variant"] in ROUNDED
-    }
-    assert rounded == {("ppo", "256", "4"), ("ppo", "256", "32"), ("dpo", "0", "4"), ("dpo", "0", "32")}
     assert sum("eval.py" in words for words in called) == len(rows) - 3 * 4  # four rows of one evaluation
     assert not list((args.out / "runs").iterdir())
     assert run(args, monkeypatch) == []
@@ -287,12 +282,11 @@ def test_without_best_of_n_the_initial_policy_is_not_evaluated(args, monkeypatch
 def test_settings_become_the_flags_of_their_script() -> None:
     empty = dict.fromkeys(table.SETTINGS, "")
     key = {"algorithm": "ppo"} | empty | {"lr": "1e-3", "epochs": "4", "lam": "1", "value_model": "scratch"}
-    key |= {"value_clip": "None", "batch_size": "256", "micro_batch_size": "32"}
+    key |= {"value_clip": "None", "batch_size": "256"}
     directory = Path("world")
     assert [*map(str, setting_flags(key, directory))] == [
         *("--lr", "1e-3", "--lam", "1", "--value-clip-range", "None", "--num-ppo-epochs", "4"),
         *("--value-model", "world/scratch", "--batch-size", "256", "--num-minibatches", "4"),
-        *("--micro-batch-size", "32"),
     ]
     assert [*setting_flags({"algorithm": "dpo"} | empty | {"beta": "0.1", "epochs": "2"}, directory)] == [
         *("--beta", "0.1", "--num-epochs", "2")
@@ -409,5 +403,5 @@ def test_a_killed_study_resumes(tmp_path, monkeypatch) -> None:
     assert all(ppo[setting] == better[setting] for setting in table.SETTINGS)
     page = tmp_path / "page.md"
     page.write_text("\n".join(("# Page", *table.SUMMARY, *table.MARKS)))
-    table.main(table.Args(csv=csv, page=page, out=tmp_path / "pictures"))
+    table.main(table.Args(csv=csv, page=page, reruns=tmp_path / "none.csv", out=tmp_path / "pictures"))
     assert "| `ppo` | 0.000 |" in page.read_text()

@@ -43,9 +43,9 @@ def test_components_are_the_mean_squares_of_an_analysis_of_variance() -> None:
     f = stats.f_oneway(*runs).statistic
     within = np.mean([np.var(values, ddof=1) for values in runs])
     assert result is not None and (result.num_worlds, result.num_runs) == (4, 12)
-    assert result.rounding == pytest.approx(np.sqrt(within))
+    assert result.within == pytest.approx(np.sqrt(within))
     assert result.worlds == pytest.approx(np.sqrt(within * (f - 1) / 3))
-    low, high = result.rounding_ci
+    low, high = result.within_ci
     assert stats.chi2.cdf(8 * within / low**2, 8) == pytest.approx(0.975)
     assert stats.chi2.cdf(8 * within / high**2, 8) == pytest.approx(0.025)
 
@@ -58,11 +58,11 @@ def test_components_recover_both_standard_deviations_from_unequal_numbers_of_run
     ]
     result = components(runs)
     assert result is not None
-    assert (result.worlds, result.rounding) == pytest.approx((0.05, 0.02), rel=0.05)
-    assert result.rounding_ci[0] < 0.02 < result.rounding_ci[1]
+    assert (result.worlds, result.within) == pytest.approx((0.05, 0.02), rel=0.05)
+    assert result.within_ci[0] < 0.02 < result.within_ci[1]
 
 
 def test_components_take_a_rerun() -> None:
     assert components([[0.9], [0.8]]) is components([[0.9, 0.8]]) is components([]) is None
     equal = components([[0.9, 0.7], [0.9, 0.7]])
-    assert equal is not None and equal.worlds == 0 and equal.rounding == pytest.approx(np.sqrt(0.02))
+    assert equal is not None and equal.worlds == 0 and equal.within == pytest.approx(np.sqrt(0.02))
