@@ -31,7 +31,8 @@ from nanorlhf.report.page import BLUE, LINES, Lines, label_axes, number, write_p
 from nanorlhf.training.trace import read_traces
 
 TUNING_WORLDS = (101, 102, 103, 104, 105)
-WORLDS = PREDICTING = tuple(range(1, 21))  # PREDICTING: later worlds are predicted from their results
+WORLDS = tuple(range(1, 41))
+PREDICTING = WORLDS[:20]  # the worlds from whose results the later ones are predicted
 BUDGETS = (256, 1024, 4096)
 START = "sft"
 ORDER = (START, "ppo", "rloo", "grpo", "reinforce++", "dpo", "rejection")  # then best-of-n
