@@ -530,7 +530,7 @@ def fresh_section(rows: list[Row]) -> list[str]:
         f"probability {(fewest - 1) / (fewest + 1):.2f}, whatever the distribution."
     )
     if count := sum(int(line[-2]) for line in lines):
-        text += f" Of later worlds, {sum(int(line[-1]) for line in lines)} of {count} numbers were inside."
+        text += f" Of later worlds, {sum(int(line[-1]) for line in lines)} of {count:,} numbers were inside."
     return ["### Predictions for a new world", f"{text} All ranges: [worlds_fresh.csv](worlds_fresh.csv)."]
 
 
