@@ -297,13 +297,15 @@ def rollout(policy, ref_policy, reward_model, value_model, query, uniforms, s) -
                 whitened=whiten(advantages, actions))  # fmt: skip
 
 
-# grad pi = pi grad log pi, the score-function identity, gives grad E[r] = E[r grad log pi]: samples
-# estimate the gradient. Subtracting a baseline b that doesn't depend on the token leaves it
-# unbiased, because E[b grad log pi] = b grad 1 = 0 (docs/lecture.md#34-the-policy-gradient).
+# E[r], the expected reward of the policy pi, has the gradient E[r grad log pi], because grad pi =
+# pi grad log pi. So samples estimate it (REINFORCE). Subtracting a baseline b that doesn't depend
+# on the token leaves it unbiased: E[b grad log pi] = b grad(sum of pi) = b grad 1 = 0
+# (docs/lecture.md#34-the-policy-gradient).
 #
 # The ratio is how much more probable a token is than in the rollout: 1 in the first step, where the
-# gradient of -A ratio is -A grad log pi, REINFORCE with the value as baseline. Both losses take
-# the worse of two terms, so that moving past the clip range gains nothing.
+# gradient of -A ratio is -A grad log pi, REINFORCE with the value as baseline (exactly so for
+# lam = 1, before whitening). Both losses take the worse of two terms, so that moving past the clip
+# range gains nothing.
 def ppo_loss(policy: GPT, value_model: GPT, batch: dict[str, Tensor], s: Settings) -> Tensor:
     """Return policy loss + value_coef * value loss, each a mean over its mask in the minibatch."""
     ids = batch["query"], batch["response"]

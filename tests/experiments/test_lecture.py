@@ -51,8 +51,12 @@ def last_number(cell: str) -> float:
 
 def test_the_policy_gradient_by_hand_equals_autograd() -> None:
     rewards = torch.tensor([2.0, 4.0], dtype=torch.float64)
-    [printed] = re.findall(r"The exact gradient is p \* \(1 - p\) \* \(2 - 4\) = (-?[\d.]+)\.\n", PAGE)
+    match = re.search(r"p \* \(1 - p\) = ([\d.]+), so the exact gradient is \1 \* \(2 - 4\) = (-[\d.]+)\.", PAGE)
+    assert match and float(match[1]) == pytest.approx(0.8 * 0.2)
+    printed = match[2]
     assert exact_gradient(0.8, rewards) == pytest.approx(float(printed), abs=1e-12)
+    two = re.search(r"squared difference: ([\d.]+) \* ([\d.]+)\^2 and \1 \* ([\d.]+)\^2", PAGE)
+    assert two and two[1] == match[1]
     rows = re.findall(r"^\| `(\(?r[^`]*) \* grad log pi` \| (.+) \|$", PAGE, re.M)
     assert [name for name, _ in rows] == ["r", "(r - 2.4)"]
     for (_, cells), baseline in zip(rows, (0.0, 2.4), strict=True):
@@ -63,10 +67,13 @@ def test_the_policy_gradient_by_hand_equals_autograd() -> None:
         computed = estimates(0.8, rewards, baseline)
         assert computed[0] == pytest.approx(each, abs=1e-12)
         assert computed[1:] == pytest.approx((mean, variance), abs=1e-12) and mean == float(printed)
+        difference = float(two[2] if baseline == 0 else two[3])
+        assert abs(each[0] - each[1]) == pytest.approx(difference)
+        assert float(two[1]) * difference**2 == pytest.approx(variance, abs=1e-12)
 
 
 def test_the_best_and_a_harmful_baseline_by_hand_equal_autograd() -> None:
-    match = re.search(r"b = ([\d.]+) makes both estimates (-[\d.]+), with variance 0", PAGE)
+    match = re.search(r"b = ([\d.]+), where .*, makes both estimates (-[\d.]+), with variance 0", PAGE)
     assert match
     each, _, variance = estimates(0.8, torch.tensor([2.0, 4.0], dtype=torch.float64), float(match[1]))
     assert each == pytest.approx([float(match[2])] * 2) and variance == pytest.approx(0, abs=1e-12)
@@ -85,6 +92,23 @@ def test_the_kl_by_hand_is_the_mean_of_k1() -> None:
     samples = k1(logprobs, torch.full_like(logprobs, 0.5).log())
     assert samples.tolist() == pytest.approx(printed, abs=5e-4)
     assert (logprobs.exp() * samples).sum().item() == pytest.approx(float(match[3]), abs=5e-4)
+
+
+def test_the_pages_derivation_of_dpos_score_starts_from_an_identity() -> None:
+    generator, beta = torch.Generator().manual_seed(0), 0.3
+    logits = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    score, (policy, reference) = logits[0], logits[1:].softmax(-1)
+    unnormalised = reference * (score / beta).exp()
+    best, log_z = unnormalised / unnormalised.sum(), unnormalised.sum().log()
+
+    def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return (p * (p / q).log()).sum()
+
+    objective = (policy * score).sum() - beta * kl(policy, reference)
+    torch.testing.assert_close(objective, beta * log_z - beta * kl(policy, best), rtol=1e-12, atol=0)
+    torch.testing.assert_close(beta * (best / reference).log() + beta * log_z, score, rtol=1e-12, atol=1e-12)
+    for line in ("= beta * log Z - beta * KL(policy, best)", "score = beta * log(best / reference) + beta * log Z"):
+        assert line in PAGE
 
 
 @pytest.fixture(scope="module")
