@@ -30,7 +30,7 @@ from nanorlhf.model import ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.peft import tune
 from nanorlhf.recipes import recipes
-from nanorlhf.reward import pair_scores, response_scores
+from nanorlhf.reward_model import pair_scores, response_scores
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.loading import loading_device, prepare_models
 from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor, train_linear_layers

@@ -32,7 +32,11 @@ class Bug:
 
 
 PPO, TRAIN, BATCH = "tests/test_ppo.py::test_", "tests/test_train_ppo.py::test_", "tests/test_batch.py::test_"
-MODEL, GENERATE, REWARD = "tests/test_model.py::test_", "tests/test_generate.py::test_", "tests/test_reward.py::test_"
+MODEL, GENERATE, REWARD = (
+    "tests/test_model.py::test_",
+    "tests/test_generate.py::test_",
+    "tests/test_reward_model.py::test_",
+)
 GAE, KL, DPO = "tests/kernels/test_gae.py::test_", "tests/kernels/test_kl.py::test_", "tests/test_dpo.py::test_"
 REWARDS = TRAIN + "rewards_are_the_kl_penalty_at_each_token_and_the_score_once[False-after_eos]"
 RECOUNT = TRAIN + "the_logged_statistics_equal_a_recount_of_the_unpadded_rows"
@@ -183,7 +187,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     # ---------------------------------------------------------------------------------------------------------- rewards
     Bug(
-        name="pad-searched-in-the-query", level=1, where="nanorlhf.reward:end_scores",
+        name="pad-searched-in-the-query", level=1, where="nanorlhf.reward_model:end_scores",
         old="end_index(query_response, query_length, pad_id) - first",
         new="(first_true_index(query_response == pad_id) - 1 - first).clamp(min=0)",
         symptom="Not measured: scores don't depend on the response, so objective/score is noise and doesn't rise.",
@@ -192,7 +196,7 @@ BUGS: tuple[Bug, ...] = (
         guard=(REWARD + "a_score_depends_neither_on_padding_nor_on_the_batch",),
     ),
     Bug(
-        name="score-before-eos", level=2, where="nanorlhf.reward:end_index",
+        name="score-before-eos", level=2, where="nanorlhf.reward_model:end_index",
         old="first_true_index((query_response == pad_id) & (index >= query_length)) - 1",
         new="first_true_index((query_response == pad_id) & (index >= query_length)) - 2",
         symptom="Not measured: the reward model's accuracy is slightly lower, and its scores don't depend on whether "
@@ -202,7 +206,7 @@ BUGS: tuple[Bug, ...] = (
         guard=(REWARD + "end_index_of_the_docstrings_example",),
     ),
     Bug(
-        name="reward-of-all-tokens", level=2, where="nanorlhf.reward:end_scores",
+        name="reward-of-all-tokens", level=2, where="nanorlhf.reward_model:end_scores",
         old="scores.gather(1, end[:, None]).squeeze(1)", new="scores.mean(1)",
         symptom="Not measured: the reward model learns less, and its scores depend on the length of the other rows in "
         "the batch.",
@@ -228,7 +232,7 @@ BUGS: tuple[Bug, ...] = (
         guard=("tests/test_train_rm.py::test_the_loss_of_five_pairs_typed_by_hand",),
     ),
     Bug(
-        name="rule-reads-the-query", level=3, where="nanorlhf.rewards.rule:Rule._score",
+        name="rule-reads-the-query", level=3, where="nanorlhf.rewards.function_reward:FunctionReward._score",
         old="[self.tokenizer.decode(ids) for ids in batch.response.tolist()]",
         new="[self.tokenizer.decode(ids) for ids in batch.query_response.tolist()]",
         symptom="Not measured: with --reward, the scores of a rule that counts words don't match the samples at all.",

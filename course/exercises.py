@@ -263,17 +263,17 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="reward-at-eos",
-        functions=("nanorlhf.reward:end_index", "nanorlhf.reward:end_scores"),
+        functions=("nanorlhf.reward_model:end_index", "nanorlhf.reward_model:end_scores"),
         read="docs/details.md, N+ 12 and 13",
         hint="A left-padded query begins with [PAD], so start looking for [PAD] at the response. Pass the model the "
         "mask of real tokens and, for an encoder-decoder, query_length. With `last` it skips the columns before the "
         "first end.",
         tests=(
-            "tests/test_reward.py::test_end_index_of_the_docstrings_example",
-            "tests/test_reward.py::test_reward_is_read_at_the_last_token_with_any_padding",
-            "tests/test_reward.py::test_a_score_depends_neither_on_padding_nor_on_the_batch",
-            "tests/test_reward.py::test_an_empty_response_has_the_score_of_its_query",
-            "tests/test_reward.py::test_a_score_has_the_gradient_of_its_text",
+            "tests/test_reward_model.py::test_end_index_of_the_docstrings_example",
+            "tests/test_reward_model.py::test_reward_is_read_at_the_last_token_with_any_padding",
+            "tests/test_reward_model.py::test_a_score_depends_neither_on_padding_nor_on_the_batch",
+            "tests/test_reward_model.py::test_an_empty_response_has_the_score_of_its_query",
+            "tests/test_reward_model.py::test_a_score_has_the_gradient_of_its_text",
             "tests/test_train_t5.py::test_scores_are_read_at_the_last_token_whichever_side_is_padded",
         ),
         points=2,
@@ -283,7 +283,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="pairwise-loss",
         functions=("train_rm:contrastive_loss",),
-        read="docs/lecture.md, 2; pair_scores in nanorlhf/reward.py",
+        read="docs/lecture.md, 2; pair_scores in nanorlhf/reward_model.py",
         hint="torch.nn.functional.logsigmoid stays finite when log(sigmoid(x)) doesn't. The statistics need no "
         "gradient.",
         tests=("tests/test_train_rm.py::test_the_loss_of_five_pairs_typed_by_hand",),
@@ -293,7 +293,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="regression-loss",
         functions=("train_rm:regression_loss",),
-        read="docs/stackoverflow.md; response_scores in nanorlhf/reward.py",
+        read="docs/stackoverflow.md; response_scores in nanorlhf/reward_model.py",
         hint="Two signs agree if both scores are at least 0 or both are below 0. The statistics need no gradient.",
         tests=("tests/test_regression.py::test_the_loss_of_three_scores_typed_by_hand",),
         points=1,

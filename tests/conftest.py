@@ -40,9 +40,9 @@ import train_sft
 from data import tiny
 from nanorlhf.config import GPTConfig
 from nanorlhf.model import GPT
-from tests.browser import AXE, Browser
-from tests.made_once import made_once
-from tests.miniature_rlcf import one_update, plugin, rlcf, usual_update  # noqa: F401  fixtures
+from tests.helpers.browser import AXE, Browser
+from tests.helpers.miniature_rlcf import one_update, plugin, rlcf, usual_update  # noqa: F401  fixtures
+from tests.helpers.shared_directories import made_once
 
 # the same examples each time, so that a failure comes from the change; `pytest --hypothesis-profile explore` draws new
 # ones. HYPOTHESIS_PROFILE=unshrunk stops at the first failure, because shrinking takes 60 times as long. No deadline:

@@ -11,7 +11,7 @@ from nanorlhf.dataset import Demonstration
 from nanorlhf.generate import generate
 from nanorlhf.logprobs import read_logprobs, read_values, response_values
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.reward import end_scores
+from nanorlhf.reward_model import end_scores
 from tests.conftest import TINY
 
 EOS, PAD, T = 1, 99, 6

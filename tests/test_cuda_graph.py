@@ -17,7 +17,7 @@ from nanorlhf.padding import left_pad
 from nanorlhf.peft import tune
 from nanorlhf.t5 import T5Config
 from tests.conftest import GPU, TINY
-from tests.pretend_gpu import PretendGPU
+from tests.helpers.pretend_gpu import PretendGPU
 from tests.test_generate import EOS, PAD, QUERIES, rows_that_end_early
 
 

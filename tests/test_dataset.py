@@ -23,7 +23,7 @@ from nanorlhf.dataset import (
 )
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.rows import read_jsonl
+from tests.helpers.jsonl import read_jsonl
 
 TOKENIZER = train_tokenizer(["TL;DR: my cat sat on the mat"], 280)
 DEMONSTRATION = {"query": "TL;DR:", "response": "my cat", "meta": {"id": 7}}

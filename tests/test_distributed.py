@@ -26,13 +26,13 @@ from nanorlhf.errors import InputError
 from nanorlhf.training.resume import damage, states
 from nanorlhf.training.run import TIME_METRICS
 from nanorlhf.training.run_directory import kept_checkpoints
-from tests import two_processes
 from tests.conftest import GPU, ROOT, UNCLIPPED, read_metrics, weights
+from tests.helpers import two_processes
+from tests.helpers.two_processes import on_processes, run_all, run_tests
 from tests.test_moving import SOFT
 from tests.test_regression import scored  # noqa: F401  a fixture
 from tests.test_train_grpo import grpo_args
 from tests.test_train_ppo import policy_that_stops
-from tests.two_processes import on_processes, run_all, run_tests
 
 SETTINGS = (
     "data", "out", "sft", "reward_model", "device", "batch_size", "micro_batch_size", "num_minibatches", "num_epochs",
@@ -281,7 +281,7 @@ def program(path, started, *command):
 def job(tmp_path):
     """Start two processes that exchange tensors until the file `break` exists."""
     file = tmp_path / "break"
-    with program(file, tmp_path / "started", *TORCHRUN, "-m", "tests.exchange", str(file)) as process:
+    with program(file, tmp_path / "started", *TORCHRUN, "-m", "tests.helpers.small_job", str(file)) as process:
         yield process, file
 
 
@@ -340,7 +340,7 @@ def test_torchrun_killed_with_sigkill_leaves_no_orphan(job):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in vars(two_processes) if name.startswith("test_")])
 def test_two_processes_agree(name, tmp_path):
-    """Runs the assertions of tests/two_processes.py on both ranks."""
+    """Runs the assertions of tests/helpers/two_processes.py on both ranks."""
     on_processes(run_tests, [name], tmp_path)
 
 
@@ -356,7 +356,7 @@ def test_collectives_and_sharded_steps_on_any_device(number, device, tmp_path):
     """Tests Gloo or NCCL; FSDP2 also in a group of one."""
     names = [
         "check_collectives", "test_sharded_steps_equal_unsharded_ones",
-        "test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit",
+        "test_a_state_resumes_bit_for_bit_if_it_stays_sharded",
     ]  # fmt: skip
     on_processes(run_tests, names, tmp_path, number, device)
 
@@ -366,7 +366,7 @@ def test_shards_within_a_node_and_copies_across(tmp_path):
     """Four processes as two nodes, a 2 x 2 mesh: gradients, states and a bad gradient are as with one copy."""
     names = [
         "check_that_each_node_has_all_rows", "check_gradients",
-        "test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit",
+        "test_a_state_resumes_bit_for_bit_if_it_stays_sharded",
         "test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all",
     ]  # fmt: skip
     on_processes(run_tests, names, tmp_path, number=4, per_node=2)

@@ -36,7 +36,7 @@ from nanorlhf.report.reward_model_report import accuracy_lines
 from nanorlhf.report.summary_report import cells, overview, shift_lines
 from nanorlhf.report.summary_report import page as page_of
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.rows import read_jsonl
+from tests.helpers.jsonl import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 KEYS = {

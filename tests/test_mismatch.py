@@ -19,7 +19,7 @@ from nanorlhf.training import checks, sampler
 from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import GPU, TINY, interrupt_at, read_metrics, weights
-from tests.miniature_rlcf import Spy
+from tests.helpers.miniature_rlcf import Spy
 from tests.test_train_grpo import grpo_args
 from tests.test_train_ppo import miniature, spy_on  # noqa: F401  its policy sometimes samples EOS
 

@@ -15,7 +15,7 @@ from nanorlhf.padding import left_pad
 from nanorlhf.ppo import policy_loss, value_loss, whiten
 from nanorlhf.training.settings import RunArgs
 from tests.conftest import TINY
-from tests.pretend_gpu import PretendMPS
+from tests.helpers.pretend_gpu import PretendMPS
 from tests.test_generate import EOS, PAD, QUERIES
 
 T = 12

@@ -27,7 +27,7 @@ from nanorlhf.dataset import Comparison, Demonstration, batch_indices
 from nanorlhf.generate import generate
 from nanorlhf.logprobs import read_logprobs, read_values, response_logprobs, response_values
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.reward import end_scores
+from nanorlhf.reward_model import end_scores
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.optimizer import lr_factor
 from train_rm import contrastive_loss, normalise

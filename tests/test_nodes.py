@@ -22,9 +22,9 @@ from nanorlhf import dataset, distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import ROOT, UNCLIPPED, interrupt_at, read_metrics, weights
+from tests.helpers.two_processes import on_processes, run_all
 from tests.test_distributed import TIMED, find_processes, make_flags, needs_proc, wait_until, worker
 from tests.test_train_ppo import miniature  # noqa: F401  its policy sometimes samples EOS
-from tests.two_processes import on_processes, run_all
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def exchanging_nodes(directory):
     torchrun doesn't kill a process whose peer on another node died, so the grace period is pure waiting.
     """
     file = directory / "break"
-    with two_nodes(directory, file, "-m", "tests.exchange", str(file), "1", "1.0") as (agents, logs):
+    with two_nodes(directory, file, "-m", "tests.helpers.small_job", str(file), "1", "1.0") as (agents, logs):
         wait_until((directory / "started").exists, 600)
         yield file, agents, logs
 
@@ -93,7 +93,7 @@ def nodes(miniature, tmp_path_factory):  # noqa: F811
         train_ppo.main(replace(stages["ppo"][1], out=root / "ppo_two"))
     file = root / "commands.json"
     file.write_text(json.dumps(commands))
-    with two_nodes(root, file, "-m", "tests.in_turn", str(file)) as (agents, logs):
+    with two_nodes(root, file, "-m", "tests.helpers.programs_in_turn", str(file)) as (agents, logs):
         codes = [agent.wait(900) for agent in agents]
     texts = [log.read_text() for log in logs]
     assert codes == [0, 0], texts

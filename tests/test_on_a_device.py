@@ -28,9 +28,9 @@ import train_sft
 from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.rlcf import train_baselines, train_discriminator
 from tests.conftest import GPU, TEST_DEVICE, interrupt_at, read_metrics
-from tests.made_once import made_once
+from tests.helpers.shared_directories import made_once
+from tests.helpers.two_processes import on_processes
 from tests.test_distributed import TWO_GPUS
-from tests.two_processes import on_processes
 from tools import fuzz
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]

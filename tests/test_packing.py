@@ -12,7 +12,7 @@ from nanorlhf.generate import generate
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.packing import Bounds, Packing, attend_by_row, attend_packed, can_pack
-from nanorlhf.reward import end_scores
+from nanorlhf.reward_model import end_scores
 from tests.conftest import GPU
 from tests.test_model import CONFIGS, add_lora, make_model
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from nanorlhf.dataset import Comparison
 from nanorlhf.dpo import pair_logprobs
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.reward import pair_scores
+from nanorlhf.reward_model import pair_scores
 from tests.test_model import CONFIGS, make_model
 
 PAD = 40

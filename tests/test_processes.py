@@ -24,10 +24,10 @@ from nanorlhf.cli import command_line
 from nanorlhf.errors import InputError
 from nanorlhf.training.resume import damage, states
 from tests.conftest import ROOT, read_metrics, run_program
-from tests.exchange import exchange
-from tests.rank_errors import write_outcomes
+from tests.helpers.rank_errors import write_outcomes
+from tests.helpers.small_job import exchange
+from tests.helpers.two_processes import start
 from tests.test_distributed import TIMED, TORCHRUN, make_flags, wait_until
-from tests.two_processes import start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks after PyTorch is imported")
 
@@ -111,7 +111,7 @@ def test_bad_input_is_one_sentence_of_one_process(miniature, tmp_path, flags, se
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory) -> dict[str, tuple[int, str]]:
-    """Return the exit code and stderr of each case in tests/rank_errors.py."""
+    """Return the exit code and stderr of each case in tests/helpers/rank_errors.py."""
     path = tmp_path_factory.mktemp("outcomes")
     process = start(path / "log", write_outcomes, path / "outcomes.json")
     process.join(120)

@@ -14,7 +14,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.generate import sample_answers
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
-from tests.published import SHAPES, publish
+from tests.helpers.published_tokenizers import SHAPES, publish
 
 
 @pytest.fixture(params=SHAPES)

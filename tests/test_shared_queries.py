@@ -14,7 +14,7 @@ from nanorlhf.generate import generate
 from nanorlhf.logprobs import read_logprobs, response_logprobs
 from nanorlhf.model import GPT, ScalarModel, Transformer
 from nanorlhf.peft import tune
-from nanorlhf.reward import RewardModel, end_scores, pair_scores
+from nanorlhf.reward_model import RewardModel, end_scores, pair_scores
 from nanorlhf.shared_queries import Groups, find_groups
 from tests.conftest import TINY
 from tests.test_model import CONFIGS, add_lora, make_model

@@ -17,9 +17,9 @@ from nanorlhf.config import GPTConfig
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import load_tokenizer
-from tests.chats import chat_tokenizer
 from tests.conftest import read_metrics
-from tests.made_once import made_once
+from tests.helpers.chat_templates import chat_tokenizer
+from tests.helpers.shared_directories import made_once
 
 LENGTHS = {"max_query_length": 64, "max_response_length": 12}
 REPLIES = ("it is a cat.", "no")

@@ -30,7 +30,7 @@ from nanorlhf.training.resume import states
 from nanorlhf.training.run import TIME_METRICS
 from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import ROOT, UNCLIPPED, interrupt_at, read_metrics, weights
-from tests.miniature_rlcf import Spy
+from tests.helpers.miniature_rlcf import Spy
 from tests.test_train_ppo import policy_that_stops
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 

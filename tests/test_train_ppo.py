@@ -23,7 +23,7 @@ from nanorlhf.training import optimizer, sampler, update_metrics
 from nanorlhf.training.run import TIME_METRICS
 from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import GPU, TINY, UNCLIPPED, interrupt_at, read_metrics
-from tests.miniature_rlcf import Spy
+from tests.helpers.miniature_rlcf import Spy
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 from train_ppo import response_logprobs, response_values
 

@@ -18,8 +18,8 @@ from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training.run import TIME_METRICS
 from nanorlhf.training.settings import AdamSettings
 from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, weights
-from tests.miniature_rlcf import Rollout, T, whole_programs
-from tests.two_processes import on_processes, run_all
+from tests.helpers.miniature_rlcf import Rollout, T, whole_programs
+from tests.helpers.two_processes import on_processes, run_all
 
 
 def comparisons(where, rollout: Rollout) -> list[float]:

@@ -24,7 +24,7 @@ from nanorlhf.model import GPT
 from nanorlhf.padding import right_pad
 from nanorlhf.peft import LoRALinear, merge, tune
 from nanorlhf.pretrained.adapters import save_updates
-from nanorlhf.reward import pair_scores, response_scores
+from nanorlhf.reward_model import pair_scores, response_scores
 from nanorlhf.rlcf import train_baselines, train_discriminator
 from nanorlhf.t5 import DecoderBlock, EncoderDecoder, T5Config
 from nanorlhf.tokenizer import load_tokenizer

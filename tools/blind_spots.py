@@ -20,7 +20,7 @@ from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import Demonstration
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import micro_batches
-from nanorlhf.reward import response_scores
+from nanorlhf.reward_model import response_scores
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
 

@@ -43,8 +43,8 @@ STAGES = {  # module or module:function -> stages that show its bugs; default: P
     "nanorlhf.training.optimizer:lr_factor": ("sft",),  # PPO has no warm-up
     "train_rm": ("rm",),
     "nanorlhf.model:ScalarModel.forward": ("rm", "ppo"),
-    "nanorlhf.reward:end_scores": ("rm", "ppo"),
-    "nanorlhf.reward:end_index": ("rm", "ppo"),
+    "nanorlhf.reward_model:end_scores": ("rm", "ppo"),
+    "nanorlhf.reward_model:end_index": ("rm", "ppo"),
     "nanorlhf.dpo": ("dpo",),
     "train_dpo": ("dpo",),
     "train_grpo": ("grpo",),

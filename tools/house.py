@@ -14,7 +14,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-from tools import floors
+from tools import import_order
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("nanorlhf", "kernels", "data")
@@ -147,7 +147,7 @@ def long_functions(tree: ast.Module, limit: int = 60) -> int:
 
 def totals(root: Path) -> dict[str, str]:
     """Count over the whole tree: what scripts load; and, without tests, long files, long functions, hidden tuples."""
-    files = [file for name, file in floors.modules(root).items() if name.partition(".")[0] != "tests"]
+    files = [file for name, file in import_order.modules(root).items() if name.partition(".")[0] != "tests"]
     trees = [ast.parse(file.read_text()) for file in files]
     counted = {}
     for script in ("train_ppo", "eval"):
@@ -158,7 +158,7 @@ def totals(root: Path) -> dict[str, str]:
         "files over 450 lines": str(long_files),
         "functions over 60 lines": str(sum(map(long_functions, trees))),
         "tuples that hide a signature": str(sum(map(hidden_signatures, trees))),
-        "imports against the order": str(len([*floors.upward(root)])),
+        "imports against the order": str(len([*import_order.upward(root)])),
     }
 
 

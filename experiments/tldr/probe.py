@@ -32,7 +32,7 @@ from nanorlhf.dpo import pair_logprobs
 from nanorlhf.files import check_out
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import micro_batches, right_pad
-from nanorlhf.reward import pair_scores
+from nanorlhf.reward_model import pair_scores
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 from nanorlhf.training.run import write_json
 

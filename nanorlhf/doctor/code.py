@@ -21,7 +21,7 @@ from nanorlhf.rules.finding import Finding, nearest_first
 ROOT = Path(__file__).resolve().parents[2]
 EXAMINED = ("train_*.py", "eval.py", "nanorlhf", "kernels", "data")
 """the scripts and packages that are examined"""
-PROCESSES = (("model_checks", "rollout_checks", "run_checks"), ("update_checks", "stage_checks", "family_checks"))
+PROCESSES = (("model_checks", "rollout_checks", "whole_run_checks"), ("update_checks", "stage_checks", "family_checks"))
 """modules with checks; each tuple runs in one process"""
 
 

@@ -78,7 +78,10 @@ def readings(cases: Cases) -> Iterator[Finding]:
         "values": "A value must be read at the position before its token, in the same left-padded row.",
         "scores": "A score is the output at the last token, EOS, and depends on neither padding nor later tokens.",
     }
-    where = {"values": "nanorlhf/logprobs.py (response_values)", "scores": "nanorlhf/reward.py (end_scores, end_index)"}
+    where = {
+        "values": "nanorlhf/logprobs.py (response_values)",
+        "scores": "nanorlhf/reward_model.py (end_scores, end_index)",
+    }
     for name, gap in gaps.items():
         if not gap < 1e-3:
             yield Finding(
@@ -144,8 +147,8 @@ def rule_inputs(cases: Cases) -> Iterator[Finding]:
         "seldom": "A response was replaced but kept the old score, or the other way round.",
     }
     where = {
-        "score": "nanorlhf/rewards/rule.py (Rule._score)",
-        "truth": "nanorlhf/batch.py (Batch.__getitem__, read) and nanorlhf/rewards/rule.py (Rule._score)",
+        "score": "nanorlhf/rewards/function_reward.py (FunctionReward._score)",
+        "truth": "nanorlhf/batch.py (Batch.__getitem__, read), nanorlhf/rewards/function_reward.py (_score)",
         "seldom": "nanorlhf/grpo.py (refill) and nanorlhf/batch.py (Batch.replace)",
     }
     for name, (script, settings, rule) in runs.items():
@@ -179,7 +182,7 @@ def token_rewards(cases: Cases) -> Iterator[Finding]:
             f"{moved[row, t]:.3g}.",
             means="The reward of a token belongs to the state in which the token was chosen. One position later it is "
             "credited to the next token; after the end it is lost.",
-            where=f"{SCRIPT} and nanorlhf/rewards/rule.py (as_scores)",
+            where=f"{SCRIPT} and nanorlhf/rewards/function_reward.py (as_scores)",
         )
 
 

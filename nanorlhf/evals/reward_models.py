@@ -49,7 +49,7 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.progress import Progress
 from nanorlhf.report import reward_model_report
-from nanorlhf.reward import pair_scores, response_scores
+from nanorlhf.reward_model import pair_scores, response_scores
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.supervised import autocast
 

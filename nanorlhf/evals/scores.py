@@ -15,7 +15,7 @@ from nanorlhf.metrics import compare
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.ppo import eos_masks
-from nanorlhf.reward import end_scores, response_scores
+from nanorlhf.reward_model import end_scores, response_scores
 from nanorlhf.rewards.gold import Gold
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.supervised import autocast

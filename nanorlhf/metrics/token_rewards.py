@@ -13,7 +13,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.logprobs import response_logprobs, response_values
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.ppo import eos_masks
-from nanorlhf.reward import before_skipped
+from nanorlhf.reward_model import before_skipped
 from nanorlhf.tokenizer import Tokenizer, token_bytes
 from nanorlhf.training.run_directory import read_metrics, read_settings
 

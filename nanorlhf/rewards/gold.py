@@ -14,7 +14,7 @@ from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, micro_batches, right_pad
-from nanorlhf.reward import end_scores
+from nanorlhf.reward_model import end_scores
 from nanorlhf.rewards.function import load_function, score_response
 from nanorlhf.rewards.weighted_sum import is_function
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary

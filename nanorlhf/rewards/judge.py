@@ -22,10 +22,10 @@ from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, open_regular
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.reward import Scores
+from nanorlhf.reward_model import Scores
 from nanorlhf.rewards.endpoint import Endpoint, ask_all, completions_url, key_from
 from nanorlhf.rewards.function import Value
-from nanorlhf.rewards.rule import as_scores
+from nanorlhf.rewards.function_reward import as_scores
 from nanorlhf.rewards.toml_file import read_toml
 from nanorlhf.tokenizer import Tokenizer
 

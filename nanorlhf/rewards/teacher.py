@@ -8,7 +8,7 @@ from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.logprobs import read_logprobs, response_logprobs
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.reward import Scores
+from nanorlhf.reward_model import Scores
 from nanorlhf.tokenizer import Tokenizer
 
 

@@ -21,9 +21,9 @@ from nanorlhf.batch import Batch
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.reward import Scores
+from nanorlhf.reward_model import Scores
 from nanorlhf.rewards.function import Value
-from nanorlhf.rewards.rule import as_scores
+from nanorlhf.rewards.function_reward import as_scores
 from nanorlhf.rewards.toml_file import read_toml
 from nanorlhf.sandbox.execution import REASONS, Program, Verdict, isolation, make_program, run_programs
 from nanorlhf.tokenizer import Tokenizer

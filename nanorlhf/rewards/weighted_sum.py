@@ -11,7 +11,7 @@ from nanorlhf.batch import Batch
 from nanorlhf.dataset import Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.reward import Ensemble, RewardModel, Scores
+from nanorlhf.reward_model import Ensemble, RewardModel, Scores
 from nanorlhf.tokenizer import Tokenizer
 
 Kind = Literal["function", "teacher", "exact_teacher", "judge", "tests", "model"]
@@ -161,9 +161,9 @@ def load_rewards(
     for item in sources:
         kind, path = parse(item)
         if kind == "function":
-            from nanorlhf.rewards.rule import Rule  # imported only if needed
+            from nanorlhf.rewards.function_reward import FunctionReward  # imported only if needed
 
-            rules.append(Rule(path, tokenizer, size, (row.record for row in rows), workers))
+            rules.append(FunctionReward(path, tokenizer, size, (row.record for row in rows), workers))
             rewards.append(rules[-1])
         elif kind in ("teacher", "exact_teacher"):
             from nanorlhf.rewards.teacher import Teacher

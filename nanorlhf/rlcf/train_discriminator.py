@@ -53,7 +53,7 @@ from nanorlhf.rlcf.discriminator import Discriminator, discriminator_from_encode
 from nanorlhf.rlcf.feedback import check_responses, training_compiler
 from nanorlhf.rlcf.transformations import rename_variables
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
-from nanorlhf.training.inputs import digest_inputs
+from nanorlhf.training.input_digests import digest_inputs
 from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor
 from nanorlhf.training.resume import changes, fitting
 from nanorlhf.training.run import SAMPLING, Run, begin

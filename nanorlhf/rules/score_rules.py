@@ -51,7 +51,7 @@ def identical_responses(record: Record) -> Finding | None:
         "entropy.",
         means="The responses to a query are copies: their random numbers are shared, as with one seed per request. Or "
         "the reward reads only the query.",
-        where="the generator and the uniform random numbers in train_grpo.py, the seeds in nanorlhf/training/engine.py",
+        where="the generator and the uniform random numbers in train_grpo.py, the seeds in training/engine_client.py",
     )
 
 
@@ -86,7 +86,7 @@ def score_flat(record: Record) -> Finding | None:
         means="The policy doesn't learn from the score: its sign is wrong, it is added at a masked position or read "
         "before the response, or the KL penalty has the wrong sign. Or the steps are too large, in particular without "
         "a KL penalty; or the initial policy solves too few problems for a reward of 0 or 1.",
-        where="the rewards in train_ppo.py, end_scores in nanorlhf/reward.py, score_index in nanorlhf/batch.py",
+        where="the rewards in train_ppo.py, end_scores in nanorlhf/reward_model.py, score_index in nanorlhf/batch.py",
     )
 
 
@@ -200,7 +200,7 @@ def start_score(record: Record, reward_model: Record) -> Finding | None:
         f"model was shifted by {shift:.3g}; the standard deviation is {std:.3g}).",
         means="The scores differ from the trained reward model's: its normalisation is lost (the bias is saved but "
         "never subtracted), or they are read at another token, with another padding side or template.",
-        where="ScalarModel.forward in nanorlhf/model.py, normalise in train_rm.py, end_scores in nanorlhf/reward.py",
+        where="ScalarModel.forward in nanorlhf/model.py, end_scores in nanorlhf/reward_model.py, train_rm.py",
     )
 
 

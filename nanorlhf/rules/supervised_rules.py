@@ -69,7 +69,7 @@ def at_chance(record: Record) -> Finding | None:
         seen=f"The model ranks {accuracy:.1%} of {count:g} validation pairs correctly.",
         means="The model can't tell chosen from rejected responses: their scores are read at the wrong token, the "
         "pairs are mixed up, or the learning rate is wrong.",
-        where="the loss in the training script, end_scores in nanorlhf/reward.py, and --lr",
+        where="the loss in the training script, end_scores in nanorlhf/reward_model.py, and --lr",
     )
 
 
@@ -83,7 +83,7 @@ def padding_difference(record: Record) -> Finding | None:
         seen=f"The scores of demonstrations change by {rows[-1]['padding_difference']:.2g} when they are padded on the "
         f"left, as in PPO, instead of on the right (standard deviation {rows[-1]['reward_std']:.2g}).",
         means="Scores depend on padding: the mask, the position ids, or the token at which the score is read.",
-        where="end_index in nanorlhf/reward.py, attention_mask and position_ids in nanorlhf/masks.py",
+        where="end_index in nanorlhf/reward_model.py, attention_mask and position_ids in nanorlhf/masks.py",
     )
 
 

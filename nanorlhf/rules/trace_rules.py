@@ -197,7 +197,7 @@ def score_at_the_end(trace: Traced) -> Finding | None:
         seen=f"Before any step the score of a finished response and its value after EOS differ by {difference:.2g}.",
         means="The value model is still a copy of the reward model, so both must be the same output at the same token. "
         "One of them is read elsewhere: in the query, before EOS, over all tokens, or one position off.",
-        where="end_scores and end_index in nanorlhf/reward.py, response_values in nanorlhf/logprobs.py",
+        where="end_scores and end_index in nanorlhf/reward_model.py, response_values in nanorlhf/logprobs.py",
     )
 
 
@@ -241,7 +241,7 @@ def reward_positions(trace: Traced) -> Finding | None:
         seen="The rewards of each traced response have the right sum, but single tokens are up to "
         f"{difference:.3g} off their KL penalty plus their own reward.",
         means="The reward of a token is added at another token, such as the next one.",
-        where="the rewards in train_ppo.py, and as_scores in nanorlhf/rewards/rule.py",
+        where="the rewards in train_ppo.py, and as_scores in nanorlhf/rewards/function_reward.py",
     )
 
 

@@ -113,7 +113,7 @@ class Inputs:
 
 def main(args: Args) -> dict:
     inputs = load(args)
-    from nanorlhf.selfrank.overlap import meteor_matching  # imports NLTK and SciPy, a second, only needed here
+    from nanorlhf.selfrank.reply_overlap import meteor_matching  # imports NLTK and SciPy, a second, only needed here
 
     figure = drawn = None
     if args.encoder:
@@ -219,7 +219,7 @@ def replies(path: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 def measure(query: Tensor, response: Tensor, inputs: Inputs) -> tuple[list[str], dict[str, np.ndarray]]:
     """Return the replies' texts and every metric, (questions, 1)."""
-    from nanorlhf.selfrank.overlap import bleu4, google_bleu, meteor, squad_scores
+    from nanorlhf.selfrank.reply_overlap import bleu4, google_bleu, meteor, squad_scores
 
     args, tokenizer, references = inputs.args, inputs.tokenizer, inputs.references
     texts = [tokenizer.decode(ids) for ids in response.tolist()]

@@ -24,7 +24,7 @@ from nanorlhf.metrics.intervals import bootstrap_interval, percentile_interval
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.progress import Progress
-from nanorlhf.reward import pair_scores
+from nanorlhf.reward_model import pair_scores
 from nanorlhf.rewards.gold import Gold
 from nanorlhf.selfrank.cluster_figure import cluster_figure
 from nanorlhf.selfrank.ranked import Ranked

@@ -30,7 +30,7 @@ from nanorlhf.pretrained.weight_files import load_pickle
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.settings import RunArgs
 
-# the files that a run reads: setting -> file name within it -> path and SHA-256 of the content (inputs.py)
+# the files that a run reads: setting -> file name within it -> path and SHA-256 of the content (input_digests.py)
 Inputs = dict[str, dict[str, tuple[str, str]]]
 FORMAT = 3  # of a state; other formats are refused
 # Settings that may differ on --resume; changing any other would make it a different run. Those in the "device" line

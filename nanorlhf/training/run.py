@@ -38,7 +38,7 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge
 from nanorlhf.progress import Progress
 from nanorlhf.tokenizer import Tokenizer
-from nanorlhf.training.inputs import digest_inputs
+from nanorlhf.training.input_digests import digest_inputs
 from nanorlhf.training.resume import as_saved, fitting, forget, keep_last, load_state, save_state, states
 from nanorlhf.training.run_directory import (
     CHECKPOINTS,

@@ -20,7 +20,7 @@ from nanorlhf.training.run import write_checkpoint
 from nanorlhf.training.settings import RewardArgs
 
 if TYPE_CHECKING:
-    from nanorlhf.training.engine import Engine
+    from nanorlhf.training.engine_client import Engine
 
 TIS_CLIP = 2.0  # largest importance weight of --sampler.correction tis: Yao et al. 2025
 MASKED = {"icepop": (0.5, 5.0), "sequence_mis": (0.0, TIS_CLIP)}  # weights that are kept; IcePop: Ling Team 2025
@@ -44,7 +44,7 @@ class Sampler:
         self.synced_at: int | None = None  # the last update at which this process sent parameters to the engine
         self.is_fresh = False  # whether it has the policy's parameters of this update
         if self.settings.url is not None:
-            from nanorlhf.training.engine import Engine  # optional: most runs sample here
+            from nanorlhf.training.engine_client import Engine  # optional: most runs sample here
 
             self.engine = Engine(self.settings.url)
         elif self.settings.sync_every > 1:

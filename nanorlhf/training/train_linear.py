@@ -25,7 +25,7 @@ from nanorlhf.files import check_out, to_json, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.progress import Progress
-from nanorlhf.reward import response_scores
+from nanorlhf.reward_model import response_scores
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.supervised import check_length
 

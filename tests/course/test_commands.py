@@ -14,7 +14,7 @@ from course.exercises import EXERCISES, chosen
 from course.grader import whole_class
 from course.grader.worker import Outcome
 from nanorlhf.cli import run_module
-from tests.page_commands import ROOT, parse_settings, read_page
+from tests.helpers.page_commands import ROOT, parse_settings, read_page
 
 PAGE = read_page("course/README.md", (ROOT / "course" / "README.md").read_text())
 

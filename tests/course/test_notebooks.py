@@ -11,7 +11,7 @@ import pytest
 
 import train_ppo
 from course.notebook import STAGES, play
-from tests.page_commands import Command, parse_settings
+from tests.helpers.page_commands import Command, parse_settings
 from tools.notebooks import PAGES, ROOT, notebook, section
 from tools.repository import GITHUB, repository
 

@@ -8,7 +8,7 @@ import pytest
 from course.copies import ROOT
 from course.sessions import SESSIONS
 from course.slides import DECKS, make_page, read_slides, write_slides
-from tests.browser import MISFITS
+from tests.helpers.browser import MISFITS
 
 DECK_FILES = sorted(DECKS.glob("*.md"))
 

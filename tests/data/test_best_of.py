@@ -15,7 +15,7 @@ from nanorlhf.generate import sample_answers
 from nanorlhf.padding import micro_batches
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import interrupt_at
-from tests.rows import read_jsonl
+from tests.helpers.jsonl import read_jsonl
 from tests.test_train_ppo import policy_that_stops
 
 FIELDS = {"query": str, "response": str, "meta": dict}

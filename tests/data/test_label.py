@@ -11,7 +11,7 @@ from data.label import Args
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.stackoverflow.labels import load_labels
-from tests.rows import read_jsonl
+from tests.helpers.jsonl import read_jsonl
 
 
 def rows(num_questions=3, n=2):

@@ -13,7 +13,7 @@ from nanorlhf.cli import run_module
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.agreement import load_rankings
-from tests.rows import read_jsonl
+from tests.helpers.jsonl import read_jsonl
 
 
 def row(number: int, num_answers: int = 7) -> dict:

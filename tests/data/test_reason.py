@@ -13,8 +13,8 @@ from data import chat, reason
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.rewards.function import Responses, RewardFunction
-from tests.chats import chat_tokenizer
 from tests.conftest import ROOT
+from tests.helpers.chat_templates import chat_tokenizer
 
 SOLVED = f"{ROOT / 'data' / 'reason.py'}:solved"
 

@@ -12,8 +12,8 @@ from data import rewardbench
 from nanorlhf.dataset import load_comparisons
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.chats import chat_tokenizer
 from tests.data.rows import read
+from tests.helpers.chat_templates import chat_tokenizer
 
 PAIR = {
     "prompt": "my cat sat?", "chosen": "it is a cat.", "chosen_model": "a", "rejected": "no.", "rejected_model": "b",

@@ -9,7 +9,7 @@ import pytest
 from data import dialogue, town
 from data.town import Args, gold_score, parse_query
 from nanorlhf.errors import InputError
-from tests.rows import read_jsonl
+from tests.helpers.jsonl import read_jsonl
 
 
 @pytest.fixture(scope="module")

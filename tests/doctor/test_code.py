@@ -15,7 +15,15 @@ import train_ppo
 from course.bugs import BUGS, Bug, bug_named
 from course.copies import source_path
 from course.edit import replaced
-from nanorlhf.doctor import code, family_checks, model_checks, rollout_checks, run_checks, stage_checks, update_checks
+from nanorlhf.doctor import (
+    code,
+    family_checks,
+    model_checks,
+    rollout_checks,
+    stage_checks,
+    update_checks,
+    whole_run_checks,
+)
 from nanorlhf.doctor.__main__ import Args, Code, main
 from nanorlhf.doctor.cases import CannotCheckError, Cases, replaced_logprobs
 from nanorlhf.doctor.world import World, make_world
@@ -26,7 +34,7 @@ from tests.doctor.planted import PLANTED, Planted
 from tools.changes import CHANGES
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = (model_checks, rollout_checks, update_checks, stage_checks, run_checks, family_checks)
+MODULES = (model_checks, rollout_checks, update_checks, stage_checks, whole_run_checks, family_checks)
 CHECKS = {check.__name__: check for module in MODULES for check in module.CHECKS}
 # bug -> a check that finds it
 FOUND_BY = {
@@ -169,8 +177,8 @@ def test_a_course_bug_is_found(bug, plant, world):
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
 def test_a_silent_bug_is_found(bug, plant, world, monkeypatch):
     script = bug.where.partition(":")[0]
-    script = script if script in run_checks.TWO_EPOCHS else "train_sft"  # other modules affect every script
-    monkeypatch.setattr(run_checks, "TWO_EPOCHS", {script: run_checks.TWO_EPOCHS[script]})
+    script = script if script in whole_run_checks.TWO_EPOCHS else "train_sft"  # other modules affect every script
+    monkeypatch.setattr(whole_run_checks, "TWO_EPOCHS", {script: whole_run_checks.TWO_EPOCHS[script]})
     plant(bug)
     assert next(CHECKS[bug.check](Cases(world)))
 
@@ -215,7 +223,7 @@ def test_a_modified_tree_is_examined_in_separate_processes(tmp_path, monkeypatch
     assert sorted(name for names in code.PROCESSES for name in names) == sorted(
         m.__name__.rpartition(".")[2] for m in MODULES
     )
-    monkeypatch.setattr(code, "PROCESSES", (("run_checks",), ("family_checks",)))
+    monkeypatch.setattr(code, "PROCESSES", (("whole_run_checks",), ("family_checks",)))
     bug = bug_named("ranks-overlap")
     module = tmp_path / "nanorlhf/distributed.py"
     module.parent.mkdir()

@@ -21,7 +21,7 @@ from nanorlhf.report.reward_model_report import sections
 from nanorlhf.tokenizer import load_tokenizer
 from tests.evals.test_judge import fine, serve  # noqa: F401  (serve is a fixture)
 from tests.evals.test_judged_summaries import by_length
-from tests.rows import read_jsonl
+from tests.helpers.jsonl import read_jsonl
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from nanorlhf.metrics.length_control import length_controlled_win_rate
 from nanorlhf.report.summary_report import overview
 from nanorlhf.tokenizer import load_tokenizer
 from tests.evals.test_judge import chat, reply, serve  # noqa: F401  (serve is a fixture)
-from tests.rows import read_jsonl
+from tests.helpers.jsonl import read_jsonl
 
 SUMMARIES = re.compile(r"### Summary A:\n(.*)\n\n### Summary B:\n(.*)\n\n### Instructions", re.S)
 

@@ -27,7 +27,7 @@ from experiments.compare.report import (
 )
 from experiments.compare.runs import Compare
 from nanorlhf.errors import InputError
-from tests.page_commands import experiment_runs, parse_settings
+from tests.helpers.page_commands import experiment_runs, parse_settings
 
 BATCH = 8
 

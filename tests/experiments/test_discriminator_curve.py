@@ -11,7 +11,7 @@ from experiments.programs.learning_curve import Args, curves_of, main, table
 from experiments.programs.runs import Discriminators, discriminators
 from nanorlhf.errors import InputError
 from nanorlhf.rlcf import train_discriminator
-from tests.page_commands import Command, parse_settings
+from tests.helpers.page_commands import Command, parse_settings
 
 
 def write_run(directory: Path, steps: list[tuple[str, float | None]], accuracy: float) -> None:

@@ -14,7 +14,7 @@ from experiments.lab.report import Args, dial_figure, main, make_table, read_set
 from experiments.lab.runs import BASE, Lab, labels
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.pair_accuracy import accuracy_table, calibration, deciders
-from tests.page_commands import Command, experiment_runs, parse_settings
+from tests.helpers.page_commands import Command, experiment_runs, parse_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,9 +18,9 @@ from nanorlhf.checkpoint import load_scalar
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.recipes import recipes
-from nanorlhf.reward import response_scores
+from nanorlhf.reward_model import response_scores
 from nanorlhf.tokenizer import load_tokenizer
-from tests.made_once import made_once
+from tests.helpers.shared_directories import made_once
 
 ENTRIES = Path(__file__).resolve().parents[2] / "experiments/leaderboard/entries"
 IMPORTS = "import os, time, torch\n"

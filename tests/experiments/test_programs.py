@@ -13,7 +13,7 @@ from experiments.programs.runs import ARMS, Programs, programs
 from experiments.tables import by_policy_and_seed
 from nanorlhf.errors import InputError
 from tests.conftest import ROOT
-from tests.page_commands import Command, parse_settings
+from tests.helpers.page_commands import Command, parse_settings
 
 PASSED = {"1": {"sft": 0.2, "tests": 0.7, "checks": 0.5}, "2": {"sft": 0.1, "tests": 0.9, "checks": 0.6}}
 

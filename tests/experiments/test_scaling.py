@@ -35,7 +35,7 @@ from experiments.scaling.report import (
 from experiments.scaling.runs import Scaling
 from experiments.tables import csv_text
 from nanorlhf.errors import InputError
-from tests.page_commands import Command, parse_settings
+from tests.helpers.page_commands import Command, parse_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (1, 2, 3)

@@ -32,10 +32,10 @@ from experiments.tldr.runs import EXPLANATIONS, Tldr, tldr
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.errors import InputError
-from nanorlhf.reward import response_scores
+from nanorlhf.reward_model import response_scores
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import ROOT
-from tests.page_commands import Command, parse_settings
+from tests.helpers.page_commands import Command, parse_settings
 
 SIZES = ("32", "128")
 WINS = {  # size -> seed -> gold win rates of SFT, PPO, DPO and PPO with whitened rewards

@@ -29,7 +29,7 @@ from experiments.worlds.runs import (
     standing,
 )
 from nanorlhf.errors import InputError
-from tests.page_commands import Command, parse_settings
+from tests.helpers.page_commands import Command, parse_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 

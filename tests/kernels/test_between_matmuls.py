@@ -16,7 +16,7 @@ from nanorlhf.generate import generate
 from nanorlhf.model import GPT
 from nanorlhf.packing import read_packed
 from nanorlhf.peft import add_adapters
-from tests.pretend_gpu import PretendGPU
+from tests.helpers.pretend_gpu import PretendGPU
 from tests.test_model import CONFIGS, add_lora, make_model
 
 pytest.importorskip("triton", reason="triton is not installed")

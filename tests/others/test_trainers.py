@@ -16,7 +16,7 @@ from nanorlhf.checkpoint import load_gpt, scalar_from_gpt
 from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.dpo import Labels, implicit_pair_rewards, kto_loss, log_ratio_sum, mismatched
 from nanorlhf.ppo import policy_loss, value_loss, whiten
-from nanorlhf.reward import pair_scores
+from nanorlhf.reward_model import pair_scores
 from tests.others.common import difference
 from train_dpo import margin_loss
 from train_rm import contrastive_loss

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from nanorlhf.checkpoint import has_value_head, is_reward_model, load_gpt, load_scalar, read_config, save
 from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.errors import InputError
-from nanorlhf.reward import before_skipped, pair_scores, response_scores
+from nanorlhf.reward_model import before_skipped, pair_scores, response_scores
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training.loading import new_value_model
 from tests.test_checkpoint import FAMILIES, VOCAB, change_config, change_tensors, transformers_model

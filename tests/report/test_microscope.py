@@ -491,10 +491,10 @@ DRIVER = """(() => {
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_a_browser_shows_a_cell_and_moves_with_the_keys(runs, tmp_path, browser, name):
-    browser.said.clear()
+    browser.errors.clear()
     browser.open(main(Args(run=runs / name, out=tmp_path / "page.html")).as_uri())
     formula, cell, update, framed, rows = browser.ask(DRIVER)
-    assert not browser.said
+    assert not browser.errors
     assert "logprobs - ref_logprobs" in formula and re.search(r"train_\w+\.py:\d+", formula)
     number = 2 if name == "ppo" else 1
     assert (

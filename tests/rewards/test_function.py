@@ -9,7 +9,7 @@ import pytest
 
 from nanorlhf.errors import InputError
 from nanorlhf.rewards.function import Responses, RewardFunction, load_function, score_response
-from nanorlhf.rewards.rule import Rule
+from nanorlhf.rewards.function_reward import FunctionReward
 from tests.rewards.letters import EOS, RECORDS, Letters, make_batch
 
 INPUTS = Responses(["a", "ab"], ["abc", "a"], [[1, 2, 3, EOS], [1]], RECORDS)
@@ -33,7 +33,7 @@ def test_a_users_rule_gets_texts(tmp_path):
     path.write_text(
         "def score(queries, responses):\n    return [len(q) + 10 * len(r) for q, r in zip(queries, responses)]\n"
     )
-    rule = Rule(f"{path}:score", Letters(), 1)
+    rule = FunctionReward(f"{path}:score", Letters(), 1)
     scores = rule.score(make_batch())
     assert scores.scores.tolist() == [31.0, 12.0] and rule.models == [] and rule.metrics() == {}
     assert scores.token_rewards.tolist() == [[0.0] * 4] * 2 and scores.applies.tolist() == [True, True]
@@ -52,7 +52,7 @@ def test_it_gets_what_it_names_whatever_the_size_of_a_call(tmp_path, size):
         "            file.write(json.dumps(row) + '\\n')\n"
         "    return [0.0] * len(queries)\n"
     )
-    Rule(f"{path}:score", Letters(), size, RECORDS).score(make_batch())
+    FunctionReward(f"{path}:score", Letters(), size, RECORDS).score(make_batch())
     rows = sorted((json.loads(line) for line in seen.read_text().splitlines()), key=lambda row: row[0])
     assert rows == [
         ["a", "abc", "4", [1, 2, 3, EOS], None, RECORDS[0], 1],
@@ -140,7 +140,7 @@ def test_a_rule_that_can_not_be_loaded_raises_input_error(tmp_path, where, reaso
     path = tmp_path / "rule.py"
     path.write_text("def score(queries, responses): return [0.0]\n")
     with pytest.raises(InputError, match=reason):
-        Rule(where.format(rule=path), None, 8)
+        FunctionReward(where.format(rule=path), None, 8)
 
 
 # --------------------------------------------------------------------------------------------------- what it returns
@@ -232,7 +232,7 @@ def test_rewards_per_token_stand_at_their_tokens_and_what_does_not_apply_is_mark
     path = tmp_path / "rule.py"
     path.write_text("def score(q, r, response_ids): return [[10.0 * i for i in ids] if len(ids) > 1 else None "
                     "for ids in response_ids]\n")  # fmt: skip
-    scores = Rule(f"{path}:score", Letters(), 1).score(make_batch())
+    scores = FunctionReward(f"{path}:score", Letters(), 1).score(make_batch())
     assert scores.token_rewards.tolist() == [[10.0, 20.0, 30.0, 980.0], [0.0] * 4]
     assert scores.scores.tolist() == [0.0, 0.0] and scores.applies.tolist() == [True, False]
 
@@ -262,7 +262,7 @@ def test_an_exception_names_the_last_line_of_the_users_file(tmp_path, monkeypatc
     (tmp_path / "link.py").symlink_to("rule.py")
     name = name.format(here=tmp_path)
     with pytest.raises(InputError) as caught:
-        Rule(f"{name}:score", Letters(), 8).call(INPUTS)
+        FunctionReward(f"{name}:score", Letters(), 8).call(INPUTS)
     assert f": {name}{sentence}" in str(caught.value)
 
 
@@ -282,7 +282,7 @@ def test_an_exception_at_import_or_in_an_imported_function_names_a_line_too(tmp_
     (tmp_path / "other_file.py").write_text("def score(q, r):\n    return [1 / 0]\n")
     (tmp_path / "rule.py").write_text(text)
     with pytest.raises(InputError) as caught:
-        Rule("rule.py:score", Letters(), 8).call(INPUTS)
+        FunctionReward("rule.py:score", Letters(), 8).call(INPUTS)
     assert f": {sentence.format(here=tmp_path)}" in str(caught.value)
 
 
@@ -300,12 +300,12 @@ def test_a_function_that_exits_raises_input_error(tmp_path, line):
     path.write_text(f"{imports}\ndef score(q, r):\n    {line}\n")
     sentence = re.escape(f"rule.py:3 raises SystemExit: {EXITS[line]}.")
     with pytest.raises(InputError, match=f"^--reward .*{sentence}"):
-        Rule(f"{path}:score", Letters(), 8).call(INPUTS)
+        FunctionReward(f"{path}:score", Letters(), 8).call(INPUTS)
     with pytest.raises(InputError, match=f"^--gold .*{sentence}"):
         score_response("--gold", f"{path}:score", load_function("--gold", f"{path}:score"), "q", "r")
     path.write_text(f"{imports}\n\n{line}\n")
     with pytest.raises(InputError, match=f"^--reward .*{sentence}"):
-        Rule(f"{path}:score", Letters(), 8)
+        FunctionReward(f"{path}:score", Letters(), 8)
     assert os._exit.__module__ == os.kill.__module__ == "posix"  # again
 
 
@@ -315,4 +315,4 @@ def test_a_process_that_a_function_forks_may_end_as_it_likes(tmp_path):
         "import os\ndef score(q, r):\n    if not (pid := os.fork()): os._exit(7)\n"
         "    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])] * len(q)\n"
     )
-    assert Rule(f"{path}:score", Letters(), 8).call(INPUTS) == [7.0] * len(INPUTS)
+    assert FunctionReward(f"{path}:score", Letters(), 8).call(INPUTS) == [7.0] * len(INPUTS)

@@ -11,7 +11,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.evals.scores import gold_margins
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, right_pad
-from nanorlhf.reward import response_scores
+from nanorlhf.reward_model import response_scores
 from nanorlhf.rewards.gold import Gold
 from nanorlhf.tokenizer import train_tokenizer
 

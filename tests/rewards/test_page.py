@@ -15,8 +15,8 @@ from nanorlhf import cli
 from nanorlhf.errors import InputError
 from nanorlhf.rewards import unit_tests
 from nanorlhf.rewards.function import Responses, RewardFunction
+from nanorlhf.rewards.function_reward import FunctionReward
 from nanorlhf.rewards.judge import FIELDS, read_settings
-from nanorlhf.rewards.rule import Rule
 from nanorlhf.rewards.weighted_sum import Rewards
 from nanorlhf.rewards.workers import Workers
 from nanorlhf.training.checks import check_reward
@@ -116,7 +116,7 @@ def test_the_sentence_of_a_mistake_in_a_function(function, tmp_path, mistake):
 
 def test_the_other_sentences_and_the_one_on_the_page(tmp_path):
     (tmp_path / "my.py").write_text("def score(q, r, response_ids): return [[1.0] * len(ids) for ids in response_ids]")
-    rule = Rule(f"{tmp_path}/my.py:score", Letters(), 8, RECORDS)
+    rule = FunctionReward(f"{tmp_path}/my.py:score", Letters(), 8, RECORDS)
     with pytest.raises(InputError) as caught:
         Rewards([rule], [1.0], whole_only="--algorithm grpo").score(make_batch())
     assert SENTENCES["rewards per token in GRPO"] in str(caught.value)

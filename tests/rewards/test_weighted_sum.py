@@ -12,13 +12,13 @@ from nanorlhf.dataset import load_demonstrations
 from nanorlhf.doctor.diagnosis import read_and_examine_traces
 from nanorlhf.errors import InputError
 from nanorlhf.grpo import ALGORITHMS
-from nanorlhf.reward import Scores
+from nanorlhf.reward_model import Scores
 from nanorlhf.rewards.weighted_sum import Rewards, items, load_rewards, parse, scoring_models
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import update_metrics
 from nanorlhf.training.checks import check_reward
 from tests.conftest import read_metrics, weights
-from tests.miniature_rlcf import Spy
+from tests.helpers.miniature_rlcf import Spy
 from tests.rewards.letters import make_batch
 
 

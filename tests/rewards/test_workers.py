@@ -15,7 +15,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.progress import Progress
 from nanorlhf.rewards import workers as workers_module
 from nanorlhf.rewards.function import Responses, RewardFunction
-from nanorlhf.rewards.rule import Rule
+from nanorlhf.rewards.function_reward import FunctionReward
 from nanorlhf.rewards.workers import Workers, kill_all
 from tests.conftest import ROOT
 from tests.rewards.letters import RECORDS, Letters, make_batch
@@ -91,7 +91,7 @@ def test_a_rule_with_workers_is_the_rule_without(tmp_path):
     path = tmp_path / "rule.py"
     path.write_text("def score(q, r, answer, response_ids):\n    return [[float(i) for i in ids] if a else len(t)\n"
                     "            for t, a, ids in zip(r, answer, response_ids)]\n")  # fmt: skip
-    plain, called = (Rule(f"{path}:score", Letters(), 1, RECORDS, num) for num in (0, 2))
+    plain, called = (FunctionReward(f"{path}:score", Letters(), 1, RECORDS, num) for num in (0, 2))
     for a, b in zip(plain.score(make_batch()), called.score(make_batch()), strict=True):
         assert a.tolist() == b.tolist()
     kill_all(called.workers.workers)
@@ -146,7 +146,7 @@ def test_timeouts_are_logged_and_none_means_that_the_reward_does_not_apply(tmp_p
     path = tmp_path / "rule.py"
     path.write_text("import time\nTIME_LIMIT, TIMEOUT_SCORE = 0.3, None\n"
                     "def score(q, r):\n    time.sleep(30 * ('b' in r[0]))\n    return [5]\n")  # fmt: skip
-    rule = Rule(f"{path}:score", Letters(), 8)
+    rule = FunctionReward(f"{path}:score", Letters(), 8)
     scores = rule.score(make_batch())
     assert scores.scores.tolist() == [0.0, 5.0] and scores.applies.tolist() == [False, True]
     assert rule.metrics() == {"reward/score_timeouts": 0.5}

@@ -30,7 +30,7 @@ from nanorlhf.rlcf.error_profile import CATEGORIES
 from nanorlhf.rlcf.figures import at_k_figures, error_figure, problem_figures, temperature_figures, training_figures
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.data.test_mxeval import PROBLEM, PYTHON
-from tests.rows import read_jsonl
+from tests.helpers.jsonl import read_jsonl
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs run on Linux only")
 needs_jdk = pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")

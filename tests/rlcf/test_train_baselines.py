@@ -14,7 +14,7 @@ from nanorlhf.rlcf.compilers import Diagnostic, PythonCompiler
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.run import TIME_METRICS
 from tests.conftest import read_metrics
-from tests.miniature_rlcf import T, whole_programs
+from tests.helpers.miniature_rlcf import T, whole_programs
 
 
 @pytest.fixture

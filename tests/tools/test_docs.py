@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from kernels.processor import has_int8_matmul
 from tests.conftest import run_program
-from tests.page_commands import (
+from tests.helpers.page_commands import (
     DATA,
     NO_PATHS,
     PAGES,

@@ -1,4 +1,4 @@
-"""The order of imports between packages (tools/floors.py), read from the source with `ast`."""
+"""The order of imports between packages (tools/import_order.py), read from the source with `ast`."""
 
 import ast
 import sys
@@ -7,26 +7,26 @@ from functools import cache
 import pytest
 
 from tests.conftest import ROOT
-from tools import floors
+from tools import import_order
 
-MODULES = floors.modules(ROOT)
+MODULES = import_order.modules(ROOT)
 
 
 @cache
 def imports(module: str) -> frozenset[str]:
-    return frozenset(floors.imports(ast.parse(MODULES[module].read_text()), MODULES))
+    return frozenset(import_order.imports(ast.parse(MODULES[module].read_text()), MODULES))
 
 
 def room(module: str) -> str:
-    return floors.room(module, MODULES)
+    return import_order.room(module, MODULES)
 
 
 def floor(module: str) -> int:
-    return floors.floor(module, MODULES)
+    return import_order.floor(module, MODULES)
 
 
 def test_no_import_goes_upward() -> None:
-    assert [*floors.upward(ROOT)] == []
+    assert [*import_order.upward(ROOT)] == []
 
 
 def test_an_upward_import_inside_a_function_is_found(tmp_path) -> None:
@@ -39,7 +39,7 @@ def test_an_upward_import_inside_a_function_is_found(tmp_path) -> None:
     }.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(source)
-    upward = [*floors.upward(tmp_path)]
+    upward = [*import_order.upward(tmp_path)]
     assert sorted(upward) == [("kernels.gae", "train_ppo"), ("nanorlhf.ppo", "nanorlhf.training.run")]
 
 

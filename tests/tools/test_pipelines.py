@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nanorlhf.cli import named_pairs
-from tests.page_commands import recorded_commands
+from tests.helpers.page_commands import recorded_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "pipelines").glob("*.sh"))

@@ -11,7 +11,7 @@ import train_ppo
 import train_rm
 import train_sft
 from nanorlhf.training.checks import number_of_updates
-from tests.page_commands import recorded_commands
+from tests.helpers.page_commands import recorded_commands
 from tools.hf_job import Args, main, request
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from nanorlhf.errors import InputError
-from tests.page_commands import PAGES
+from tests.helpers.page_commands import PAGES
 from tools.repository import GITHUB, rename, repository
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,7 +27,7 @@ from docs.site import exercise_pages, formulas
 from docs.site.docstrings import as_markdown
 from docs.site.pages import code_for_phones, table_for_phones
 from nanorlhf import __version__
-from tests.page_commands import check_page, read_page
+from tests.helpers.page_commands import check_page, read_page
 
 ROOT = Path(__file__).resolve().parents[2]
 

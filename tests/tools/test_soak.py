@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.struck import effects
+from tests.helpers.fault_effects import effects
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks, and needs /proc")]
 
@@ -23,7 +23,7 @@ def run(directory: Path, *command: str) -> subprocess.CompletedProcess:
 
 
 def test_every_fault_really_happens(tmp_path):
-    result = run(tmp_path, "tests.struck")
+    result = run(tmp_path, "tests.helpers.fault_effects")
     assert result.returncode == 0, result.stderr
     messages = json.loads(result.stdout)
     expected = effects(messages.pop("mounted"))
@@ -33,7 +33,7 @@ def test_every_fault_really_happens(tmp_path):
 
 
 def test_defects_are_found_and_their_files_kept(tmp_path):
-    result = run(tmp_path, "tests.soaked")
+    result = run(tmp_path, "tests.helpers.defective_soak")
     assert result.returncode == 0, result.stderr
     findings = json.loads(result.stdout)
     code, said, _ = findings.pop("a crash")  # listed and resumed

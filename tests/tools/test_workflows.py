@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from course.exercises import chosen
-from tests.page_commands import parse_settings, read_command
+from tests.helpers.page_commands import parse_settings, read_command
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

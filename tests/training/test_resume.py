@@ -29,8 +29,8 @@ from nanorlhf.training.resume import load_state, save_state, states
 from nanorlhf.training.run import TIME_METRICS, Run
 from nanorlhf.training.signals import StopSignals
 from tests.conftest import read_metrics, run_program
-from tests.rows import read_jsonl
-from tests.two_processes import start
+from tests.helpers.jsonl import read_jsonl
+from tests.helpers.two_processes import start
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import SamplerSettings
 from nanorlhf.training.trace import read_trace, read_traces, save_trace, trace_path, traced_updates, unwhitened_rewards
 from tests.conftest import UNCLIPPED, interrupt_at, weights
+from tests.helpers.two_processes import on_processes
 from tests.test_train_ppo import policy_that_stops
-from tests.two_processes import on_processes
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.logprobs import response_values
 from nanorlhf.model import ScalarModel, mean_so_far
 from nanorlhf.padding import left_pad, right_pad
-from nanorlhf.reward import end_scores, pair_scores, response_scores
+from nanorlhf.reward_model import end_scores, pair_scores, response_scores
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import train_linear

@@ -251,7 +251,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         why="Its probability is 0, so any finite number works.",
     ),
     Equivalent(
-        function="nanorlhf.reward:end_scores",
+        function="nanorlhf.reward_model:end_scores",
         changes=("first = torch.as_tensor(query_length).min() - 1",),
         why="An integer tensor with one element works like a number.",
     ),

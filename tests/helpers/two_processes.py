@@ -109,7 +109,7 @@ def be_rank(
     os.environ.update({name: str(value) for name, value in environment.items()})
     torch.set_num_threads(1)
     DEVICE, WITHIN = launch.setup(device), per_node
-    if number == 1:  # a group of one, in which FSDP2 and NCCL run too
+    if number == 1:  # FSDP2 and NCCL need a group, also of one process
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     work(argument)
 
@@ -153,7 +153,7 @@ def weights(model: GPT) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in distributed.unshard(model).parameters()])
 
 
-def test_a_rank_holds_half_and_plain_gives_the_whole() -> None:
+def test_a_rank_has_half_of_the_weights_and_plain_returns_all() -> None:
     (one, _), (model, _) = make(False), make(True)
     here = sum(distributed.local_tensor(p).numel() for p in model.parameters())
     assert here <= 0.6 * sum(p.numel() for p in one.parameters())  # one rank may have more, if rows don't divide
@@ -309,8 +309,8 @@ def test_sharded_blocks_run_the_kernels_between_matmuls() -> None:
     assert not torch.equal(*gradients) and torch.allclose(*gradients, atol=1e-5)
 
 
-def test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit() -> None:
-    """Bit for bit if it stays sharded, up to rounding otherwise."""
+def test_a_state_resumes_bit_for_bit_if_it_stays_sharded() -> None:
+    """On one process, up to rounding."""
     model, steps = make(True)
     for seed in range(3):
         step(model, steps, seed)

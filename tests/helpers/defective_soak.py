@@ -1,4 +1,7 @@
-"""Soak SFT with a defect in every run except the undisturbed one; `python -m tests.soaked` prints the findings."""
+"""Soak SFT with a defect in every run except the undisturbed one.
+
+`python -m tests.helpers.defective_soak` prints the findings.
+"""
 
 import contextlib
 import io

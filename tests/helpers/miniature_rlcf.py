@@ -19,7 +19,7 @@ from nanorlhf.rlcf.compilers import PythonCompiler
 from nanorlhf.rlcf.discriminator import load_discriminator, save_discriminator
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import update_metrics
-from tests.made_once import made_once
+from tests.helpers.shared_directories import made_once
 
 T = 28
 
@@ -167,7 +167,7 @@ def update_once(rlcf: RLCF, program=train_rlcf, **changes) -> Rollout:
     data = load_programs(args.data / "code.train.jsonl", tokenizer, None, None)
     (_, indices), *_ = spies["batch_indices"].calls
     rows = [data[i].record for i in indices]
-    order = sorted(range(len(rows)), key=lambda i: len(data[indices[i]].query))  # the order in which they were sampled
+    order = sorted(range(len(rows)), key=lambda i: len(data[indices[i]].query))  # the order of sampling
     # the first call per row; CodeRL's greedy responses come later
     sampled = torch.cat([call[1][0] for call in spies["generate"].calls])[: len(rows)]
     sampled = sampled[torch.tensor(order).argsort()]

@@ -1,4 +1,4 @@
-"""Hit a small program with each fault in turn; `python -m tests.struck` prints what happens."""
+"""Hit a small program with each fault in turn; `python -m tests.helpers.fault_effects` prints what happens."""
 
 import errno
 import json

@@ -47,7 +47,7 @@ from nanorlhf.evals.settings import ALONG, best_of
 from nanorlhf.rewards.weighted_sum import items, parse
 from tools.repository import GITHUB, repository
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -223,7 +223,7 @@ def parse_settings(command: Command) -> Any:
         check_by_argparse(module, command)
         return None
     parsed: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as stderr:
         patch.setattr(sys, "argv", [command.program, *command.arguments])
         patch.setattr(launch, "run", lambda main, device, processes: main())  # don't fork just to parse flags
         try:
@@ -232,7 +232,7 @@ def parse_settings(command: Command) -> Any:
             else:
                 run_module(lambda args: parsed.append(args), module.Args)
         except SystemExit:
-            raise Wrong(said.getvalue().strip()) from None
+            raise Wrong(stderr.getvalue().strip()) from None
     return parsed[0].command if name in OF_COMMANDS else parsed[0]
 
 
@@ -244,14 +244,14 @@ def check_by_argparse(module: ModuleType, command: Command) -> None:
         parsed.append(parse(parser))
         raise KeyboardInterrupt
 
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as stderr:
         patch.setattr(sys, "argv", [command.program, *command.arguments])
         patch.setattr(argparse.ArgumentParser, "parse_args", stop)
         try:
             if command.arguments:
                 module.main()
         except SystemExit:
-            raise Wrong(said.getvalue().strip()) from None
+            raise Wrong(stderr.getvalue().strip()) from None
         except KeyboardInterrupt:
             pass
     if command.arguments and not parsed:
@@ -371,7 +371,7 @@ def recorded_commands(target: str, variables: tuple[tuple[str, str], ...] = ()) 
 
 def experiment_runs(args: Any) -> list[Command]:
     """Return the runs of an experiment. We skip worlds, leaderboard, programs and staleness, whose runs depend on
-    what has finished; scaling and tldr, whose runs are those of other experiments or of `make demo` with other numbers;
+    what has finished; scaling and tldr, which repeat other experiments or `make demo` with other numbers;
     and discriminators, whose report needs a policy that can program."""
     skipped = Worlds | Leaderboard | Programs | Staleness | Scaling | Discriminators | Tldr
     if not isinstance(args, Args) or isinstance(args, skipped):

@@ -1,6 +1,6 @@
-"""A job of two processes with few imports: `torchrun --nproc-per-node 2 -m tests.exchange FILE`.
+"""A job of two processes with few imports: `torchrun --nproc-per-node 2 -m tests.helpers.small_job FILE`.
 
-Or with PROCESSES forked ones: `python -m tests.exchange FILE PROCESSES`. They sum over the ranks in a loop;
+Or with PROCESSES forked ones: `python -m tests.helpers.small_job FILE PROCESSES`. They sum over the ranks in a loop;
 rank 1 fails once FILE exists. A third argument: the grace period.
 """
 

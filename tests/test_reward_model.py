@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_ppo
-from nanorlhf import reward
+from nanorlhf import reward_model as reward_module
 from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, right_pad
-from nanorlhf.reward import end_index, end_scores, ensemble_scores
+from nanorlhf.reward_model import end_index, end_scores, ensemble_scores
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training import update_metrics
 from tests.conftest import TINY, read_metrics, weights
-from tests.miniature_rlcf import Spy
+from tests.helpers.miniature_rlcf import Spy
 
 PAD = 99
 ids = st.lists(st.integers(0, 36), min_size=1, max_size=6)
@@ -123,7 +123,7 @@ def test_a_run_is_rewarded_by_its_ensemble_and_logs_how_far_the_members_disagree
     miniature, members, tmp_path, monkeypatch, ensemble
 ):
     spy = Spy(monkeypatch, "rollout_metrics", update_metrics)
-    monkeypatch.setattr(reward, "UNCERTAINTY_COEF", 2.0)
+    monkeypatch.setattr(reward_module, "UNCERTAINTY_COEF", 2.0)
     args = replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8, num_ppo_epochs=1)
     args = replace(args, reward_model=members, reward_weights=ensemble, micro_batch_size=1, lr=0.0)
     args = replace(args, missing_eos_score=None)

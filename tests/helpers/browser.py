@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-AXE = Path(__file__).resolve().parent.parent / "runs/axe/node_modules/axe-core/axe.min.js"  # `make axe`
+AXE = Path(__file__).resolve().parents[2] / "runs/axe/node_modules/axe-core/axe.min.js"  # `make axe`
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 JUDGE = (
     f"axe.run(document, {{runOnly: {RULES}}}).then(found => found.violations.map("
@@ -57,7 +57,7 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         self.buffer, self.number, self.session = b"", 0, ""
-        self.said: list[str] = []  # errors of the page and its console
+        self.errors: list[str] = []  # errors of the page and its console
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -90,7 +90,7 @@ class Browser:
             pass
 
     def next_message(self) -> dict[str, Any]:
-        """Return the next answer or event; collect errors of the page in `said`."""
+        """Return the next answer or event; collect errors of the page in `errors`."""
         while b"\0" not in self.buffer:
             piece = os.read(self.incoming, 1 << 20)
             assert piece, "chromium has exited"
@@ -99,11 +99,11 @@ class Browser:
         message = json.loads(line)
         params = message.get("params", {})
         if message.get("method") == "Runtime.exceptionThrown":
-            self.said.append(params["exceptionDetails"]["exception"].get("description", "an exception"))
+            self.errors.append(params["exceptionDetails"]["exception"].get("description", "an exception"))
         elif message.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
-            self.said.append(params["entry"]["text"])
+            self.errors.append(params["entry"]["text"])
         elif message.get("method") == "Runtime.consoleAPICalled" and params["type"] == "error":
-            self.said.append(str(params["args"]))
+            self.errors.append(str(params["args"]))
         return message
 
     def open(self, address: str) -> None:
@@ -119,7 +119,7 @@ class Browser:
     def unreadable(self, page: Path) -> list[str]:
         """Return a page's accessibility problems at two widths and in both themes, by axe-core, and its errors."""
         wrong = []
-        self.said.clear()
+        self.errors.clear()
         for theme in ("light", "dark"):
             self.show(1200, theme)
             self.open(page.as_uri())
@@ -131,7 +131,7 @@ class Browser:
                 if self.ask(WIDER) > 0:
                     problems.append("it scrolls sideways")
                 wrong += [f"{page.name}, {width}, {theme}: {each}" for each in problems]
-        return wrong + [f"{page.name}: {said}" for said in self.said]
+        return wrong + [f"{page.name}: {error}" for error in self.errors]
 
     def misfits(self, page: Path, width: int) -> list[str]:
         """Return what of a page doesn't fit into a window of this width."""

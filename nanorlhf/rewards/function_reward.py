@@ -10,7 +10,7 @@ from nanorlhf import distributed
 from nanorlhf.batch import Batch
 from nanorlhf.dataset import Demonstration, response_ids
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.reward import Scores
+from nanorlhf.reward_model import Scores
 from nanorlhf.rewards.function import Responses, RewardFunction, Value, kept_alive
 from nanorlhf.tokenizer import Tokenizer
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nanorlhf.rewards.workers import Workers
 
 
-class Rule:
+class FunctionReward:
     """A reward function, called with decoded ids without [PAD] and EOS; queries keep their template.
 
     records  rows of the data, with the fields that the function takes as parameters

@@ -18,7 +18,7 @@ from nanorlhf.checkpoint import load_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.tokenizer import load_tokenizer
-from nanorlhf.training import engine
+from nanorlhf.training import engine_client
 from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import read_metrics, weights
 from tests.test_train_grpo import grpo_args
@@ -112,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def ppo(miniature, tmp_path, monkeypatch):  # noqa: F811
     """Two updates of eight responses each, in a fresh directory; retries don't wait."""
-    monkeypatch.setattr(engine, "WAITS", (0.0, 0.0))
+    monkeypatch.setattr(engine_client, "WAITS", (0.0, 0.0))
     return replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=16, micro_batch_size=8, num_ppo_epochs=1)
 
 
@@ -226,7 +226,7 @@ def test_what_the_policy_cannot_have_written_is_refused(ppo, server, change, sen
     server.change = change
     query, tokenizer = torch.tensor([[5, 6, 7]]), server.tokenizer
     with pytest.raises(InputError, match=f"^--sampler.url {server.url} .*{sentence}.*[.]$"):
-        known = engine.Engine(server.url)
+        known = engine_client.Engine(server.url)
         known.reload(Path(ppo.sft))
         known.write(
             query, query > 0, 12, 1.0, tokenizer.eos_id, tokenizer.pad_id, torch.full((1, 12), 0.5),
@@ -243,20 +243,20 @@ def test_a_server_that_keeps_its_old_weights_is_found_out(ppo, server, monkeypat
 
 def test_a_busy_server_is_asked_again_and_a_refusal_is_not(ppo, server):
     server.replies[:] = [(503, "busy"), (429, "busy")]
-    assert engine.Engine(server.url).kind == server.kind and paths(server) == ["/v1/models"] * 3
+    assert engine_client.Engine(server.url).kind == server.kind and paths(server) == ["/v1/models"] * 3
     server.asked.clear()
     server.replies[:] = [(503, "loading\nthe model.")] * 3
     with pytest.raises(InputError, match=r"answered 503 to /v1/models \(loading the model\): check its log."):
-        engine.Engine(server.url)
+        engine_client.Engine(server.url)
     assert len(server.asked) == 3
     server.asked.clear()
     server.replies[:] = [(401, "")]
     with pytest.raises(InputError, match="answered 401 to /v1/models: check its log."):
-        engine.Engine(server.url)
+        engine_client.Engine(server.url)
     assert len(server.asked) == 1
     server.replies[:] = [(200, "<html>")]
     with pytest.raises(InputError, match="answered /v1/models with no JSON"):
-        engine.Engine(server.url)
+        engine_client.Engine(server.url)
 
 
 def http_answer(body: bytes, status: str = "200 OK", **headers: object) -> bytes:
@@ -337,13 +337,13 @@ def raw_server():
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_whatever_a_server_sends_is_one_sentence_in_bounded_time(raw_server, monkeypatch, case):
-    monkeypatch.setattr(engine, "WAITS", (0.0,))
-    monkeypatch.setattr(engine, "TIMEOUT", 0.6)
-    monkeypatch.setattr(engine, "MAX_ANSWER", 4096)
+    monkeypatch.setattr(engine_client, "WAITS", (0.0,))
+    monkeypatch.setattr(engine_client, "TIMEOUT", 0.6)
+    monkeypatch.setattr(engine_client, "MAX_ANSWER", 4096)
     sent, sentence = HOSTILE[case]
     url, start = raw_server(sent), time.monotonic()
     with pytest.raises(InputError, match=f"^--sampler.url {url} .*{sentence}.*[.]$") as error:
-        engine.Engine(url)
+        engine_client.Engine(url)
     assert "\n" not in str(error.value) and len(str(error.value)) < 600 and time.monotonic() - start < 2
 
 
@@ -358,7 +358,7 @@ def test_a_hostile_completion_is_refused_and_leaves_no_run(ppo, server):
 
 def test_vllm_without_its_development_mode_is_told_so(ppo):
     with Server("vllm", ppo.sft) as server:
-        known = engine.Engine(server.url)
+        known = engine_client.Engine(server.url)
         server.kind = "other"
         with pytest.raises(InputError, match="answered 404 to /collective_rpc .*: start vLLM with VLLM_SERVER_DEV"):
             known.reload(ppo.out)
@@ -366,18 +366,18 @@ def test_vllm_without_its_development_mode_is_told_so(ppo):
 
 
 def test_a_server_that_is_slow_or_not_there_is_named(ppo, server, monkeypatch):
-    monkeypatch.setattr(engine, "TIMEOUT", 0.2)
-    known = engine.Engine(server.url)
+    monkeypatch.setattr(engine_client, "TIMEOUT", 0.2)
+    known = engine_client.Engine(server.url)
     server.change = lambda path, answer: time.sleep(0.5) or answer
     with pytest.raises(InputError, match=f"{server.url} did not answer /v1/models in 0 s: reduce its load."):
         known.served()
     server.shutdown()
     server.server_close()
     with pytest.raises(InputError, match=f"{server.url} gave no answer to /v1/models .*refused.*: start it, or check"):
-        engine.Engine(server.url)
+        engine_client.Engine(server.url)
     for url in ("localhost:8000", "file:///etc/hosts", "ftp://x"):
         with pytest.raises(InputError, match=f"--sampler.url {url}: write http://HOST:PORT"):
-            engine.Engine(url)
+            engine_client.Engine(url)
 
 
 @pytest.mark.parametrize("url", ["http://me:secret@127.0.0.1:9", "me:secret@host", "http://127.0.0.1:9/?key=secret"])

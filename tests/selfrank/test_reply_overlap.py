@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from nltk.corpus import LazyCorpusLoader, WordNetCorpusReader
 
 from nanorlhf.errors import InputError
-from nanorlhf.selfrank import overlap as reply_metrics
-from nanorlhf.selfrank.overlap import bleu4, google_bleu, meteor, meteor_matching, squad_scores, squad_tokens
+from nanorlhf.selfrank import reply_overlap as reply_metrics
+from nanorlhf.selfrank.reply_overlap import bleu4, google_bleu, meteor, meteor_matching, squad_scores, squad_tokens
 
 WORDS = st.lists(st.sampled_from("abcde"), max_size=8).map(" ".join)
 ROWS = st.tuples(st.lists(WORDS.filter(bool), min_size=1, max_size=3), WORDS)

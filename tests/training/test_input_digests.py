@@ -18,7 +18,7 @@ import train_sft
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.rlcf import train_baselines, train_discriminator
-from nanorlhf.training.inputs import digest_inputs
+from nanorlhf.training.input_digests import digest_inputs
 from nanorlhf.training.resume import load_state, save_state
 from nanorlhf.training.settings import RewardArgs
 from tests.conftest import interrupt_at

@@ -1,4 +1,4 @@
-"""Run several programs in one process, or in each process of a job: `torchrun -m tests.in_turn FILE`.
+"""Run several programs in one process, or in each process of a job: `torchrun -m tests.helpers.programs_in_turn FILE`.
 
 FILE is a JSON list of their command lines. PyTorch is imported once for all of them.
 """
