@@ -1,6 +1,6 @@
 """RLHF on one page: a language model learns from examples, then from human preferences with PPO.
 
-    python nano.py                  # under a minute on two CPU cores
+    python nano.py                  # under a minute on two idle cores
     python nano.py --kl-coef 0      # without the KL penalty: over-optimisation
 
 Read from top to bottom: a small world with known preferences, a GPT, the three stages of RLHF, and
@@ -145,7 +145,7 @@ def response_logits(policy: GPT, query: Tensor, response: Tensor, temperature: f
 
 
 def response_logprobs(policy: GPT, query: Tensor, response: Tensor, temperature: float) -> Tensor:
-    """Log-probability of each response token in nats, (B, T); meaningless after [EOS]."""
+    """Log-probability of each token in nats, (B, T); finite, but meaningless after [EOS]."""
     logprobs = response_logits(policy, query, response, temperature).log_softmax(2)
     return logprobs.gather(2, response.clamp(min=EOS)[:, :, None])[:, :, 0]
 

@@ -75,7 +75,8 @@ class Next:
     def run(self) -> None:
         if scratch.is_scratch(self.directory):
             with Worker() as worker:
-                print(scratch.progress(self.directory, 10 * self.limit, worker))
+                for line in scratch.progress(self.directory, 10 * self.limit, worker):
+                    print(line, flush=True)
             return
         check_copy(self.directory)
         with graders(1) as [grader]:

@@ -293,8 +293,9 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="regression-loss",
         functions=("train_rm:regression_loss",),
-        read="docs/stackoverflow.md; response_scores in nanorlhf/reward_model.py",
-        hint="Two signs agree if both scores are at least 0 or both are below 0. The statistics need no gradient.",
+        read="Scored in nanorlhf/dataset.py; response_scores in nanorlhf/reward_model.py",
+        hint="The target is row.score; the texts may be padded on either side. Two signs agree if both scores are at "
+        "least 0 or both are below 0. The statistics need no gradient.",
         tests=("tests/test_regression.py::test_the_loss_of_three_scores_typed_by_hand",),
         points=1,
         level=1,
@@ -349,7 +350,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="dpo-loss",
         functions=("train_dpo:margin_loss",),
-        read="Rafailov et al. 2023, section 4; docs/details.md, N+ 19",
+        read="docs/lecture.md, 2; Rafailov et al. 2023, section 4",
         hint="Implement the formulas in the docstring, with torch.nn.functional.logsigmoid. main also calls the "
         "function for ORPO and SimPO: they use the formula of `sigmoid`.",
         tests=(
@@ -528,7 +529,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="values",
         functions=("nanorlhf.logprobs:response_values",),
-        read="docs/lecture.md, 3.3; response_hidden in the same file",
+        read="docs/lecture.md, 3.3; response_hidden in the same file; end_scores in nanorlhf/reward_model.py",
         hint="Read the value of token t at the position before it, where the token's logits are read too: the same "
         "shift as in response_hidden. A model that averages over the response must know where the response begins.",
         tests=(

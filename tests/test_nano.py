@@ -59,15 +59,31 @@ def library_model(model: nano.GPT) -> GPT | ScalarModel:
     return twin
 
 
-def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    assert torch.allclose(actual, expected, rtol=1e-5, atol=1e-5), (actual - expected).abs().max()
+def assert_same(name: str, actual: torch.Tensor, expected: torch.Tensor, counts: torch.Tensor | None = None) -> None:
+    """Compare where `counts` is True, up to rounding. The course shows the error's first line to students."""
+    assert actual.shape == expected.shape, f"{name} has shape {[*actual.shape]}, the library's has {[*expected.shape]}"
+    differs = ~torch.isclose(actual, expected, rtol=1e-5, atol=1e-5)
+    if counts is not None:
+        differs &= counts
+    if differs.any():
+        index = tuple(differs.nonzero()[0].tolist())
+        total = differs.numel() if counts is None else int(counts.expand_as(differs).sum())
+        pytest.fail(
+            f"{name}{[*index] if index else ''} is {actual[index].item():.7g}, the library's is "
+            f"{expected[index].item():.7g}; {int(differs.sum())} of {total} differ",
+            pytrace=False,
+        )
 
 
 def assert_same_parameters(model: nano.GPT, twin: GPT | ScalarModel, of_gradients: bool = False) -> None:
     twin_parameters = dict(twin.named_parameters())
     for name, weight in model.named_parameters():
         other = twin_parameters[library_name(name, isinstance(twin, ScalarModel))]
-        assert_same(*((weight.grad, other.grad) if of_gradients else (weight, other)))
+        if of_gradients:
+            assert weight.grad is not None, f"{name} has no gradient"
+            assert_same(f"the gradient of {name}", weight.grad, other.grad)
+        else:
+            assert_same(name, weight, other)
 
 
 def perturbed(model: nano.GPT, by: float, seed: int = 5) -> nano.GPT:
@@ -226,7 +242,7 @@ def test_the_same_uniforms_give_the_same_tokens(notes, policy, settings, respons
         library_model(policy), query, query != nano.PAD, nano.T, settings.temperature,
         eos_id=nano.EOS, pad_id=nano.PAD, uniforms=random_uniforms(B),
     )  # fmt: skip
-    assert torch.equal(response, expected)
+    assert_same("the response", response, expected)
     ends = (response == nano.EOS).any(1)
     assert 3 < ends.sum() < B - 3  # the fixture has both kinds
 
@@ -238,8 +254,10 @@ def library_batch(query, response, score_at="after_eos") -> Batch:
 def test_ends_and_masks_equal_the_library(notes, response):
     has_eos, end, actions, states = nano.find_end(response)
     theirs = library_batch(nano.encode_queries(notes), response)
-    assert torch.equal(has_eos, theirs.has_eos) and torch.equal(end, theirs.eos_index)
-    assert torch.equal(actions, theirs.actions) and torch.equal(states, theirs.states)
+    assert_same("has_eos", has_eos, theirs.has_eos)
+    assert_same("end", end, theirs.eos_index)
+    assert_same("actions", actions, theirs.actions)
+    assert_same("states", states, theirs.states)
 
 
 def test_logits_equal_the_library(notes, policy):
@@ -250,7 +268,7 @@ def test_logits_equal_the_library(notes, policy):
     twin = library_model(policy)
     logits, expected = policy(ids), twin.logits(twin(ids, real))
     kept = torch.arange(nano.V) != nano.PAD  # which the library never samples
-    assert_same(logits[real][:, kept], expected[real][:, kept])
+    assert_same("the model's output", logits, expected, real[:, :, None] & kept)
 
 
 def test_logprobs_and_values_equal_the_library(notes, policy, settings, response):
@@ -264,9 +282,10 @@ def test_logprobs_and_values_equal_the_library(notes, policy, settings, response
     expected, _ = response_logprobs(
         library_model(policy), theirs.query_response, theirs.real, theirs.actions, settings.temperature
     )
-    assert_same(logprobs[theirs.actions], expected[theirs.actions])
+    assert_same("logprobs", logprobs, expected, theirs.actions)
+    assert logprobs.isfinite().all(), "logprobs after [EOS] must be finite: the logit of [PAD] is -inf"
     values = nano.response_values(value_model, query, response)
-    assert_same(values[theirs.states], read_values(library_model(value_model), theirs, B)[theirs.states])
+    assert_same("values", values, read_values(library_model(value_model), theirs, B), theirs.states)
 
 
 # ------------------------------------------------------------------------------------- 3. and 4. SFT and reward model
@@ -287,7 +306,7 @@ def test_the_sft_loss_and_its_gradient_equal_the_library(notes, policy):
     policy, twin = copy.deepcopy(policy), library_model(policy)
     loss = nano.sft_loss(policy, nano.encode_queries(notes), response)
     twin_loss = demonstration_loss(twin, rows, nano.PAD, "response") / num_labels(rows, "response")
-    assert_same(loss, twin_loss)
+    assert_same("the loss", loss, twin_loss)
     loss.backward()
     twin_loss.backward()
     assert_same_parameters(policy, twin, of_gradients=True)
@@ -329,7 +348,7 @@ def test_scores_equal_the_library(world, response):
     notes, _, _, reward_model, _ = world
     query = nano.encode_queries(notes)
     expected = end_scores(library_model(reward_model), torch.cat((query, response), 1), nano.Q, nano.PAD)
-    assert_same(nano.score(reward_model, query, response), expected)
+    assert_same("the score", nano.score(reward_model, query, response), expected)
 
 
 def test_the_reward_model_loss_and_its_gradient_equal_the_library(world):
@@ -338,7 +357,7 @@ def test_the_reward_model_loss_and_its_gradient_equal_the_library(world):
     reward_model, twin = copy.deepcopy(reward_model), library_model(reward_model)
     loss = nano.rm_loss(reward_model, *data)
     twin_loss = contrastive_loss(twin, rows, nano.PAD)[0] / B
-    assert_same(loss, twin_loss)
+    assert_same("the loss", loss, twin_loss)
     loss.backward()
     twin_loss.backward()
     assert_same_parameters(reward_model, twin, of_gradients=True)
@@ -352,7 +371,7 @@ def test_a_reward_model_starts_from_the_policy_with_a_new_head(policy):
     torch.manual_seed(0)
     nano.GPT(1)  # which first draws random weights
     expected = torch.nn.init.normal_(torch.empty(1, nano.C), std=(nano.C + 1) ** -0.5)  # [N+ 11]
-    assert_same(model.head.weight, expected)
+    assert_same("head.weight", model.head.weight, expected)
 
 
 def test_normalised_scores_equal_the_library(world):
@@ -364,7 +383,7 @@ def test_normalised_scores_equal_the_library(world):
     normalise(twin, rows, nano.PAD, B, "float32", shift=True)
     query = nano.encode_queries(notes)
     scores = end_scores(twin, torch.cat((query, response), 1), nano.Q, nano.PAD)
-    assert_same(nano.score(reward_model, query, response), scores)
+    assert_same("the normalised score", nano.score(reward_model, query, response), scores)
     assert abs(nano.score(reward_model, query, response).mean().item()) < 1e-5
 
 
@@ -376,9 +395,10 @@ def test_whitening_and_gae_equal_the_library(notes, response):
     rewards, values = (torch.where(theirs.states, x, 0.0) for x in (rewards, values))  # 0 after the end, as in rollouts
     advantages, returns = nano.gae(rewards, values, 0.9, 0.8)
     expected_advantages, expected_returns = gae(rewards, values, 0.9, 0.8, theirs.states)
-    assert_same(advantages[theirs.states], expected_advantages[theirs.states])
-    assert_same(returns[theirs.states], expected_returns[theirs.states])
-    assert_same(nano.whiten(advantages, theirs.actions), ppo.whiten(expected_advantages, theirs.actions))
+    assert_same("advantages", advantages, expected_advantages, theirs.states)
+    assert_same("returns", returns, expected_returns, theirs.states)
+    whitened = nano.whiten(advantages, theirs.actions)
+    assert_same("whiten(advantages)", whitened, ppo.whiten(expected_advantages, theirs.actions))
 
 
 def test_what_a_rollout_reads_equals_the_library(world, settings, response, batch):
@@ -389,9 +409,9 @@ def test_what_a_rollout_reads_equals_the_library(world, settings, response, batc
         library_model(policy), library_model(ref_policy), theirs, settings.temperature, B
     )
     actions = batch["actions"]
-    assert_same(batch["logprobs"][actions], logprobs[actions])
-    assert_same(batch["ref_logprobs"][actions], ref_logprobs[actions])
-    assert_same(batch["values"], read_values(library_model(value_model), theirs, B))
+    assert_same("logprobs", batch["logprobs"], logprobs, actions)
+    assert_same("ref_logprobs", batch["ref_logprobs"], ref_logprobs, actions)
+    assert_same("values", batch["values"], read_values(library_model(value_model), theirs, B))
 
 
 def test_rewards_advantages_and_returns_equal_the_library(world, settings, batch):
@@ -408,9 +428,9 @@ def test_rewards_advantages_and_returns_equal_the_library(world, settings, batch
     rewards[torch.arange(B), theirs.score_index] += scores
     advantages, returns = gae(rewards, values, s.gamma, s.lam, theirs.states)
     for name, tensor in {"scores": scores, "kl": kl, "rewards": rewards, "returns": returns}.items():
-        assert_same(batch[name], tensor)
-    assert_same(batch["advantages"][theirs.states], advantages[theirs.states])
-    assert_same(batch["whitened"], ppo.whiten(advantages, theirs.actions))
+        assert_same(name, batch[name], tensor)
+    assert_same("advantages", batch["advantages"], advantages, theirs.states)
+    assert_same("whitened", batch["whitened"], ppo.whiten(advantages, theirs.actions))
 
 
 def test_losses_and_gradients_equal_the_library(world, settings, batch):
@@ -432,7 +452,7 @@ def test_losses_and_gradients_equal_the_library(world, settings, batch):
     twin_loss = pg_losses.sum() / actions.sum() + s.value_coef * vf_losses.sum() / states.sum()
 
     loss = nano.ppo_loss(policy, value_model, batch, s)
-    assert_same(loss, twin_loss)
+    assert_same("the loss", loss, twin_loss)
     loss.backward()
     twin_loss.backward()
     assert_same_parameters(policy, twin, of_gradients=True)

@@ -83,7 +83,8 @@ def first_line(report: Any) -> str:
     """Return the error in one line; for a failed import, the last line that pytest prints."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
-        return str(crash.message).splitlines()[0][:WHY] if str(crash.message) else ""
+        line = str(crash.message).partition("\n")[0]
+        return line.removeprefix("AssertionError: ").removeprefix("Failed: ")[:WHY]  # the tests' own sentences
     lines = [line.removeprefix("E   ").strip() for line in str(report.longrepr).splitlines() if line.strip()]
     return lines[-1][:WHY] if lines else ""
 
