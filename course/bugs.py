@@ -190,7 +190,9 @@ BUGS: tuple[Bug, ...] = (
         name="pad-searched-in-the-query", level=1, where="nanorlhf.reward_model:end_scores",
         old="end_index(query_response, query_length, pad_id) - first",
         new="(first_true_index(query_response == pad_id) - 1 - first).clamp(min=0)",
-        symptom="Not measured: scores don't depend on the response, so objective/score is noise and doesn't rise.",
+        symptom="The reward model gives the two responses of nearly every pair the same score: validation_accuracy "
+        "ends at 0.03 instead of 0.85 to 0.86, and padding_difference ends at 1.7 instead of 0. In PPO, "
+        "objective/score is 0.18 instead of 0.54 to 0.74 in updates 2 to 5.",
         cause="The first [PAD] of a left-padded row is in the query, so the score is read before the response begins.",
         who="trl#2778, minimind#541, LlamaFactory#2382, transformers#35352, gpt-neox#1285",
         guard=(REWARD + "a_score_depends_neither_on_padding_nor_on_the_batch",),
@@ -199,17 +201,19 @@ BUGS: tuple[Bug, ...] = (
         name="score-before-eos", level=2, where="nanorlhf.reward_model:end_index",
         old="first_true_index((query_response == pad_id) & (index >= query_length)) - 1",
         new="first_true_index((query_response == pad_id) & (index >= query_length)) - 2",
-        symptom="Not measured: the reward model's accuracy is slightly lower, and its scores don't depend on whether "
-        "a response ends.",
+        symptom="The reward model's accuracy stays in the healthy range, but validation_loss ends at 0.380 instead of "
+        "0.353 to 0.364, and reward_std ends at 1.1 instead of 1.5 to 1.6. In PPO, objective/score_std is 0.69 instead "
+        "of 1.27 to 1.29 in the first update.",
         cause="The score is read one token before the end, so the model never sees the EOS that it should learn from.",
         who="trl#2778; review of trl#5813",
         guard=(REWARD + "end_index_of_the_docstrings_example",),
     ),
     Bug(
-        name="reward-of-all-tokens", level=2, where="nanorlhf.reward_model:end_scores",
+        name="reward-of-all-tokens", level=1, where="nanorlhf.reward_model:end_scores",
         old="scores.gather(1, end[:, None]).squeeze(1)", new="scores.mean(1)",
-        symptom="Not measured: the reward model learns less, and its scores depend on the length of the other rows in "
-        "the batch.",
+        symptom="padding_difference ends at 0.99 instead of 0: a response's score depends on the other rows of the "
+        "batch. The reward model's loss and accuracy stay in the healthy range. In PPO, objective/score_std is 0.98 "
+        "instead of 1.27 to 1.29 in the first update.",
         cause="The score is the mean over all tokens, padding included, but only the score at the end is meaningful.",
         who="DeepSpeed-Chat's reward_model.py",
         guard=(REWARD + "the_gradient_of_a_score_is_zero_at_padding_and_the_loss_comes_from_one_number",),
@@ -217,8 +221,8 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="normalisation-is-lost", level=1, where="nanorlhf.model:ScalarModel.forward",
         old="self.score(hidden.float()).squeeze(-1) - self.reward_bias", new="self.score(hidden.float()).squeeze(-1)",
-        symptom="Not measured: demonstrations don't score zero on average after the normalisation. objective/score is "
-        "shifted by a constant, so the EOS trick's penalty means something else.",
+        symptom="objective/score is -1.9 instead of 0.2 to 0.4 in the first update: all scores are shifted by a "
+        "constant, so the EOS trick's penalty means something else. The reward model's metrics don't change.",
         cause="The bias that makes demonstrations score 0 is saved and loaded but never subtracted.",
         who="trl#1783",
         guard=(MODEL + "the_normalisation_is_subtracted_from_every_score",),
@@ -551,7 +555,8 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="eos-has-no-loss", level=1, where="train_sft:demonstration_loss",
         old="index < length[:, None]", new="index < length[:, None] - 1",
-        symptom="Not measured: after SFT no sample ends with EOS, whatever the loss is.",
+        symptom="eos_rate ends at 0 instead of 1: after SFT, no sample ends with EOS. The loss doesn't warn: "
+        "validation_loss ends at 0.24 instead of 0.40 to 0.41.",
         cause="The label of the last token, EOS, is masked, so the policy never learns to stop.",
         who="trl#1623, trl#3091, llm-course#33, alignment-handbook#127, unsloth#416",
         guard=("tests/test_train_sft.py::test_eos_has_a_gradient_and_padding_has_none",),

@@ -8,8 +8,9 @@ OTHER_BUGS: tuple[Bug, ...] = (
         name="returns-and-values-swapped", level=2, where="train_ppo:main",
         old="value_loss(new_values, mb.values, mb.returns, mb.loss_states, args.value_clip_range)",
         new="value_loss(new_values, mb.returns, mb.values, mb.loss_states, args.value_clip_range)",
-        symptom="Not measured: value/loss hardly falls over the updates, and value/clip_fraction is near one from the "
-        "first update on: the value model doesn't learn.",
+        symptom="value/loss hardly falls: value/loss is 9.2 instead of 2.2 to 2.3 in updates 2 to 5. "
+        "value/clip_fraction is 0.85 instead of 0.54 to 0.57 in the first update, and stays there. objective/score "
+        "stays near the healthy range.",
         cause="Two arguments of the value loss are swapped: the target is the value model's own old output, clipped "
         "around the return.",
         who=NOBODY,
@@ -36,10 +37,11 @@ OTHER_BUGS: tuple[Bug, ...] = (
         guard=(),
     ),
     Bug(
-        name="scores-against-all-targets", level=2, where="train_rm:regression_loss",
+        name="scores-against-all-targets", level=3, where="train_rm:regression_loss",
         old="error = scores - targets", new="error = scores[:, None] - targets",
-        symptom="Not measured: with --loss regression, the loss is several times too large and depends on "
-        "--micro-batch-size, and the accuracy is no better than a constant's.",
+        symptom="No metric of a default run changes because the demo trains on pairs. With --loss regression, the loss "
+        "is several times too large and depends on --micro-batch-size, and the accuracy is no better than a constant's "
+        "(not measured).",
         cause="A column minus a row broadcasts to a matrix: each score is pulled towards the targets of all rows in "
         "its micro-batch, so the model learns their mean.",
         who=NOBODY,
@@ -49,9 +51,9 @@ OTHER_BUGS: tuple[Bug, ...] = (
         name="query-tokens-are-counted", level=2, where="train_sft:num_labels",
         old='sum(len(row.query) - 1 for row in rows) if loss_on == "all" else 0',
         new="sum(len(row.query) - 1 for row in rows)",
-        symptom="Not measured: with --loss-on response, loss and validation_loss are too low by a factor: an "
-        "untrained model's first loss is far below log(vocabulary size). The gradient is too small as well, but Adam "
-        "hides it.",
+        symptom="loss is 0.78 instead of 6.59 to 6.81 in the first update, far below the logarithm of the vocabulary "
+        "size, and validation_loss ends at 0.05 instead of 0.40 to 0.41. The gradient is too small as well, but Adam "
+        "hides it. With --loss-on all, nothing changes (not measured).",
         cause="The sum over the response's labels is divided by the number of all tokens.",
         who=NOBODY,
         guard=(),
@@ -60,8 +62,9 @@ OTHER_BUGS: tuple[Bug, ...] = (
         name="reference-of-the-other-response", level=1, where="train_dpo:main",
         old="ref_chosen, ref_rejected = dpo.pair_logprobs(ref_policy, rows, pad_id)",
         new="ref_rejected, ref_chosen = dpo.pair_logprobs(ref_policy, rows, pad_id)",
-        symptom="Not measured: in the first step, when policy and reference are equal, the loss is not the logarithm "
-        "of two and the margin is not zero. validation_loss, which is correct, doesn't follow loss.",
+        symptom="margin is 0.91 instead of 0 in the first update, when policy and reference are equal, and loss is "
+        "0.44 instead of 0.69 in the first update, which is not the logarithm of two. validation_loss has the same "
+        "error: validation_loss ends at 0.29 instead of 0.34 to 0.35.",
         cause="Chosen and rejected are swapped for the reference: each response is compared with the reference's "
         "log-probability of the other response.",
         who=NOBODY,
@@ -99,8 +102,10 @@ OTHER_BUGS: tuple[Bug, ...] = (
     Bug(
         name="one-random-number-per-response", level=2, where="nanorlhf.generate:sample",
         old="live.uniforms.index_select(1, live.t)", new="live.uniforms[:, :1]",
-        symptom="Not measured: policy/sampler_gap is zero and every ratio is right, but a response has either only "
-        "likely or only unlikely tokens. eos_rate and response_length move away from SFT's.",
+        symptom="policy/sampler_gap stays at zero and every ratio is right, but a response has either only likely or "
+        "only unlikely tokens: objective/score_std is 1.50 instead of 1.27 to 1.36 in the first update. eos_rate is "
+        "0.996 instead of 1.000 in updates 2 to 5, and objective/kl_exact is 0.14 instead of 0.20 to 0.24 in updates 2 "
+        "to 5.",
         cause="All tokens of a response are drawn with the random number of the first token, so they all come from "
         "the same quantile: responses aren't samples of the policy.",
         who=NOBODY,
