@@ -63,14 +63,13 @@ def assert_same(name: str, actual: torch.Tensor, expected: torch.Tensor, counts:
     """Compare where `counts` is True, up to rounding. The course shows the error's first line to students."""
     assert actual.shape == expected.shape, f"{name} has shape {[*actual.shape]}, the library's has {[*expected.shape]}"
     differs = ~torch.isclose(actual, expected, rtol=1e-5, atol=1e-5)
-    if counts is not None:
-        differs &= counts
+    counts = torch.ones_like(differs) if counts is None else counts.expand_as(differs)
+    differs &= counts
     if differs.any():
         index = tuple(differs.nonzero()[0].tolist())
-        total = differs.numel() if counts is None else int(counts.expand_as(differs).sum())
         pytest.fail(
             f"{name}{[*index] if index else ''} is {actual[index].item():.7g}, the library's is "
-            f"{expected[index].item():.7g}; {int(differs.sum())} of {total} differ",
+            f"{expected[index].item():.7g}; {int(differs.sum())} of {int(counts.sum())} differ",
             pytrace=False,
         )
 
