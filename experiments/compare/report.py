@@ -8,9 +8,12 @@
     SEED/ALGORITHM/                the run of an algorithm, if it has one
     grid/ALGORITHM/eval/eval.json  eval.py tiny at another seed: initial policy, then points FLAG/VALUE/FLAG/VALUE
 
-Out: compare.html with the tables and pictures, over_optimisation.png and sampled_tokens.png.
+Out: compare.html with the tables and pictures, over_optimisation.png, sampled_tokens.png, and seeds.csv, a line per
+policy and seed.
 """
 
+import csv
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -21,10 +24,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.tables import Numbers, evaluated, float_at, mean_difference
+from experiments.tables import (
+    Line,
+    Numbers,
+    by_policy_and_seed,
+    csv_text,
+    evaluated,
+    float_at,
+    mean_difference,
+    paired_difference,
+)
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out, read_object
+from nanorlhf.files import check_out, read_object, write_text
 from nanorlhf.metrics import t_interval
 from nanorlhf.report.compare_runs import ComparedRun, mean_and_sd, read_run
 from nanorlhf.report.page import (
@@ -69,7 +81,7 @@ class Args:
     runs: Path = Path("runs/compare")
     """directory with one directory per seed, and the grid"""
     out: Path = Path("runs/compare/report")
-    """directory for the pictures and compare.html"""
+    """directory for compare.html, the pictures and seeds.csv"""
     against: str = "ppo"
     """algorithm that the others are compared with, paired by seed"""
 
@@ -248,6 +260,35 @@ def difference_table(policies: Policies, against: str) -> Lines:
     return lines
 
 
+def seed_lines(policies: Policies) -> Lines:
+    """Return the lines of seeds.csv, one per policy and seed, without seconds, which depend on what else runs."""
+    columns = [key for key, *_ in EVALUATED + COSTS if key != "seconds"]
+    lines = [["policy", "seed", *columns]]
+    for name, column in policies.items():
+        for policy in column:
+            values = [policy.numbers.get(key) for key in columns]
+            lines.append([name, policy.seed, *("" if value is None else f"{value:.6g}" for value in values)])
+    return lines
+
+
+def variant_table(by_policy: dict[str, dict[str, Line]]) -> Lines:
+    """Compare each variant of an algorithm with it, such as ppo-soft with ppo, paired by seed, from lines of seeds.csv.
+
+    Only the headings without variants.
+    """
+    bases = {name: base for name in by_policy if (base := name.partition("-")[0]) in by_policy and base != name}
+    lines = [["policy", "gold win rate", "difference", "gold score", "KL, nats"]]
+    for name, by_seed in by_policy.items():
+        if name in {*bases, *bases.values()}:
+            rate, score, kl = (
+                cell([float(line[key]) for line in by_seed.values() if line[key]], digits, True)
+                for key, digits in (("gold_win_rate", 3), ("gold_score", 2), ("kl", 1))
+            )
+            theirs = by_policy[bases[name]] if name in bases else {}
+            lines.append([name, rate, paired_difference(by_seed, theirs, "gold_win_rate"), score, kl])
+    return lines
+
+
 def happened(policies: Policies, against: str) -> Section:
     """Report which algorithms are better and worse than `against` by gold score; empty without two to compare."""
     theirs = {policy.seed: policy.numbers for policy in policies.get(against, [])}
@@ -383,14 +424,17 @@ def token_figure(policies: Policies) -> Figure | None:
 
 # -------------------------------------------------------------------------------------------------------------- 4. page
 def main(args: Args) -> list[str]:
-    """Write compare.html and the pictures; return the pictures' names."""
+    """Write compare.html, seeds.csv and the pictures; return the pictures' names."""
     check_out(args.out)
     policies = read_policies(args.runs)
+    text = csv_text(seed_lines(policies))
     pictures = {
         "over_optimisation.png": over_optimisation_figure(policies),
         "sampled_tokens.png": token_figure(policies),
     }
     drawn = {name: figure for name, figure in pictures.items() if figure}
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_text(args.out / "seeds.csv", text)
     return write_study(
         args.out / "compare.html",
         args.runs,
@@ -408,6 +452,11 @@ def main(args: Args) -> list[str]:
                 tables=[difference_table(policies, args.against)],
                 notes="Mean difference and its 95% interval over seeds. Algorithms at a seed share posts, initial "
                 "policy and reward model, so their effects cancel.",
+            ),
+            Section(
+                "Variants",
+                tables=[variant_table(by_policy_and_seed(csv.DictReader(io.StringIO(text))))],
+                notes="The difference is to the algorithm of that name without a suffix, paired by seed.",
             ),
             Section(
                 "At the same cost",

@@ -1,5 +1,6 @@
 """The comparison's tables and pictures, from evaluations and runs written by hand, and its commands."""
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -21,15 +22,19 @@ from experiments.compare.report import (
     over_optimisation_figure,
     policy_table,
     read_policies,
+    seed_lines,
     to_flags,
     token_figure,
+    variant_table,
     with_costs,
 )
 from experiments.compare.runs import Compare
+from experiments.tables import Line, by_policy_and_seed, csv_text
 from nanorlhf.errors import InputError
 from tests.helpers.page_commands import experiment_runs, parse_settings
 
 BATCH = 8
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def row(gold: float, proxy: float = 0.0, kl: float = 0.0, kl_estimate: float | None = None) -> dict:
@@ -127,6 +132,26 @@ def test_differences_are_taken_seed_by_seed(runs: Path) -> None:
     assert len(difference_table(read_policies(runs), "none")) == 1
 
 
+def test_a_variant_is_compared_with_its_algorithm_seed_by_seed(runs: Path) -> None:
+    for seed, gold in (("1", 3.4), ("2", 4.0)):
+        path = runs / seed / "eval/eval.json"
+        policies = json.loads(path.read_text())["policies"]
+        write(path, {"policies": policies | {"ppo-soft": row(gold, kl=float(seed))}})
+    text = csv_text(seed_lines(read_policies(runs)))
+    lines = list(csv.DictReader(text.splitlines()))
+    assert [(line["policy"], line["seed"]) for line in lines][2:4] == [("ppo", "1"), ("ppo", "2")]
+    assert (lines[2]["tokens"], lines[2]["megabytes"], lines[2]["models"]) == ("320", "500", "4")
+    assert lines[0]["tokens"] == "" and "seconds" not in lines[0]
+    table = table_by_name(variant_table(by_policy_and_seed(lines)))
+    assert list(table) == ["ppo", "ppo-soft"] and table["ppo"]["difference"] == "-"  # best-of-4 varies no policy
+    gaps = np.array([0.04, 0.0])
+    low, high = stats.t.interval(0.95, 1, gaps.mean(), stats.sem(gaps))
+    assert table["ppo-soft"]["difference"] == f"+0.020 [{low:+.3f}, {high:+.3f}]"
+    half = 12.7062 * np.std([3.4, 4.0], ddof=1) / math.sqrt(2)
+    assert table["ppo-soft"]["gold score"] == f"3.70 ± {half:.2f}" and table["ppo-soft"]["KL, nats"] == "1.5 ± 6.4"
+    assert len(variant_table(by_policy_and_seed(line for line in lines if line["policy"] != "ppo-soft"))) == 1
+
+
 def test_at_the_same_cost_counts_only_the_updates_that_fit(runs: Path) -> None:
     """ppo: 4 updates of 80 tokens and 3 s; rloo: 5 of 72 and 2 s. The limits are 320 tokens and 10 s."""
     heading, *lines = equal_cost_table(read_policies(runs))
@@ -190,6 +215,7 @@ def test_dapos_resampled_tokens_count(runs: Path) -> None:
 def test_the_page_has_only_tables_and_pictures_with_data(runs: Path, tmp_path: Path, capsys) -> None:
     assert main(Args(runs=runs, out=tmp_path / "out")) == ["over_optimisation.png", "sampled_tokens.png"]
     assert (tmp_path / "out" / "sampled_tokens.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out" / "seeds.csv").read_text() == csv_text(seed_lines(read_policies(runs)))
     page = (tmp_path / "out" / "compare.html").read_text()
     assert page.count("<img") == 2 and page.count("<table") == 4 and "3.50 ± 6.35" in page
     said = capsys.readouterr().out
@@ -275,6 +301,41 @@ def test_bad_input_is_reported_in_one_sentence_and_writes_nothing(runs: Path, tm
 @pytest.mark.parametrize(("loss", "number"), [("sigmoid", 2), ("kto", 2), ("orpo", 1), ("simpo", 1)])
 def test_orpo_and_simpo_hold_only_the_policy(loss, number):
     assert models_held({"loss": loss, "beta": 0.1}) == number
+
+
+# ------------------------------------------------------------------------------------------------ the page
+def read_lines(name: str) -> list[Line]:
+    with (ROOT / "experiments/compare" / name).open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_the_page_shows_the_tables_of_its_csvs() -> None:
+    expected = []
+    for row in read_lines("compare.csv"):
+        rate, score = (f"{row[key]} ± {row[f'{key}_half']}" for key in ("gold_win_rate", "gold_score"))
+        gap, low, high = (row[f"minus_ppo_gold_win_rate{end}"] for end in ("", "_low", "_high"))
+        name = f"`{row['algorithm']}`"
+        if row["seeds"] == "1 2 3 4" and (name != "`sft`" or row["processor"] == "Intel Xeon"):  # `sft` once
+            expected.append([name, rate, f"{gap} [{low}, {high}]" if gap else "-", score])
+    by_policy = by_policy_and_seed(read_lines("moving.csv"))
+    assert {*map(len, by_policy.values())} == {8}
+    heading, *lines = variant_table(by_policy)
+    expected += [[f"`{name}`", *cells] for name, *cells in lines]
+    page = (ROOT / "experiments/compare/README.md").read_text()
+    tables = [line[2:-2].split(" | ") for line in page.splitlines() if line.startswith("| `") and " ± " in line]
+    assert [[line[0].replace(" (initial)", ""), *line[1:]] for line in tables] == expected
+    assert f"| {' | '.join(heading)} |" in page
+
+
+def test_the_log_quotes_the_moving_references() -> None:
+    _, *lines = variant_table(by_policy_and_seed(read_lines("moving.csv")))
+    differences = {line[0]: line[2] for line in lines}
+    moving = [differences[name] for name in ("ppo-soft", "ppo-hard", "dpo-soft", "dpo-hard")]
+    quoted = [-float(text.split()[0]) for text in moving]
+    assert min(quoted) > 0 and all(", +" in text for text in moving)  # every interval reaches above 0
+    log = (ROOT / "docs/log.md").read_text()
+    assert f"gold win rate {min(quoted):.3f} to {max(quoted):.3f} lower on average, no interval excludes 0" in log
+    assert f"Elastic Reset in PPO: {differences['ppo-reset']} |" in log
 
 
 # ------------------------------------------------------------------------------------ the runs of the study
