@@ -35,6 +35,7 @@ BASES = ("dpo", "rloo")  # that later entries are compared with: the best with f
 WORLDS = tuple(range(1, 21))  # of the public set
 NUM_QUERIES = 256  # of an evaluation, for the interval of the worst world
 MAIN_BUDGET = 1024
+VALUE_MODEL_BASES = ("ppo", "reinforce_plus_plus", "best-of-16")  # PPO, and entries that it is below in the secret set
 MARKS = ("<!-- the tables of python -m experiments.leaderboard.report -->", "<!-- the end of the tables -->")
 Row = dict[str, str]  # COLUMNS; "" for no value
 Rates = dict[str, dict[str, float]]  # entry -> world -> gold win rate
@@ -46,6 +47,8 @@ class Args:
     """table of all finished runs"""
     worlds: Path = study.Args.csv
     """the worlds study's table, for the first rows of the public set"""
+    value_model: Path = Path("experiments/leaderboard/ppo_value_model.csv")
+    """table of PPO's runs with another value model, which aren't ranked"""
     page: Path = Path("experiments/leaderboard/README.md")
     """page whose tables are replaced, between its marks"""
     out: Path = Path("experiments/leaderboard")
@@ -266,6 +269,23 @@ def later_section(rows: list[Row]) -> list[str]:
     return ["### Later entries against the first", markdown(lines)] if len(lines) > 1 else []
 
 
+def value_model_section(rows: list[Row], varied: list[Row]) -> list[str]:
+    """Return a heading, and a table of PPO with its own and another value model, minus VALUE_MODEL_BASES.
+
+    Differences are over common worlds.
+    """
+    lines = [["entry", "set", "mean gold win rate", "worlds", *(f"minus `{base}`" for base in VALUE_MODEL_BASES)]]
+    for name in set_names(varied):
+        by_entry = rates([*rows, *varied], name, MAIN_BUDGET)
+        for entry in ("ppo", *sorted({row["entry"] for row in varied} & by_entry.keys())):
+            ours = by_entry.get(entry, {})
+            mean = number(fmean(ours.values()) if ours else None, mean_interval(ours), 3)
+            differences = (gaps(ours, by_entry.get(base, {})) if base != entry else [] for base in VALUE_MODEL_BASES)
+            cells = (name.removeprefix("secret-"), mean, str(len(ours)))
+            lines.append([f"`{entry}`", *cells, *map(mean_difference, differences)])
+    return [f"### PPO's value model, {MAIN_BUDGET:,} responses", markdown(lines)] if len(lines) > 1 else []
+
+
 def reproduction_section(rows: list[Row], studied: list[Row]) -> list[str]:
     """Return a heading, and a table of entries minus the worlds study's rows of the same algorithm and world."""
     known = {row_key(row): float(row["gold_win_rate"]) for row in studied}
@@ -331,6 +351,7 @@ def main(args: Args) -> None:
     studied = study_rows(study.read_rows(args.worlds))
     rows = joined(studied, results)
     sections = set_sections(rows) + agreement_section(rows) + later_section(rows)
+    sections += value_model_section(rows, read_results(args.value_model))
     sections += reproduction_section(results, studied) + refused_section(results)
     if figure := picture(rows):
         write_pictures(args.out, {"leaderboard.png": figure})

@@ -186,6 +186,24 @@ def test_later_entries_are_compared_with_the_first_in_common_worlds() -> None:
     assert report.later_section(rows[:4]) == []
 
 
+def test_ppo_and_its_other_value_model_are_compared_with_the_same_entries() -> None:
+    rates = {"ppo": (0.7, 0.8), "reinforce_plus_plus": (0.9, 0.8), "best-of-16": (0.8, 0.8), "ppo_other": (0.8, 0.85)}
+    first, second, third, varied = (
+        [row(entry, number, rate, name="secret-0a") for number, rate in enumerate(values, start=1)]
+        for entry, values in rates.items()
+    )
+    rows = [*first, *second, *(line | {"budget": "0"} for line in third)]
+    heading, text = report.value_model_section(rows, varied)
+    assert heading == "### PPO's value model, 1,024 responses"
+    _, _, ppo, other = text.splitlines()
+    assert ppo.startswith("| `ppo` | 0a | 0.750 [") and "| 2 | - | -0.100 [" in ppo and "| -0.050 [" in ppo
+    low, high = stats.t.interval(0.95, 1, 0.075, 0.025)
+    assert f"| 2 | +0.075 [{low:+.3f}, {high:+.3f}] | -0.025 [" in other and "| +0.025 [" in other
+    assert report.value_model_section(rows, []) == []
+    only = report.value_model_section([], varied)[1]
+    assert "| `ppo` | 0a | - | 0 | - | - | - |" in only and only.endswith("| 2 | - | - | - |")
+
+
 def test_the_first_rows_are_the_studys_final_runs_in_its_20_worlds() -> None:
     known = {"phase": "final", "world": "3", "algorithm": "reinforce++", "budget": "256", "gold_win_rate": "0.8"}
     full = dict.fromkeys(study.COLUMNS, "") | known
@@ -234,7 +252,8 @@ def test_the_report_writes_tables_and_picture(tmp_path, rows) -> None:
     results, page = tmp_path / "leaderboard.csv", tmp_path / "page.md"
     results.write_text(results_text(rows))
     page.write_text("\n".join(("# Page", *MARKS)))
-    args = Args(csv=results, worlds=tmp_path / "none.csv", page=page, out=tmp_path)
+    none = tmp_path / "none.csv"
+    args = Args(csv=results, worlds=none, value_model=none, page=page, out=tmp_path)
     main(args)
     text = page.read_text()
     assert "### Public set, 1,024 responses" in text and "### Secret set `0a`, 1,024 responses" in text
@@ -262,3 +281,31 @@ def test_the_page_shows_the_committed_csv(tmp_path) -> None:
     page.write_text(Args.page.read_text())
     main(Args(page=page, out=tmp_path))
     assert page.read_text() == Args.page.read_text()
+
+
+def test_the_page_quotes_ppos_value_models() -> None:
+    """Means and intervals in the text, computed without the report."""
+    rows = [line for path in (Args.csv, Args.value_model) for line in read_results(path)]
+    rates = {
+        name: {
+            line["number"]: float(line["gold_win_rate"])
+            for line in rows
+            if line["set"] == "secret-69f02b77" and line["entry"] == name and line["budget"] in ("0", "1024")
+        }
+        for name in ("ppo", "ppo_same_rm", "reinforce_plus_plus", "best-of-16")
+    }
+    assert {tuple(sorted(by_world)) for by_world in rates.values()} == {tuple("12345678")}
+
+    def difference(ours: str, theirs: str) -> str:
+        values = np.array([rate - rates[theirs][world] for world, rate in rates[ours].items()])
+        low, high = stats.t.interval(0.95, 7, values.mean(), stats.sem(values))
+        return f"{values.mean():.3f} [{low:.3f}, {high:.3f}]"
+
+    page = " ".join(Args.page.read_text().split())
+    assert f"below REINFORCE++ by {difference('reinforce_plus_plus', 'ppo')}" in page
+    assert f"below best-of-16 by {difference('best-of-16', 'ppo')}" in page
+    new, old = (np.mean([*rates[name].values()]) for name in ("ppo_same_rm", "ppo"))
+    assert f"has {new:.3f} instead of {old:.3f}, a difference of {difference('ppo_same_rm', 'ppo')}," in page
+    assert not any(
+        is_better(rates[name], rates["ppo_same_rm"]) for name in ("reinforce_plus_plus", "best-of-16")
+    )  # "neither reversal is significant"

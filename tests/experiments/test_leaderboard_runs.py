@@ -1,17 +1,22 @@
 """The runner, with programs that only write what it reads."""
 
+import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import train_ppo
+import train_rm
 from experiments import runs
 from experiments.__main__ import commands, main
 from experiments.compare.runs import compared_world
 from experiments.leaderboard import report as table
-from experiments.leaderboard.runs import ENTRIES, Leaderboard, digest, set_name, world_runs
+from experiments.leaderboard.runs import ENTRIES, Leaderboard, digest, leaderboard, set_name, world_runs
 from experiments.worlds import report as study
+from nanorlhf.cli import parse_flags
 from nanorlhf.errors import InputError
 
 
@@ -159,3 +164,42 @@ def test_the_first_entries_have_the_settings_that_the_study_chose() -> None:
         for name, value in settings.items():
             written = {float(text.split(",")[0].split(")")[0]) for text in source.split(f"{name}=")[1:]}
             assert value in written, f"{file}: {name} is {written}, not {value}"
+
+
+# -------------------------------------------------------------------------------------------------- PPO's value model
+@pytest.fixture
+def demonstration(tmp_path: Path) -> Leaderboard:
+    """The flags of the page's command for PPO's runs with another value model, and the committed table."""
+    page = table.Args.page.read_text()
+    [command] = [line for line in page.splitlines() if "ppo_same_rm.py --" in line]
+    words = command.split()
+    assert words[:4] == ["python", "-m", "experiments", "leaderboard"] and "runs/secret" in words
+    secret = tmp_path / "secret"
+    secret.write_text("demonstration\n")
+    args = parse_flags(Leaderboard, words[4:], "experiments")
+    assert args.csv == table.Args.value_model
+    return replace(args, secret_file=secret, out=tmp_path / "runs")
+
+
+def test_the_pages_command_makes_exactly_the_rows_of_ppos_value_model(demonstration) -> None:
+    assert [*leaderboard(demonstration)] == [[]]  # the table has each run's row, and of this version of the entry
+    rows = table.read_results(demonstration.csv)
+    assert len(rows) == 8 and [*leaderboard(replace(demonstration, csv=Path("none.csv")))][0]
+
+
+def test_ppos_other_value_model_starts_with_the_seed_of_the_worlds_reward_model(demonstration, monkeypatch) -> None:
+    calls: dict[str, list] = {"rm": [], "ppo": []}
+    monkeypatch.setattr(train_rm, "main", calls["rm"].append)
+    monkeypatch.setattr(train_ppo, "main", calls["ppo"].append)
+    [file] = demonstration.entries
+    for number in (1, 8):
+        for path in (file, "experiments/leaderboard/entries/ppo.py"):
+            spec = importlib.util.spec_from_file_location("entry", path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            names = dict(directory=Path("world"), data=Path("data"), sft=Path("sft"), reward=None)
+            module.train(SimpleNamespace(**names, seed=number, budget=1024, load=lambda out: out))
+        (ours, theirs), (our_ppo, their_ppo) = (calls[name][-2:] for name in ("rm", "ppo"))
+        made = next(run for run in world_runs(demonstration, number) if "train_rm.py" in run.words)
+        assert str(ours.seed) == made.words[made.words.index("--seed") + 1]
+        assert theirs.seed == number and replace(ours, seed=number) == theirs and our_ppo == their_ppo
