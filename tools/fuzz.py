@@ -203,7 +203,7 @@ ENTRIES = {
         evaluation,
         f"stackoverflow-tiny --data data --policies sft sft ppo ppo --regression-model rm {EVAL} "
         "--contrastive-model None "
-        "--num-samples 2 --num-resamples 20 --encoder encoder --max-response-length 300 --gold None",
+        "--num-samples 2 --num-resamples 20 --encoder encoder --max-response-length 300 --gold None --useful-from None",
         "data sft ppo rm encoder",
     ),
     "eval rlcf": script(
