@@ -2,15 +2,19 @@
 
     NANORLHF_TEST_DEVICE=cuda python -m pytest tests/test_on_a_device.py
     NANORLHF_TEST_DEVICE=cpu python -m pytest tests/test_on_a_device.py     # everything, without a GPU
+    python -m pytest tests/test_on_a_device.py                              # the commands, on a simulated GPU
 
-The commands are the fuzzer's (tools/fuzz.py) with more flags, in one process; each takes about a second. Their inputs
-are made once, on the CPU. Without the variable, a few commands run on the CPU to find mistakes in this file.
+The commands are the fuzzer's (tools/fuzz.py) with more flags, in one process; each takes a few seconds. Their inputs
+are made once, on the CPU. On a simulated GPU (tests/helpers/pretend_hopper.py), a command in float32 must log what it
+logs on a CPU.
 """
 
 import math
 import os
+import re
 import shutil
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -28,12 +32,13 @@ import train_sft
 from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.rlcf import train_baselines, train_discriminator
 from tests.conftest import GPU, TEST_DEVICE, interrupt_at, read_metrics
+from tests.helpers.pretend_hopper import PretendHopper
 from tests.helpers.shared_directories import made_once
 from tests.helpers.two_processes import on_processes
 from tests.test_distributed import TWO_GPUS
 from tools import fuzz
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 SAVES_MEMORY = "--dtype bfloat16 --checkpoint-activations --offload"
 COMMANDS = {
@@ -93,7 +98,9 @@ COMMANDS = {
     "self-ranking": ("self_rank", ""),
     "answers of a policy": ("stackoverflow", ""),
 }
-ON_A_CPU = ("PPO, lora and a shared value model", "PPO, top-p", "GRPO, gspo")  # with data, sft and rm only
+FAST = ("PPO, saving memory", "PPO, top-p", "GRPO, lora")  # their inputs are only data, sft and rm
+FUSED = ("SFT in bfloat16", "SFT of an encoder-decoder", "PPO, saving memory")
+TIMES = re.compile("time/|seconds|_per_second|memory")
 SHARDED = {
     "train_sft": "--shard fsdp",
     "train_rm": "--shard fsdp --dtype bfloat16 --checkpoint-activations",
@@ -149,10 +156,7 @@ def make_world(root: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def world(request, tmp_path_factory) -> Path:
-    """On a CPU, where few commands run, the pipeline in miniature that other tests share."""
-    if TEST_DEVICE is None:
-        return request.getfixturevalue("miniature").root
+def world(tmp_path_factory) -> Path:
     return made_once(tmp_path_factory, "world", make_world)
 
 
@@ -167,11 +171,11 @@ def fill(directory: Path, world: Path, entry: fuzz.Entry) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- 3. the runs
-def cells() -> list:
-    if TEST_DEVICE == "cpu":
-        return [(name, "cpu") for name in COMMANDS]
-    on_a_cpu = [(name, "cpu") for name in ON_A_CPU if TEST_DEVICE is None]
-    return [*on_a_cpu, *(pytest.param(name, *GPU.values, marks=GPU.marks) for name in COMMANDS)]
+DEVICES = ["cpu"] if TEST_DEVICE == "cpu" else [GPU]
+SIMULATED = [
+    *(pytest.param(name, False, marks=() if name in FAST else pytest.mark.slow) for name in COMMANDS),
+    *(pytest.param(name, True, id=f"{name}, fused", marks=pytest.mark.slow) for name in FUSED),
+]
 
 
 def not_finite(out: Path) -> list[str]:
@@ -188,11 +192,13 @@ def not_finite(out: Path) -> list[str]:
 def here(tmp_path, monkeypatch) -> Path:
     """Change the working directory; commands set sys.argv."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "argv", sys.argv)
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "device"), cells())
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_runs(name, device, world, here):
     command = entry(*COMMANDS[name], device)
     fill(here, world, command)
@@ -204,9 +210,35 @@ def test_a_command_runs(name, device, world, here):
     assert device == "cpu" or torch.cuda.max_memory_allocated() > before  # it ran on the device
 
 
-DEVICES = ["cpu"] if TEST_DEVICE == "cpu" else [GPU]
+def logged(here: Path) -> list[dict]:
+    """Return the rows of the metrics, without times."""
+    files = sorted(here.rglob("metrics.jsonl"))
+    rows = [row for metrics in files for row in read_metrics(metrics.parent)]
+    return [{name: value for name, value in row.items() if not TIMES.search(name)} for row in rows]
 
 
+@pytest.mark.skipif(TEST_DEVICE is not None, reason="the commands run on a device")
+@pytest.mark.parametrize(("name", "fuses"), SIMULATED)
+def test_a_command_runs_on_a_simulated_gpu(name, fuses, request, here):
+    pytest.importorskip("triton", reason="triton is not installed")
+    base, flags = COMMANDS[name]
+    world = request.getfixturevalue("miniature").root if name in FAST else request.getfixturevalue("world")
+    for device in ("cpu", "cuda"):
+        (here / device).mkdir()
+        os.chdir(here / device)
+        fill(here / device, world, entry(base, flags, device))
+        with PretendHopper(fuses) if device == "cuda" else nullcontext() as gpu:
+            entry(base, flags, device).run()
+    assert not not_finite(here)
+    on_cpu, on_gpu = logged(here / "cpu"), logged(here / "cuda")
+    if "bfloat16" in flags:  # rounded in another order: a sampled token may differ
+        assert [row.keys() for row in on_gpu] == [row.keys() for row in on_cpu]
+        assert gpu.launches or name not in FUSED
+    else:
+        assert on_gpu == [pytest.approx(row, rel=1e-3, abs=1e-5) for row in on_cpu]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_interrupted_run_resumes(device, world, here):
     command = entry("train_ppo", "--save-every 1 --dtype bfloat16", device)
@@ -227,6 +259,7 @@ def run_on_a_rank(argument: tuple[Path, str]) -> None:
         entry(base, f"{flags} --out out/{base}", device).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "device"), [(1, "cpu")] if TEST_DEVICE == "cpu" else [pytest.param(1, "cuda", marks=GPU.marks), TWO_GPUS]
 )

@@ -43,7 +43,8 @@ def changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, list | tuple):
-        return type(tree)(changed(item, change) for item in tree)
+        items = (changed(item, change) for item in tree)
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     return {name: changed(item, change) for name, item in tree.items()} if isinstance(tree, dict) else tree
 
 
@@ -85,7 +86,7 @@ class OnGPU(Tensor):
 
     def to(self, *arguments, **settings):
         """Copy to the host; C++ treats the tensor as a host tensor and would return it unchanged."""
-        device = torch._C._nn._parse_to(*arguments, **settings)[0]
+        device = torch._C._nn._parse_to(*arguments, **{name: settings[name] for name in settings if name != "copy"})[0]
         if device is not None and device.type == "cpu":
             PretendGPU.current.wait("a copy to the host")
             return self.held.to(*arguments, **settings)
@@ -93,6 +94,10 @@ class OnGPU(Tensor):
 
     def cpu(self):
         return self.to("cpu")
+
+    def new_tensor(self, data, **settings):
+        """Copy from the host; C++ would create a host tensor."""
+        return torch.tensor(data, **{"dtype": self.dtype, **settings}).to(self.device)
 
     def tolist(self):
         return self.cpu().tolist()
@@ -212,9 +217,10 @@ class PretendGPU(TorchDispatchMode):
         for module in model.modules():
             for named in (module._parameters, module._buffers):
                 for name, tensor in named.items():
-                    if tensor is not None:
+                    if tensor is not None and not isinstance(tensor, OnGPU):
                         named[name] = moved.setdefault(id(tensor), self.kind(tensor.detach()))
                         named[name]._is_param = named is module._parameters
+                        named[name].requires_grad_(tensor.requires_grad)
         return model
 
     def __torch_dispatch__(self, function, types, arguments=(), settings=None):
@@ -224,6 +230,8 @@ class PretendGPU(TorchDispatchMode):
                 return function.decompose(*arguments, **settings)
         inputs = tensors((arguments, settings))
         device = settings.pop("device", None)
+        if function is aten._to_copy.default and isinstance(arguments[0], OnGPU) and device == torch.device("cpu"):
+            device = None  # a backward pass, where C++ chooses the device; Python's copies call `OnGPU.to`
         is_on_gpu = any(isinstance(tensor, OnGPU) for tensor in inputs)
         if function is aten._to_copy.default and device is not None and (device.type == self.device.type) != is_on_gpu:
             self.wait(f"a copy {'to' if is_on_gpu else 'from'} the host")
@@ -231,7 +239,7 @@ class PretendGPU(TorchDispatchMode):
             self.check(function, arguments, inputs)
         if device is not None:
             is_on_gpu = device.type == self.device.type
-            settings["device"] = torch.device("cpu")
+            settings["device"] = torch.device("cpu") if is_on_gpu else device
         on_gpu = {id(tensor.held): tensor for tensor in inputs if isinstance(tensor, OnGPU)}
         arguments, settings = changed((arguments, settings), lambda tensor: getattr(tensor, "held", tensor))
         function = PRODUCTS.get(function, function)
