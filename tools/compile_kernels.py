@@ -445,15 +445,23 @@ def short(microseconds: float) -> str:
     return f"{float(f'{microseconds:.3g}'):g}"
 
 
+def random_arguments(launch: Launch, device: str) -> list:
+    """Return the launch's arguments with random numbers; a decode step's cache is full, as in `decode_programs`."""
+    arguments = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
+
+    def filled(name: str, x: torch.Tensor) -> torch.Tensor:
+        if launch.kernel.__name__ == "decode_kernel" and name in ("first", "last"):
+            return torch.full(x.shape, 0 if name == "first" else arguments["k"].size(2) - 1, device=device)
+        if x.dtype == torch.int64:  # labels
+            return torch.randint(V, x.shape, device=device)
+        return torch.randn(x.shape, device=device, dtype=x.dtype)
+
+    return [filled(name, x) if isinstance(x, torch.Tensor) else x for name, x in arguments.items()]
+
+
 def measured_row(launch: Launch) -> dict:
     """Measure the median time of a launch on this machine's GPU, with random inputs of the same shapes."""
-
-    def filled(x: torch.Tensor) -> torch.Tensor:
-        if x.dtype == torch.int64:  # labels
-            return torch.randint(V, x.shape, device="cuda")
-        return torch.randn(x.shape, device="cuda", dtype=x.dtype)
-
-    arguments = [filled(x) if isinstance(x, torch.Tensor) else x for x in launch.arguments]
+    arguments = random_arguments(launch, "cuda")
 
     def start() -> None:
         launch.kernel[launch.grid](*arguments, **launch.constants, **launch.config.all_kwargs())

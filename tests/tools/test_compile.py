@@ -100,6 +100,20 @@ def test_a_launch_is_timed_on_this_machines_device(device):
     assert row["kernel"] == "gae_kernel" and 0.5 < float(row["measured_us"]) < 1e4
 
 
+def test_a_decode_step_is_timed_with_a_full_cache():
+    """Columns are int64, like labels."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    from tools import compile_kernels
+
+    for launch in compile_kernels.record_launches(calls()["decode"]):
+        arguments = dict(zip(launch.kernel.arg_names, compile_kernels.random_arguments(launch, "cpu"), strict=False))
+        for ours, theirs in zip(arguments.values(), launch.arguments, strict=True):
+            assert getattr(ours, "shape", ours) == getattr(theirs, "shape", theirs)
+        if launch.kernel.__name__ == "decode_kernel":
+            assert arguments["first"].tolist() == [0, 0, 0] and arguments["last"].tolist() == [49]
+            assert arguments["first"].dtype == arguments["last"].dtype == torch.int64
+
+
 def test_nothing_is_measured_without_a_device(tmp_path, monkeypatch):
     pytest.importorskip("triton", reason="triton is not installed")
     from tools import compile_kernels
