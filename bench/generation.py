@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench import limit
 from bench.settings import Args, Shape, make_tokenizer, random_queries
-from bench.stopwatch import compare, plain_matmuls, table_rows, with_limit
+from bench.stopwatch import compare, plain_pytorch, table_rows, with_limit
 from kernels.processor import has_int8_matmul
 from nanorlhf.cache import KVCache
 from nanorlhf.checkpoint import save
@@ -46,7 +46,7 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
     @torch.no_grad()
     def plain() -> None:
         """Sample with a cache that grows by concatenation, softmax and torch.multinomial."""
-        with plain_matmuls(), autocast:
+        with plain_pytorch(), autocast:
             cache = GrowingCache(shape.config, query_mask, T, dtype)
             hidden = model(query, query_mask, cache=cache)[:, -1]
             for t in range(T):

@@ -7,8 +7,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -86,12 +87,15 @@ def peak_of_process(device: str) -> int:
 
 
 @contextmanager
-def plain_matmuls() -> Iterator[None]:
-    """Use the matmuls of `torch.nn.functional.linear`."""
+def plain_pytorch() -> Iterator[None]:
+    """Use the matmuls of `torch.nn.functional.linear`; on a GPU, compute padding, without Triton between matmuls."""
     before = processor.chosen
     processor.use(processor.PLAIN)
     try:
-        yield
+        with ExitStack() as patches:
+            for name in ("nanorlhf.reading.can_pack", "nanorlhf.layers.fuses", "kernels.attention.fuses"):
+                patches.enter_context(mock.patch(name, lambda *arguments: False))
+            yield
     finally:
         processor.use(before)
 

@@ -34,7 +34,7 @@ from bench.settings import (
     make_run,
     random_queries,
 )
-from bench.stopwatch import in_processes, peak_of_process, plain_matmuls, synchronise, table_rows, with_limit
+from bench.stopwatch import in_processes, peak_of_process, plain_pytorch, synchronise, table_rows, with_limit
 from kernels.gae import gae_loop
 from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import load_gpt, load_scalar
@@ -214,7 +214,7 @@ def plain_pytorch_stage(args: Args, directory: Path, stage: str) -> tuple[float,
         chosen, rejected = ((new_logprobs - ref_logprobs) * in_response).sum(1).chunk(2)
         return -F.logsigmoid(0.05 * (chosen - rejected)).mean()
 
-    with plain_matmuls():
+    with plain_pytorch():
         for _ in range(2):
             start = time.perf_counter()
             optimizer.zero_grad()
@@ -332,7 +332,7 @@ def plain_pytorch_ppo(args: Args, directory: Path) -> tuple[float, int]:
             log_p = (model.logits(model(ids, real)).float() / 0.7)[:, Q - 1 : -1].log_softmax(-1)
         return log_p.gather(-1, ids[:, Q:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
 
-    @plain_matmuls()
+    @plain_pytorch()
     def iteration() -> None:
         with torch.no_grad(), autocast:
             response, _ = generate(policy, query, query != tokenizer.pad_id, T, 0.7, 0, 1.0, 0, None, tokenizer.pad_id)

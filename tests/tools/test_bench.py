@@ -19,8 +19,9 @@ import torch
 
 from bench import __main__ as program
 from bench import compilers, fused, generation, limit, settings, stopwatch, updates
+from kernels import attention, norm
 from kernels.processor import has_int8_matmul
-from nanorlhf import launch, reading
+from nanorlhf import launch, layers, reading
 from nanorlhf.cache import KVCache
 from nanorlhf.errors import InputError
 from nanorlhf.training.flops import published_rate
@@ -319,6 +320,19 @@ def test_a_growing_cache_gives_the_results_of_the_static_one(tiny_gpt, monkeypat
             results.append(torch.cat([tiny_gpt(ids[:, i : i + 1], cache=cache) for i in range(5, 9)], dim=1))
     for result in results[:2]:
         assert torch.allclose(result, results[2], atol=1e-6)
+
+
+def test_plain_pytorch_computes_padding_where_ours_packs(moment, monkeypatch):
+    """A growing cache has no buffer to pack keys into."""
+    packed, read, on_gpu = [], reading.read_packed, SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
+    monkeypatch.setattr(reading, "can_pack", lambda *arguments: True)
+    monkeypatch.setattr(reading, "read_packed", lambda *arguments: packed.append(arguments) or read(*arguments))
+    monkeypatch.setattr(norm, "triton", norm)
+    rows = generation.bench_generate(moment, settings.SHAPES["tiny"], torch.device("cpu"))
+    assert [rows[0]["way"], rows[-1]["way"]] == ["ours", "plain PyTorch"] and packed
+    assert layers.fuses(on_gpu) and attention.fuses(on_gpu)
+    with stopwatch.plain_pytorch():
+        assert not layers.fuses(on_gpu) and not attention.fuses(on_gpu) and not reading.can_pack()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ GATED = dict(n_kv_head=1, gated_mlp=True, d_mlp=24, architecture="llama", rotary
 def matmul_flops(way) -> int:
     """Count the FLOPs of the matmuls in a call with PyTorch, which includes attention to later tokens."""
     # PyTorch doesn't count FLOPs inside the CPU's fused attention
-    with stopwatch.plain_matmuls(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with stopwatch.plain_pytorch(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         way()
     return counter.get_total_flops()
 
