@@ -63,7 +63,7 @@ class KVCache:
         # the first real column of left-padded rows (B,), for kernels.decode; None: use the bias
         self.first: Tensor | None = None
         if can_decode(config, device) and is_left_padded(query_mask):
-            self.first = query_mask.long().argmax(1)
+            self.first = (~query_mask).sum(1)
         # 0 or -inf: at first the query's real tokens are visible, then one more in each step
         self.bias = torch.zeros((B, config.n_head, 1, Q + num_new), device=device, dtype=dtype)
         self.bias.masked_fill_(~mask[:, None, None, :] | (self.index >= Q), -torch.inf)

@@ -116,12 +116,12 @@ PAD, EOS, Q, T = 40, 1, 7, 5
 
 @pytest.mark.parametrize("name", ["gpt_neo", "llama", "gemma3"])
 def test_sampling_with_the_kernel_equals_sampling_with_the_bias(name, monkeypatch) -> None:
-    """Left-padded queries, windows, shared keys; rows that end are dropped from the cache."""
+    """Left-padded queries, one of them empty, windows, shared keys; rows that end are dropped from the cache."""
     model = make_model(CONFIGS[name])
     generator = torch.Generator().manual_seed(2)
-    real = torch.arange(Q) >= Q - torch.tensor([7, 3, 1])[:, None]
-    query = torch.where(real, torch.randint(2, 37, (3, Q), generator=generator), PAD)
-    uniforms = torch.rand((3, T), generator=generator, dtype=torch.float64)
+    real = torch.arange(Q) >= Q - torch.tensor([7, 3, 1, 0])[:, None]
+    query = torch.where(real, torch.randint(2, 37, (4, Q), generator=generator), PAD)
+    uniforms = torch.rand((4, T), generator=generator, dtype=torch.float64)
     expected = generate(model, query, query != PAD, T, eos_id=EOS, pad_id=PAD, uniforms=uniforms, stop_ids=range(2, 9))
     assert (expected[0] == PAD).any()
     launched = []
