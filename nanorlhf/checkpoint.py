@@ -348,8 +348,8 @@ def cast_linear_weights(model: nn.Module, dtype: torch.dtype) -> None:
     anyway. Embedding, layer norms and heads stay float32, as under autocast.
     """
     for module in model.modules():
-        if isinstance(module, Linear):
-            for name, weight in list(module.named_parameters()):
+        if isinstance(module, Linear | nn.ParameterList):  # a list has the updates of LoRA
+            for name, weight in list(module.named_parameters(recurse=False)):
                 parameter = nn.Parameter(weight.detach().to(dtype), weight.requires_grad)
                 setattr(module, name, parameter)
 

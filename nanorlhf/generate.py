@@ -16,7 +16,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.layers import Linear
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad
-from nanorlhf.peft import has_updates, merge
+from nanorlhf.peft import merge, share
 from nanorlhf.progress import Progress
 from nanorlhf.shared_queries import Groups, find_groups
 from nanorlhf.tokenizer import Tokenizer
@@ -295,17 +295,17 @@ def for_sampling(model: GPT, dtype: str) -> GPT:
     """Return a copy for sampling with prepared linear weights; all other tensors are shared.
 
     same      pack large weights in the order that a CPU's matmul reads them; return the model
-              itself if it has none. Under autocast, cast as for bfloat16 if no bit changes:
-              otherwise each step would round all weights again
+              itself if it has none. Under autocast, cast as for bfloat16, but keep LoRA's updates
+              apart: no bit changes, and otherwise each step would round all weights again
     bfloat16  cast the blocks' weights, to be run under autocast; `generate` casts the head
     int8      quantise the blocks' weights and the head (kernels/int8.py); float32 between matmuls
 
-    LoRA's updates are merged first.
+    Otherwise, LoRA's updates are merged first.
     """
     if dtype == "same" and torch.is_autocast_enabled(model.lm_head.weight.device.type):
-        if has_updates(model):  # merging would round weight and update as one number
-            return model
-        dtype = "bfloat16"
+        model = share(model)  # merging would round weight and update as one number
+        cast_linear_weights(model, torch.bfloat16)
+        return model
     if dtype == "same" and not any(is_worth_packing(layer.weight) for layer in all_linear(model)):
         return model
     model = merge(model)

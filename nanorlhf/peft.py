@@ -173,10 +173,15 @@ def has_updates(model: GPT | ScalarModel) -> bool:
     return any(isinstance(module, LoRALinear) for module in model.modules())
 
 
-def replace_updated(model: M, new: Callable[[LoRALinear], Linear]) -> M:
-    """Copy the modules, sharing all tensors, with `new(layer)` for each layer with updates."""
+def share(model: M) -> M:
+    """Copy the modules; the copy shares all tensors, and may get other ones."""
     tensors = (*model.parameters(), *model.buffers())
-    copied = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+
+
+def replace_updated(model: M, new: Callable[[LoRALinear], Linear]) -> M:
+    """Return `share(model)` with `new(layer)` for each layer with updates."""
+    copied = share(model)
     for parent, name in linear_layers(copied):
         if isinstance(layer := getattr(parent, name), LoRALinear):
             setattr(parent, name, new(layer))

@@ -506,6 +506,22 @@ def test_weights_rounded_once_equal_those_autocast_rounds(tiny_gpt):
     assert for_sampling(tiny_gpt, "same") is tiny_gpt
 
 
+def test_a_sampler_with_low_rank_updates_casts_its_weights_once(tiny_gpt):
+    """Not per token; and not a bit changes, because the updates aren't merged."""
+    tune(tiny_gpt, "lora", rank=2, targets=("q", "v", "down"))
+    for name, parameter in tiny_gpt.named_parameters():
+        if ".ups." in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    uniforms = torch.rand(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    with torch.autocast("cpu", torch.bfloat16):
+        sampler = for_sampling(tiny_gpt, "same")
+        plain, cast = (sample(model, QUERIES, uniforms=uniforms, eos_id=None) for model in (tiny_gpt, sampler))
+    assert all(torch.equal(one, other) for one, other in zip(plain, cast, strict=True))
+    assert {p.dtype for p in sampler.transformer.blocks.parameters() if p.ndim == 2} == {torch.bfloat16}
+    assert {p.dtype for p in tiny_gpt.parameters()} == {torch.float32}
+    assert sampler.lm_head.weight is tiny_gpt.lm_head.weight
+
+
 @pytest.mark.skipif(onednn_matmul() is None, reason="this build of PyTorch has no oneDNN linear")
 def test_packed_weights_sample_the_same(monkeypatch):
     monkeypatch.setattr(kernels.linear, "MANY_WEIGHTS", 1100)
