@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernels import processor
 
@@ -81,7 +81,10 @@ def linear(
     if not isinstance(weight, Tensor):
         return weight.matmul(x, bias, activation)
     function, _ = ACTIVATIONS[activation]
-    if torch.compiler.is_compiling() or not is_for_onednn(x, weight):
+    compiling = torch.compiler.is_compiling()
+    if compiling or not is_for_onednn(x, weight):
+        if not compiling and casts is not None and weight.dtype == torch.float32:
+            (weight,), bias = cast(weight), None if bias is None else cast(bias)[0]
         return function(F.linear(x, weight, bias))
     is_trained = any(tensor is not None and tensor.requires_grad for tensor in (x, weight, bias))
     if not (is_trained and torch.is_grad_enabled()):
@@ -97,27 +100,40 @@ def matmul_dtype(weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
-def cast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast the inputs of a matmul to autocast's dtype if it is on."""
-    return tuple(tensor.to(matmul_dtype(tensor)) for tensor in tensors)
+# (tensor, its version, its cast) by id and by whether a cast has a gradient; None: keep none
+casts: dict[tuple[int, bool], tuple[Tensor, int, Tensor]] | None = None
 
 
 @contextmanager
-def kept_casts(device: torch.device) -> Iterator[None]:
-    """Let autocast keep its casts of weights until this context ends; they must not change in it.
+def kept_casts() -> Iterator[None]:
+    """Cast each parameter to autocast's dtype once in this context, and again if it changes.
 
-    autocast clears its cache when the outermost context ends, which would be one micro-batch. The
-    cache is also cleared here, because an interrupted loop may leave an outer context open, and
-    before, because casts without a gradient may be in it.
+    autocast itself keeps casts only until its outermost context ends, which would be one
+    micro-batch, and keeps none of frozen parameters, such as the weights below LoRA's updates.
     """
-    kind = device.type
-    dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-    torch.clear_autocast_cache()
+    global casts
+    outer, casts = casts, {}
     try:
-        with torch.autocast(kind, dtype, enabled):
-            yield
+        yield
     finally:
-        torch.clear_autocast_cache()
+        casts = outer
+
+
+def cast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Cast the inputs of a matmul to autocast's dtype if it is on."""
+    return tuple(cast_one(tensor) for tensor in tensors)
+
+
+def cast_one(tensor: Tensor) -> Tensor:
+    dtype = matmul_dtype(tensor)
+    if casts is None or dtype == tensor.dtype or not isinstance(tensor, nn.Parameter):
+        return tensor.to(dtype)
+    key = id(tensor), torch.is_grad_enabled()
+    _, version, kept = casts.get(key, (tensor, -1, tensor))
+    if version != tensor._version or kept.dtype != dtype:
+        kept = tensor.to(dtype)
+        casts[key] = tensor, tensor._version, kept
+    return kept
 
 
 def cast_head(weight: Tensor | Packed) -> Tensor | Packed:

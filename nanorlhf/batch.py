@@ -178,11 +178,8 @@ class Batch:
         return self[distributed.rank_slice(len(self))]
 
     def micro_batches(self, size: int) -> "Iterator[Batch]":
-        """Yield all rows, at most `size` at a time, in `reading_order`.
-
-        Weights must not change in between: autocast casts them once for all of them.
-        """
-        with kept_casts(self.query.device):
+        """Yield all rows, at most `size` at a time, in `reading_order`; weights are cast once."""
+        with kept_casts():
             for index in self.reading_order().split(size):
                 yield self[index]
 
@@ -211,7 +208,8 @@ class Batch:
         shard = self.shard()
         T = self.response.size(1)
         order = shard.reading_order()
-        results = [function(shard[index]) for index in order.split(size)]
+        with kept_casts():
+            results = [function(shard[index]) for index in order.split(size)]
         columns = zip(*(r if isinstance(r, tuple) else (r,) for r in results), strict=True)
         gathered = []
         for pieces in columns:

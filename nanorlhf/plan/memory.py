@@ -6,7 +6,7 @@ Bytes on a GPU:
                   the policy (--reference.rate, --elastic-reset.every)
     gradients     4 per trained parameter
     optimizer     8 per trained parameter: AdamW's two moments
-    copies        2 per parameter that autocast casts to bfloat16
+    copies        2 per parameter that is cast to bfloat16 while a phase lasts
     cache         keys and values, while sampling
     activations   one block's; in comparisons, also the keys and values of the queries; while updating, also everything
                   saved for the backward pass
@@ -233,13 +233,12 @@ def phase_memory(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Memor
             Q = work.rows.query_length
             reading = reading * max(Q, work.rows.tokens - Q) // work.rows.tokens + keys * rows * Q
         block = max(block, reading)
-        cast = model.trained  # copies of frozen weights are kept only for a backward pass
+        cast = model.parameters if model.trained or model.moves else 0  # others are stored as they are multiplied
         if phase.kind == "sample":
             cache += keys * tokens
         if phase.kind == "update" and model.trained:
             inputs = 4 * config.n_layer * config.d_model * tokens
             saved += inputs if flags.checkpoint_activations else rows * model.saved
-            cast = model.parameters
         if shard and phase.kind in ("sample", "validate"):
             copies += (4 + 2 * (width == 2)) * model.parameters
         elif shard:

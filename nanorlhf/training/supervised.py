@@ -32,7 +32,7 @@ def backward(model: nn.Module, batch: list, sums: Sums, count: int, micro_batch_
     device = next(model.parameters()).device
     means: Tensor | float = 0.0
     model.zero_grad()
-    with kept_casts(device):
+    with kept_casts():
         for rows in micro_batches(batch[distributed.rank_slice(len(batch))], micro_batch_size):
             with autocast(dtype, device):
                 loss, *rest = sums(model, rows)
@@ -49,9 +49,10 @@ def evaluate(model: nn.Module, rows: Sequence, sums: Sums, num_sums: int, size: 
     device = next(model.parameters()).device
     totals = torch.zeros(num_sums, device=device)
     full = distributed.unshard(model)
-    for batch in micro_batches(rows[distributed.rank() :: distributed.world_size()], size):
-        with autocast(dtype, device):
-            totals += torch.stack(sums(full, list(batch)))
+    with kept_casts():
+        for batch in micro_batches(rows[distributed.rank() :: distributed.world_size()], size):
+            with autocast(dtype, device):
+                totals += torch.stack(sums(full, list(batch)))
     return distributed.all_sum(totals)
 
 
