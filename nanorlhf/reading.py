@@ -5,8 +5,8 @@
       causal, heads of up to 256 channels                (packing.py)        windows too
     float32, capped logits, both directions,          padded                 a bias (masks.py), or
       an older GPU or PyTorch, a CPU                                         the causal kernel
-    adjacent rows with the same query                 the query once, then   either of these
-                                                       the responses
+    adjacent rows with the same query,                the query once, then   either of these
+      if that saves a twentieth of the tokens          the responses
                                                        (shared_queries.py)
 
 T5 (t5.py) and decode steps (cache.py) have their own biases.
@@ -22,6 +22,10 @@ from nanorlhf.config import GPTConfig
 from nanorlhf.masks import positions_and_biases
 from nanorlhf.packing import can_pack, read_packed
 from nanorlhf.shared_queries import Groups, find_groups, read_queries_once
+
+# share queries if they and the responses have at most this share of the tokens of whole rows: a
+# CPU gains nothing above (a GPU: not measured)
+MOST_TOKENS = 0.95
 
 
 class Trunk(Protocol):
@@ -56,10 +60,16 @@ def read(
             if groups is None and trunk.share_queries and 1 < last < ids.size(1):
                 Q = ids.size(1) - last + 1
                 groups = find_groups(ids[:, :Q], real[:, :Q])
-            if groups is not None and (len(groups.first) < len(ids) or not trunk.share_queries):
+            B, L = len(ids), ids.size(1)
+            if groups is not None and (pays(groups, B, L, last) or not trunk.share_queries):
                 windows = config.windows
                 return read_queries_once(run_blocks, windows, ids, real, groups, last, dtype, packs)
         if packs:
             return read_packed(run_blocks, config.windows, ids, real, cache, last)
     positions, biases = positions_and_biases(config, ids, real, last, dtype)
     return run_blocks(ids, positions, biases, cache, slice(-last, None))
+
+
+def pays(groups: Groups, B: int, L: int, last: int) -> bool:
+    """Return whether sharing queries saves enough of the tokens in B rows of L columns."""
+    return len(groups.first) * (L - last + 1) + B * (last - 1) <= MOST_TOKENS * B * L

@@ -153,6 +153,19 @@ def test_a_group_is_prefilled_and_read_once(monkeypatch) -> None:
     assert tokens == [3 * Q, 12 * T]
 
 
+def test_long_responses_read_their_queries_again(monkeypatch) -> None:
+    """A second pass must save a twentieth of the tokens, or both passes take longer than one."""
+    model, tokens = make_model(TINY), []
+    forward = torch.nn.Embedding.forward
+    monkeypatch.setattr(torch.nn.Embedding, "forward", lambda self, x: (tokens.append(x.numel()), forward(self, x))[1])
+    for Q, T, passes in ((4, 36, [4, 2 * 36]), (4, 37, [2 * 41]), (5, 37, [5, 2 * 37])):  # 95.0, 95.1 and 94.0%
+        query, response = torch.randint(2, 37, (1, Q)).expand(2, Q), torch.randint(2, 37, (2, T))
+        ids, actions = torch.cat((query, response), dim=1), torch.ones_like(response, dtype=torch.bool)
+        tokens.clear()
+        response_logprobs(model, ids, torch.ones_like(ids, dtype=torch.bool), actions, 1.0)
+        assert tokens == passes
+
+
 def test_ranks_of_a_sharded_model_run_each_block_equally_often(monkeypatch) -> None:
     """A forward pass gathers a block's weights each time it runs: a rank that ran it twice would wait for the others.
 
