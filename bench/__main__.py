@@ -8,7 +8,8 @@
 
 Each part alternates between the implementations round by round and reports medians. "x ours" is a time divided by ours;
 "of the limit" is the least time that the arithmetic needs on this machine (bench/limit.py) divided by the measured
-time. Weights are random. Peak memory is what the allocator adds during the call (linear_logprobs: without the two
+time. Model FLOPs per second are shares of the card's published rate (MFU) and of the measured rate of a large matmul.
+Weights are random. Peak memory is what the allocator adds during the call (linear_logprobs: without the two
 gradients; PPO on a CPU and compilers: the peak resident size of the process).
 
 `--peers` needs `pip install -e .[bench]`: TRL 1.12.0, the last release with a PPO trainer. For GRPO a later one
@@ -25,8 +26,10 @@ from torch.nn.attention import SDPBackend
 from bench.compilers import bench_compile
 from bench.fused import bench_fused
 from bench.generation import bench_decode, bench_generate
+from bench.micro_batch import bench_micro_batch
 from bench.operations import bench_gae, bench_logprobs
 from bench.settings import SHAPES, Args, Shape
+from bench.stopwatch import rates
 from bench.updates import bench_grpo, bench_ppo, bench_supervised
 from nanorlhf import launch
 from nanorlhf.cli import run_module
@@ -49,20 +52,9 @@ def print_table(rows: list[dict]) -> None:
         title = f"{row['what']}, {row['size']}"
         if first is None or title != f"{first['what']}, {first['size']}":
             print(title)
-        extra = [
-            f"{rate:,.{0 if rate > 10 else 1}f} {unit}/s"
-            for unit in ("tokens", "programs")
-            if (rate := row.get(f"{unit}_per_second")) is not None
-        ]
-        if "mfu" in row:
-            extra.append(f"MFU {row['mfu']:.0%}")
-        if "bytes_per_second" in row:
-            extra.append(f"{row['bytes_per_second'] / 1e9:,.1f} GB/s of {row['read_rate'] / 1e9:,.1f}")
-        if "packing_seconds" in row:
-            extra.append(f"including {1e3 * row['packing_seconds']:,.1f} ms to round and pack weights")
         share = f"{row['limit_seconds'] / row['seconds']:.0%}" if "limit_seconds" in row else "-"
         numbers = f"{1e3 * row['seconds']:10.2f} {row['ratio']:7.2f} {row['peak_bytes'] / 1e6:9.1f} {share:>12}"
-        print(f"    {row['way']:38} {numbers}  {', '.join(extra)}")
+        print(f"    {row['way']:38} {numbers}  {rates(row)}")
 
 
 def main(args: Args) -> None:
@@ -87,8 +79,8 @@ def main(args: Args) -> None:
     args = replace(args, device=device.type)
     parts = {
         "generate": bench_generate, "decode": bench_decode, "logprobs": bench_logprobs, "gae": bench_gae,
-        "fused": bench_fused, "supervised": bench_supervised, "ppo": bench_ppo, "grpo": bench_grpo,
-        "compile": bench_compile,
+        "fused": bench_fused, "micro_batch": bench_micro_batch, "supervised": bench_supervised, "ppo": bench_ppo,
+        "grpo": bench_grpo, "compile": bench_compile,
     }  # fmt: skip
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     if args.quick:

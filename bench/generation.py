@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench import limit
 from bench.settings import Args, Shape, make_tokenizer, random_queries
-from bench.stopwatch import compare, plain_pytorch, table_rows, with_limit
+from bench.stopwatch import before_and_after, compare, plain_pytorch, table_rows, with_limit
 from kernels.processor import has_int8_matmul
 from nanorlhf.cache import KVCache
 from nanorlhf.checkpoint import save
@@ -56,6 +56,7 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
                     hidden = model(token, cache=cache)[:, -1]
 
     ways = {"ours": ours("same"), **{f"ours, rollouts in {name}": ours(name) for name in rollout_dtypes(args, device)}}
+    ways |= before_and_after(ways["ours"], device)
     ways["plain PyTorch"] = plain
     with tempfile.TemporaryDirectory() as directory:
         if args.peers:
@@ -107,20 +108,23 @@ def bench_decode(args: Args, shape: Shape, device: torch.device) -> list[dict]:
             with autocast, torch.no_grad():
                 generate(sampler, query, query != pad_id, num_tokens, 0.7, eos_id=None, pad_id=pad_id)
 
-        ways = {"prefill": partial(sample, 1), "all": partial(sample, T)}
-        (first, first_peak), (whole, peak) = compare(ways, args.rounds, device).values()
+        prefills, wholes = (before_and_after(partial(sample, num_tokens), device) for num_tokens in (1, T))
+        ways = {("prefill", name): way for name, way in prefills.items()}
+        results = compare(ways | {("all", name): way for name, way in wholes.items()}, args.rounds, device)
+        firsts = {name: results["prefill", name] for name in prefills}
+        steps = {}
+        for name in wholes:
+            whole, peak = results["all", name]
+            steps[name] = (whole - firsts[name][0]) / (T - 1), peak
         size = f"{num_rows} x ({shape.query_length} + {T}) {args.dtype}"
         work = limit.generation(shape.config, rows.query_lengths, T, dtype.itemsize)
-        prefill = table_rows("prefill", size, {"ours": (first, first_peak)})
-        table += with_limit(prefill, replace(work, steps=()), device, args)
-        step = (whole - first) / (T - 1)  # seconds
-        decode = table_rows("decode step", size, {"ours": (step, peak)})
-        (row,) = with_limit(decode, replace(work, flops=0), device, args)
-        num_bytes = sum(num_bytes for _, num_bytes in work.steps) / (T - 1)
-        row["limit_seconds"] /= T - 1
-        row |= {"mfu": row["mfu"] / (T - 1)} if "mfu" in row else {}
+        table += with_limit(table_rows("prefill", size, firsts), replace(work, steps=()), device, args)
         read_rate = limit.read_rate(device, limit.MOST_READ[device.type])
-        table.append(row | {"bytes_per_second": num_bytes / step, "read_rate": read_rate})
+        for row in with_limit(table_rows("decode step", size, steps), replace(work, flops=0), device, args):
+            for name in {"limit_seconds", "mfu", "matmul_share"} & set(row):
+                row[name] /= T - 1
+            num_bytes = sum(num_bytes for _, num_bytes in work.steps) / (T - 1)
+            table.append(row | {"bytes_per_second": num_bytes / row["seconds"], "read_rate": read_rate})
     return table
 
 

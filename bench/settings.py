@@ -18,9 +18,13 @@ class Args:
     shape: Literal["tiny", "small", "124m", "1b", "6.9b"] = "tiny"
     """model and episode sizes, see SHAPES"""
     parts: tuple[
-        Literal["generate", "decode", "logprobs", "gae", "fused", "supervised", "ppo", "grpo", "compile"], ...
+        Literal[
+            "generate", "decode", "logprobs", "gae", "fused", "micro_batch", "supervised", "ppo", "grpo", "compile"
+        ],
+        ...,
     ] = ("generate", "decode", "logprobs", "gae", "supervised", "ppo", "grpo", "compile")
-    """what to measure; without a JDK, compile is skipped unless requested; fused: the GPU's kernels between matmuls"""
+    """what to measure; without a JDK, compile is skipped unless requested; fused: the GPU's kernels between matmuls;
+    micro_batch: a policy's pass, with a profile of it and of generation"""
     rounds: int = 5
     """number of timed rounds; the median is reported"""
     dtype: Literal["float32", "bfloat16"] = "float32"

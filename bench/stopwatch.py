@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -20,6 +20,8 @@ from kernels import processor
 from nanorlhf.launch import die_with_parent
 from nanorlhf.progress import Progress
 from nanorlhf.training.flops import published_rate
+
+BEFORE = "ours, padded and unfused"
 
 
 def compare(ways: dict[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, tuple[float, int]]:
@@ -88,16 +90,52 @@ def peak_of_process(device: str) -> int:
 
 @contextmanager
 def plain_pytorch() -> Iterator[None]:
-    """Use the matmuls of `torch.nn.functional.linear`; on a GPU, compute padding, without Triton between matmuls."""
+    """Use the matmuls of `torch.nn.functional.linear`; on a GPU, compute padding, without Triton."""
     before = processor.chosen
     processor.use(processor.PLAIN)
     try:
-        with ExitStack() as patches:
-            for name in ("nanorlhf.reading.can_pack", "nanorlhf.layers.fuses", "kernels.attention.fuses"):
-                patches.enter_context(mock.patch(name, lambda *arguments: False))
+        with padded_and_unfused():
             yield
     finally:
         processor.use(before)
+
+
+@contextmanager
+def padded_and_unfused() -> Iterator[None]:
+    """Run our code on a GPU without packing, kernels between the matmuls, the decode kernel and kept casts."""
+    off = lambda *arguments: False  # noqa: E731
+    with (
+        mock.patch("nanorlhf.reading.can_pack", off), mock.patch("nanorlhf.cache.can_decode", off),
+        mock.patch("nanorlhf.layers.fuses", off), mock.patch("kernels.attention.fuses", off),
+        mock.patch("nanorlhf.batch.kept_casts", nullcontext), mock.patch("kernels.linear.casts", None),
+    ):  # fmt: skip
+        yield
+
+
+def before_and_after(way: Callable[[], object], device: torch.device) -> dict[str, Callable[[], object]]:
+    """Return our code as it is and, on a GPU, padded and unfused; on a CPU both are the same."""
+    ways = {"ours": way}
+    if device.type == "cuda":
+        ways[BEFORE] = padded_and_unfused()(way)
+    return ways
+
+
+def rates(row: dict) -> str:
+    """Return a row's rates in words: tokens or programs, model FLOPs and bytes per second."""
+    words = [
+        f"{rate:,.{0 if rate > 10 else 1}f} {unit}/s"
+        for unit in ("tokens", "programs")
+        if (rate := row.get(f"{unit}_per_second")) is not None
+    ]
+    if "mfu" in row:
+        words.append(f"MFU {row['mfu']:.0%}")
+    if "matmul_share" in row:
+        words.append(f"{row['matmul_share']:.0%} of the matmul rate")
+    if "bytes_per_second" in row:
+        words.append(f"{row['bytes_per_second'] / 1e9:,.1f} GB/s of {row['read_rate'] / 1e9:,.1f}")
+    if "packing_seconds" in row:
+        words.append(f"including {1e3 * row['packing_seconds']:,.1f} ms to round and pack weights")
+    return ", ".join(words)
 
 
 def table_rows(what: str, size: str, result: dict[str, tuple[float, int]]) -> list[dict]:
@@ -111,10 +149,13 @@ def table_rows(what: str, size: str, result: dict[str, tuple[float, int]]) -> li
 def with_limit(rows: list[dict], work: limit.Work, device: torch.device, args: Args) -> list[dict]:
     """Add the limit in seconds for args.dtype to the rows; lower precision may be faster than that.
 
-    In bfloat16 on a known card also model FLOPs utilisation: the algorithm's FLOPs per second, relative to the card's
-    published rate.
+    Also the algorithm's FLOPs per second as a share of the measured rate of a large matmul and, in bfloat16 on a known
+    card, of its published rate: model FLOPs utilisation.
     """
-    added = {"limit_seconds": work.seconds(device, getattr(torch, args.dtype))}
-    rate = published_rate(device) if args.dtype == "bfloat16" else None
+    dtype = getattr(torch, args.dtype)
+    added = {"limit_seconds": work.seconds(device, dtype)}
+    rates = {"matmul_share": limit.matmul_rate(device, dtype)}
+    if args.dtype == "bfloat16" and (rate := published_rate(device)):
+        rates["mfu"] = rate
     flops = work.flops + sum(flops for flops, _ in work.steps)
-    return [row | added | ({"mfu": flops / row["seconds"] / rate} if rate else {}) for row in rows]
+    return [row | added | {name: flops / row["seconds"] / rate for name, rate in rates.items()} for row in rows]

@@ -34,7 +34,16 @@ from bench.settings import (
     make_run,
     random_queries,
 )
-from bench.stopwatch import in_processes, peak_of_process, plain_pytorch, synchronise, table_rows, with_limit
+from bench.stopwatch import (
+    BEFORE,
+    in_processes,
+    padded_and_unfused,
+    peak_of_process,
+    plain_pytorch,
+    synchronise,
+    table_rows,
+    with_limit,
+)
 from kernels.gae import gae_loop
 from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import load_gpt, load_scalar
@@ -62,6 +71,7 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
         ways["TRL 1.12.0"] = trl_ppo
     if device.type == "cuda":
         ways["ours, compiled blocks"] = partial(our_ppo, compile=True)
+        ways[BEFORE] = our_ppo_before
     if device.type == "cpu" and sys.platform == "linux":
         ways |= {f"{name}, 2 processes": partial(way, processes=2) for name, way in ways.items()}
     ways["plain PyTorch"] = plain_pytorch_ppo
@@ -127,6 +137,11 @@ def our_ppo(
         launch.run(partial(train_ppo.main, settings), args.device, processes)
     last = json.loads((directory / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
     return shape.episodes / last["episodes_per_second"], peak_of_process(args.device)
+
+
+@padded_and_unfused()
+def our_ppo_before(args: Args, directory: Path) -> tuple[float, int]:
+    return our_ppo(args, directory)
 
 
 def our_grpo(args: Args, directory: Path, shares_queries: bool = True) -> tuple[float, int]:

@@ -2,6 +2,7 @@
 
     python -m tools.gpu --out runs/gpu          # make gpu
     python -m tools.gpu --dry-run               # print the parts and their commands; needs no device
+    python -m tools.gpu --only bench            # only the benchmark
 
 Each part runs in a separate process group with a time limit. A part that fails or hangs is stopped, and the next one
 starts. After each part, gpu.json and gpu.md in --out have all results so far: the outcome of each test, and the
@@ -23,7 +24,9 @@ from typing import Any
 
 import torch
 
+from bench.stopwatch import rates
 from nanorlhf.cli import run_module
+from nanorlhf.errors import InputError
 from nanorlhf.files import to_json, write_text
 from nanorlhf.launch import die_with_parent
 
@@ -40,6 +43,8 @@ class Args:
     """time limit for all parts together, seconds"""
     dry_run: bool = False
     """print the parts, their time limits and commands without running them"""
+    only: str = ""
+    """run only the parts with this word in their names, such as tests, bench or PPO"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,8 @@ PARTS = (
     bench("bench: log-probabilities and GAE, 1b", 60, "--shape", "1b", "--parts", "logprobs", "gae", "--rounds", "3"),
     bench("bench: generation, 124m", 60, "--shape", "124m", "--parts", "generate", "decode", "--rounds", "3"),
     bench("bench: generation, 1b", 75, "--shape", "1b", "--parts", "generate", "decode", "--rounds", "2"),
-    bench("bench: a PPO iteration, 124m", 45, "--shape", "124m", "--parts", "ppo", "--rounds", "1"),
+    bench("bench: a micro-batch and profiles, 1b", 90, "--shape", "1b", "--parts", "micro_batch", "--rounds", "3"),
+    bench("bench: a PPO iteration, 124m", 90, "--shape", "124m", "--parts", "ppo", "--rounds", "1"),
     bench("bench: a PPO iteration, 1b", 200, "--shape", "1b", "--parts", "ppo", "--rounds", "1"),
     bench("bench: between the matmuls, 1b", 75, "--shape", "1b", "--parts", "fused", "--rounds", "3"),
     Part(
@@ -89,6 +95,14 @@ PARTS = (
     bench("bench: a GRPO iteration, 1b", 100, "--shape", "1b", "--parts", "grpo", "--rounds", "1", *PEERS),
     bench("bench: generation, 6.9b", 60, "--shape", "6.9b", "--parts", "generate", "--rounds", "1"),
 )  # fmt: skip
+
+
+def chosen(args: Args) -> tuple[Part, ...]:
+    """Return the parts that --only names; raise InputError if there are none."""
+    parts = tuple(part for part in PARTS if args.only in part.name)
+    if not parts:
+        raise InputError(f"--only {args.only}: no part has this word in its name: {', '.join(p.name for p in PARTS)}.")
+    return parts
 
 
 def main(args: Args, parts: tuple[Part, ...] = PARTS) -> int:
@@ -191,25 +205,25 @@ def table(report: dict[str, Any]) -> str:
         names = ("what", "size", "way", "ms", "times ours", "peak MB", "of the limit", "")
         lines += ["", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
-        tokens = f"{row['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in row else ""
         share = f"{row['limit_seconds'] / row['seconds']:.0%}" if "limit_seconds" in row else ""
         lines.append(
             f"| {row['what']} | {row['size']} | {row['way']} | {1e3 * row['seconds']:.2f} | {row['ratio']:.2f} | "
-            f"{row['peak_bytes'] / 1e6:.1f} | {share} | {tokens} |"
+            f"{row['peak_bytes'] / 1e6:.1f} | {share} | {rates(row)} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def command(args: Args) -> None:
+    parts = chosen(args)
     if args.dry_run:
-        for part in PARTS:
+        for part in parts:
             print(f"{part.name}, at most {part.limit:.0f} s\n    {shlex.join(part.command)}")
         return
     if not torch.cuda.is_available():
         print("make gpu: this PyTorch finds no CUDA device; nothing was run.", file=sys.stderr)
         sys.exit(NO_DEVICE)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # also stops the running part
-    sys.exit(main(args))
+    sys.exit(main(args, parts))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ DATA = {"data"}  # a directory; each stage reads different files in it
 NO_PATHS = {
     "device",
     *("files", "revision", "tag", "drop_markup", "split_date", "annotator", "implicit_rewards", "shift_base"),
-    *("hub_id", "summarisers", "against", "by", "file", "bucket", "flavor"),
+    *("hub_id", "summarisers", "against", "by", "file", "bucket", "flavor", "only"),
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
     *("exercises", "names", "student"),  # of the course
     "directory",  # of the course: some commands write it and others read it

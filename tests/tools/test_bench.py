@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +19,16 @@ import pytest
 import torch
 
 from bench import __main__ as program
-from bench import compilers, fused, generation, limit, settings, stopwatch, updates
-from kernels import attention, norm
+from bench import compilers, fused, generation, kernel_times, limit, settings, stopwatch, updates
+from kernels import attention, linear, norm
+from kernels.linear import kept_casts
 from kernels.processor import has_int8_matmul
-from nanorlhf import launch, layers, reading
+from nanorlhf import cache, launch, layers, reading
+from nanorlhf.batch import Batch
 from nanorlhf.cache import KVCache
 from nanorlhf.errors import InputError
+from nanorlhf.generate import generate
+from nanorlhf.model import GPT
 from nanorlhf.training.flops import published_rate
 from tests.conftest import ROOT
 
@@ -55,7 +60,7 @@ def test_every_part_reports_rows_with_ours_first(moment, tmp_path, capsys, dtype
     printed = capsys.readouterr().out
     assert "plain PyTorch" in printed and f"attention: {attention[0]} on a GPU" in printed
     assert all(("limit_seconds" in row) == (row["what"] != "gae") for row in rows)
-    assert re.search("ours +[0-9.]+ +1.00 +[0-9.]+ +[0-9]+%  [0-9,]+ tokens/s\n", printed)
+    assert re.search("ours +[0-9.]+ +1.00 +[0-9.]+ +[0-9]+%  [0-9,]+ tokens/s, [0-9]+% of the matmul rate\n", printed)
 
 
 def test_a_decode_step_is_a_share_of_what_follows_the_prefill(moment, tmp_path, monkeypatch, capsys):
@@ -83,10 +88,93 @@ def test_a_decode_step_is_a_share_of_what_follows_the_prefill(moment, tmp_path, 
         assert step["bytes_per_second"] == pytest.approx(2 * (weights + sum(cached) / 4) / 2.0)
         work = limit.generation(shape.config, lengths, 5, 2)
         assert prefill["mfu"] == pytest.approx(work.flops / 2.0 / 1e9)
+        assert step["matmul_share"] == pytest.approx(step["mfu"] / 1e3)  # the measured rate is 1e12
         assert step["mfu"] == pytest.approx(sum(flops for flops, _ in work.steps) / 4 / 2.0 / 1e9)
         steps_only = limit.Work(steps=work.steps).seconds(torch.device("cpu"), torch.bfloat16)
         assert step["limit_seconds"] == pytest.approx(steps_only / 4)
-    assert re.search("MFU [0-9]+%, [0-9.]+ GB/s of 10.0\n", capsys.readouterr().out)
+    assert re.search("MFU [0-9]+%, [0-9]+% of the matmul rate, [0-9.]+ GB/s of 10.0\n", capsys.readouterr().out)
+
+
+def test_a_gpu_runs_each_stage_before_and_after(moment, monkeypatch):
+    """Prefills of 2 and 4 s, all 5 tokens in 10 and 24 s: decode steps of 2 and 5 s."""
+    assert [*stopwatch.before_and_after(print, torch.device("cpu"))] == ["ours"]
+    seconds = iter((2.0, 4.0, 10.0, 24.0))
+    monkeypatch.setattr(generation, "NUM_ROWS", {"cpu": (3,)})
+    monkeypatch.setattr(generation, "compare", lambda ways, *arguments: {name: (next(seconds), 100) for name in ways})
+    both = lambda way, device: stopwatch.before_and_after(way, torch.device("cuda"))  # noqa: E731
+    monkeypatch.setattr(generation, "before_and_after", both)
+    rows = generation.bench_decode(moment, settings.SHAPES["tiny"], torch.device("cpu"))
+    assert [(row["what"], row["way"], row["seconds"], row["ratio"]) for row in rows] == [
+        ("prefill", "ours", 2.0, 1.0), ("prefill", stopwatch.BEFORE, 4.0, 2.0),
+        ("decode step", "ours", 2.0, 1.0), ("decode step", stopwatch.BEFORE, 5.0, 2.5),
+    ]  # fmt: skip
+    assert rows[2]["bytes_per_second"] == 2.5 * rows[3]["bytes_per_second"]
+
+
+def test_the_padded_and_unfused_way_is_the_plain_path(monkeypatch):
+    """A CPU reaches the same switches if it is told to pack and fuse."""
+    calls, model = [], GPT(settings.SHAPES["tiny"].config)
+    record = lambda name, result: lambda *arguments: (calls.append(name), result)[1]  # noqa: E731
+    monkeypatch.setattr(reading, "can_pack", record("packs", True))
+    monkeypatch.setattr(layers, "fuses", record("fuses", False))
+    monkeypatch.setattr(attention, "fuses", record("rotates", False))
+    monkeypatch.setattr(cache, "can_decode", record("decodes", False))
+    ids = torch.tensor([[1, 2, 3], [0, 4, 5]])
+
+    def way() -> None:
+        with torch.autocast("cpu", torch.bfloat16), kept_casts():
+            generate(model, ids, ids > 0, 2)
+            model(ids, ids > 0)
+
+    way()
+    assert {"packs", "fuses", "rotates", "decodes"} == set(calls)
+    calls.clear()
+    stopwatch.padded_and_unfused()(way)()
+    assert not calls
+    batch = Batch.of([{}] * 2, ids, ids, torch.zeros(2, 3), 7, 0, "last_token")
+    for context, keeps in ((nullcontext(), True), (stopwatch.padded_and_unfused(), False)):
+        with context:
+            for _ in batch.micro_batches(1):
+                assert (linear.casts is not None) == keeps
+
+
+def test_a_micro_batch_is_timed_and_profiled(moment, tmp_path, monkeypatch):
+    program.main(replace(moment, parts=("micro_batch",), json=tmp_path / "speed.json"))
+    first, *profiles = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    shape = settings.SHAPES["tiny"]
+    real = sum(shape.query_lengths) + 4 * 5
+    assert first["size"] == f"4 x (8 + 5) float32, {real / (4 * 13):.0%} real"
+    # all but the last token through the block; its outputs, and the head, at 5 positions of each row
+    pairs = sum(sum(range(1, length + 5)) for length in shape.query_lengths)
+    used = sum(sum(range(length, length + 5)) for length in shape.query_lengths)
+    assert pairs > used
+    flops = 3 * 2 * ((real - 4) * 2 * 16 * 16 + 20 * (2 * 16 * 16 + 8 * 16 * 16) + used * 2 * 16 + 20 * 16 * 40)
+    assert first["limit_seconds"] * 1e12 == pytest.approx(flops)
+    for what in ("profile of a micro-batch", "profile of generation"):
+        whole, *kinds = (row for row in profiles if row["what"] == what)
+        assert sum(row["seconds"] for row in kinds) == pytest.approx(whole["seconds"])
+        assert {"matmuls", "attention", "norms"} <= {row["way"] for row in kinds}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT", "matmuls"),
+        ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_32x1_nn_align8>", "matmuls"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<256, 64, 64, 4>, true>", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x256", "attention"),
+        ("decode_kernel", "attention"),
+        ("void at::native::elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>", "casts and copies"),
+        ("Memcpy DtoD (Device -> Device)", "casts and copies"),
+        ("void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float>", "norms"),
+        ("add_norm_backward_kernel", "norms"),
+        ("activated_backward_kernel", "activations and rotations"),
+        ("linear_backward_kernel", "log-probabilities"),
+        ("void at::native::elementwise_kernel<128, 2, at::native::CUDAFunctor_add<float>>", "other"),
+    ],
+)  # fmt: skip
+def test_kernels_are_sorted_by_name(kernel, kind):
+    assert kernel_times.kind_of(kernel) == kind
 
 
 @pytest.mark.parametrize("runs_kernels", [False, True])
@@ -164,7 +252,7 @@ def test_no_process_outlives_a_benchmark_that_is_killed(tmp_path):
 def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
     settings.make_run(settings.SHAPES["tiny"], tmp_path, torch.device("cpu"))
     rounded = functools.partial(updates.our_ppo, rollout_dtype="bfloat16")
-    for way in (updates.our_ppo, updates.plain_pytorch_ppo, rounded):
+    for way in (updates.our_ppo, updates.our_ppo_before, updates.plain_pytorch_ppo, rounded):
         seconds, peak = way(moment, tmp_path)
         assert seconds > 0 and peak > 0
     lengths = [len(query) for query in settings.random_queries(settings.SHAPES["tiny"])]

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from nanorlhf.errors import InputError
 from tests.conftest import ROOT, TEST_DEVICE
 from tools import gpu
 from tools.gpu import Args, Part, main, outcomes
 
-ROW = {"what": "gae", "size": "B=2", "way": "ours", "seconds": 0.5, "ratio": 1.0, "peak_bytes": 10**6}
+ROW = {"what": "gae", "size": "B=2", "way": "ours", "seconds": 0.5, "ratio": 1.0, "peak_bytes": 10**6, "mfu": 0.4}
 # like pytest's output: a test's name before it runs, its outcome after
 HANGING_TESTS = """
 import os, signal, sys, time
@@ -60,7 +61,7 @@ def test_each_part_runs_even_if_the_previous_one_failed(tmp_path, monkeypatch, c
     written = (tmp_path / "out" / "gpu.md").read_text()
     for line in (
         "| hangs | timed out (3 s) |", "| 1 passed, 1 unfinished |", "- tests/test_b.py::test_x: failed\n",
-        "| gae | B=2 | ours | 500.00 | 1.00 | 1.0 |",
+        "| gae | B=2 | ours | 500.00 | 1.00 | 1.0 |  | MFU 40% |",
     ):  # fmt: skip
         assert line in written
     assert written in capsys.readouterr().out
@@ -133,6 +134,27 @@ def test_the_parts_name_existing_files_and_fit_into_the_time():
     files = [word for part in gpu.PARTS for word in part.command if word.startswith("tests/")]
     assert files and all((ROOT / file).exists() for file in files)
     assert sum(part.limit for part in gpu.PARTS[:5]) < Args().seconds <= 8 * 60  # the others share the rest
+
+
+def test_only_the_named_parts_run(capsys):
+    gpu.command(Args(dry_run=True, only="PPO iteration"))
+    printed = capsys.readouterr().out
+    assert re.findall("bench: a PPO iteration, (.+?),", printed) == ["124m", "1b"] and "tests:" not in printed
+    with pytest.raises(InputError, match="--only nonsense: no part has this word in its name: tests: kernels, "):
+        gpu.command(Args(only="nonsense"))
+
+
+def test_the_benchmark_measures_each_stage_at_1b():
+    measured = {
+        tuple(
+            word
+            for word in part.command[part.command.index("--parts") + 1 :]
+            if word in ("generate", "decode", "micro_batch", "ppo")
+        )
+        for part in gpu.PARTS
+        if "1b" in part.command
+    }
+    assert {("generate", "decode"), ("micro_batch",), ("ppo",)} <= measured
 
 
 def test_the_parts_include_every_file_with_gpu_tests():
