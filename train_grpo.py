@@ -236,7 +236,9 @@ def main(args: Args) -> dict[str, float]:
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
         if args.trace:
             trace.write(batch)
-        metrics |= update_metrics.mfu(run, batch, args.num_epochs, policy, None, reward.models, k)
+        metrics |= update_metrics.utilisation(
+            run, batch, args.num_epochs, policy, None, reward.models, k
+        )
         update_metrics.log_update(run, update, batch, scores, metrics, tokenizer, k)
     return run.finish(run.metrics)  # metrics of the last update
 

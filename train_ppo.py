@@ -220,7 +220,7 @@ def main(args: Args) -> dict[str, float]:
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
         if args.trace:
             trace.write(batch)
-        metrics |= update_metrics.mfu(
+        metrics |= update_metrics.utilisation(
             run, batch, args.num_ppo_epochs, policy, value_model, reward.models
         )
         update_metrics.log_update(run, update, batch, scores, metrics, tokenizer)

@@ -232,7 +232,7 @@ def main(args: Args) -> dict[str, float]:
         gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.actions)
         metrics |= stats.metrics() | {"policy/sampler_gap": gap.item()}
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
-        metrics |= update_metrics.mfu(run, batch, args.num_ppo_epochs, policy, value_model)
+        metrics |= update_metrics.utilisation(run, batch, args.num_ppo_epochs, policy, value_model)
         update_metrics.log_update(run, update, batch, scores, metrics, tokenizer)
         beta.update(metrics["objective/kl"], B)
     return run.finish(run.metrics)

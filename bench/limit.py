@@ -6,50 +6,30 @@ attention, the last block and the LM head only where their output is used, a com
 recomputation to save memory. Elementwise work, sampling and Python count as 0, so 100% can't be reached.
 """
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from kernels.linear import fits_onednn, matmul_by_onednn
 from nanorlhf.config import GPTConfig
-from nanorlhf.training.flops import Read, block_weights, forward_flops, iteration_flops, text, total
+from nanorlhf.training.flops import (
+    Read,
+    decoded_numbers,
+    forward_flops,
+    iteration_flops,
+    matmul_rate,
+    median_seconds,
+    num_parameters,
+    text,
+    total,
+)
 
-# sizes to measure the rates: rows of a square matrix, and the maximum number of bytes to read
-MULTIPLIED = {"cpu": 2048, "cuda": 8192}
-MOST_READ = {"cpu": 2**29, "cuda": 2**31}
-REPEATS = 10
+MOST_READ = {"cpu": 2**29, "cuda": 2**31}  # bytes to read to measure the rate
 ADAMW_WORDS = 7  # per parameter and step: reads weight, gradient and both moments, writes all but the gradient
 
 
 # ------------------------------------------------------------------------------------------------------------- 1. rates
-def median_seconds(way: Callable[[], object], device: torch.device) -> float:
-    times = []
-    for _ in range(1 + REPEATS):
-        start = time.perf_counter()
-        way()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
-
-
-@cache
-def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the FLOP/s of a large matmul with the fastest library in PyTorch."""
-    n = MULTIPLIED[device.type]
-    a = torch.randn(n, n, device=device, dtype=dtype)
-    ways: list[Callable[[], Tensor]] = [lambda: F.linear(a, a)]
-    if fits_onednn(a, a):
-        ways.append(lambda: matmul_by_onednn(a, a))
-    return 2 * n**3 / min(median_seconds(way, device) for way in ways)
-
-
 @cache
 def read_rate(device: torch.device, num_bytes: int) -> float:
     """Measure the bytes per second when reading a tensor of that size repeatedly, from the cache if it fits."""
@@ -86,12 +66,6 @@ def moved_by_adamw(config: GPTConfig, with_head: bool = True) -> int:
     return 4 * ADAMW_WORDS * num_parameters(config, with_head)
 
 
-def num_parameters(config: GPTConfig, with_head: bool = True) -> int:
-    """Count the parameters in matrices; vectors and learned positions are small."""
-    heads = 1 if config.tied_head or not with_head else 2
-    return config.n_layer * sum(block_weights(config)) + heads * config.vocab_size * config.d_model
-
-
 # ------------------------------------------------------------------------------------------------------- 3. algorithms
 def generation(config: GPTConfig, queries: Sequence[int], num_tokens: int, itemsize: int, k: int = 1) -> Work:
     """Sample `num_tokens` k times after each query: a step reads the cache and all weights but the embedding.
@@ -101,9 +75,7 @@ def generation(config: GPTConfig, queries: Sequence[int], num_tokens: int, items
     prefill = total([text(length) for length in queries])
     work = Work(forward_flops(config, prefill, total([text(length, 1) for length in queries]), len(queries)))
     queries = [length for length in queries for _ in range(k)]
-    embedding = 0 if config.tied_head else config.vocab_size * config.d_model
-    weights = num_parameters(config) - embedding
-    per_token = 2 * config.n_layer * config.kv_heads * config.head_width  # numbers in the cache
+    weights, per_token = decoded_numbers(config)
     steps = []
     for t in range(1, num_tokens):  # the first token comes from the queries
         read = total([text(length + t, 1) for length in queries])

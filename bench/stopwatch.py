@@ -19,7 +19,7 @@ from bench.settings import Args
 from kernels import processor
 from nanorlhf.launch import die_with_parent
 from nanorlhf.progress import Progress
-from nanorlhf.training.flops import published_rate
+from nanorlhf.training.flops import published
 
 BEFORE = "ours, padded and unfused"
 
@@ -155,7 +155,7 @@ def with_limit(rows: list[dict], work: limit.Work, device: torch.device, args: A
     dtype = getattr(torch, args.dtype)
     added = {"limit_seconds": work.seconds(device, dtype)}
     rates = {"matmul_share": limit.matmul_rate(device, dtype)}
-    if args.dtype == "bfloat16" and (rate := published_rate(device)):
-        rates["mfu"] = rate
+    if args.dtype == "bfloat16" and (card := published(device)):
+        rates["mfu"] = card.rate
     flops = work.flops + sum(flops for flops, _ in work.steps)
     return [row | added | {name: flops / row["seconds"] / rate for name, rate in rates.items()} for row in rows]

@@ -1,24 +1,76 @@
-"""FLOPs of the matmuls that models need, and the rates of cards, for model FLOPs utilisation (MFU).
+"""FLOPs of the matmuls that models need, bytes that decode steps read, and the rates of cards.
 
 Only necessary work counts: no padding, only the visible keys in causal attention, the last block and the LM head only
 where their output is used, the query of several responses once, and no recomputation to save memory.
 """
 
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from kernels.linear import fits_onednn, matmul_by_onednn
 from nanorlhf.config import GPTConfig
 
-# FLOP/s of dense bfloat16 matmuls, from NVIDIA's data sheets, by the device's name; the first that matches
-PUBLISHED = {"A100": 312e12, "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
+
+class Card(NamedTuple):
+    """Published rates of a card."""
+
+    rate: float  # FLOP/s of dense bfloat16 matmuls
+    bandwidth: float  # bytes per second of its memory
 
 
-def published_rate(device: torch.device) -> float | None:
-    """Return the card's published bfloat16 FLOP/s; None for a CPU or an unknown card."""
+# from NVIDIA's data sheets, by the device's name; the first that matches
+CARDS = {
+    "A100-SXM4-40GB": Card(312e12, 1.555e12),
+    "A100-PCIE-40GB": Card(312e12, 1.555e12),
+    "A100 80GB PCIe": Card(312e12, 1.935e12),
+    "A100": Card(312e12, 2.039e12),
+    "H100 PCIe": Card(756e12, 2.0e12),
+    "H100": Card(989e12, 3.35e12),
+    "H200": Card(989e12, 4.8e12),
+    "B200": Card(2250e12, 8.0e12),
+}
+MULTIPLIED = {"cpu": 2048, "cuda": 8192}  # rows of the square matrix that measures the rate
+REPEATS = 10
+
+
+# ------------------------------------------------------------------------------------------------------------- 1. rates
+def published(device: torch.device) -> Card | None:
+    """Return the card's published rates; None for a CPU or an unknown card."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((rate for card, rate in PUBLISHED.items() if card in name), None)
+    return next((card for pattern, card in CARDS.items() if pattern in name), None)
+
+
+def median_seconds(way: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(1 + REPEATS):
+        start = time.perf_counter()
+        way()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+@cache
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Measure the FLOP/s of a large matmul with the fastest library in PyTorch: a GPU takes about 20 ms."""
+    n = MULTIPLIED[device.type]
+    a = torch.randn(n, n, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
+    ways: list[Callable[[], Tensor]] = [lambda: F.linear(a, a)]
+    if fits_onednn(a, a):
+        ways.append(lambda: matmul_by_onednn(a, a))
+    with torch.no_grad():
+        return 2 * n**3 / min(median_seconds(way, device) for way in ways)
+
+
+# ------------------------------------------------------------------------------------------------------------- 2. FLOPs
 
 
 class Read(NamedTuple):
@@ -83,3 +135,31 @@ def iteration_flops(
     if value_model is not None:
         flops += (1 + 3 * num_epochs) * forward_flops(value_model, read, used)
     return flops + sum(forward_flops(config, total([read, ends]), ends) for config in reward_models)
+
+
+# ------------------------------------------------------------------------------------------------------------- 3. bytes
+def num_parameters(config: GPTConfig, with_head: bool = True) -> int:
+    """Count the parameters in matrices; vectors and learned positions are small."""
+    heads = 1 if config.tied_head or not with_head else 2
+    return config.n_layer * sum(block_weights(config)) + heads * config.vocab_size * config.d_model
+
+
+def decoded_numbers(config: GPTConfig) -> tuple[int, int]:
+    """Return the numbers that a decode step reads: weights without the embedding, and the cache of one token."""
+    embedding = 0 if config.tied_head else config.vocab_size * config.d_model
+    return num_parameters(config) - embedding, 2 * config.n_layer * config.kv_heads * config.head_width
+
+
+def decode_bytes(config: GPTConfig, rows: Sequence[tuple[int, int]], size: int, itemsize: int) -> int:
+    """Count the bytes that sampling must read in decode steps of `size` rows at once, queries of similar length.
+
+    rows: lengths of queries and responses; a response needs one step less than it has tokens, and all steps of a batch
+    read the weights. itemsize: bytes of a weight, and of a number in the cache
+    """
+    weights, per_token = decoded_numbers(config)
+    rows, numbers = sorted(rows), 0
+    for start in range(0, len(rows), size):
+        batch = rows[start : start + size]
+        numbers += weights * (max(response for _, response in batch) - 1)
+        numbers += per_token * sum(query + t for query, response in batch for t in range(1, response))
+    return itemsize * numbers

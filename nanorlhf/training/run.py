@@ -58,7 +58,9 @@ OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json", TRACK_ID)
 SUBDIRECTORIES = ("adapter", "best", CHECKPOINTS, "state", "trace", "wandb")
 SAMPLING = "generated.partial.jsonl"
 """samples that a run draws before its first step; while the file exists, --resume continues sampling"""
-TIME_METRICS = ("episodes_per_second", "time/generating_share", "time/mfu")
+TIME_METRICS = (
+    "episodes_per_second", "time/generating_share", "time/mfu", "time/matmul_share", "time/decode_bandwidth",
+)  # fmt: skip
 """metrics that depend on the clock, and so differ between two runs that are otherwise equal"""
 
 

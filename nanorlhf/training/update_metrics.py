@@ -15,9 +15,10 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates
 from nanorlhf.ppo import response_mean
 from nanorlhf.tokenizer import Tokenizer
-from nanorlhf.training.flops import iteration_flops, published_rate
+from nanorlhf.training.flops import decode_bytes, iteration_flops, matmul_rate, published
 from nanorlhf.training.run import Run
 from nanorlhf.training.run_directory import flat_settings
+from nanorlhf.training.settings import RewardArgs
 
 Metrics = dict[str, float]
 NUM_SAMPLED_UPDATES = 50
@@ -145,7 +146,7 @@ def response_kl(batch: Batch) -> Tensor:
     return torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0).sum(1)
 
 
-def mfu(
+def utilisation(
     run: Run,
     batch: Batch,
     num_epochs: int,
@@ -154,25 +155,31 @@ def mfu(
     reward_models: Sequence[ScalarModel] = (),
     samples_per_query: int = 1,
 ) -> Metrics:
-    """Return the model FLOPs utilisation of an update that has been computed; {} if it isn't known.
+    """Return an update's shares of the card's matmul rates and, while sampling, of its bandwidth; {} if not known.
 
-    The published bfloat16 rate counts once per rank. LoRA and T5 have no metric.
+    Rates are per rank. The time of sampling includes reading the queries. LoRA and T5 have no metrics.
     """
-    rate = published_rate(batch.query.device)
-    if rate is None or run.args.dtype != "bfloat16" or has_updates(policy) or policy.config.num_decoder_blocks:
+    card, args = published(batch.query.device), run.args
+    if card is None or args.dtype != "bfloat16" or has_updates(policy) or policy.config.num_decoder_blocks:
         return {}
-    queries = batch.real[:, : batch.query.size(1)].sum(1).tolist()
+    queries, responses = batch.real[:, : batch.query.size(1)].sum(1).tolist(), (batch.eos_index + 1).tolist()
     flops = iteration_flops(
         policy.config,
         None if value_model is None else value_model.config,
         [model.config for model in reward_models],
         queries,
-        (batch.eos_index + 1).tolist(),
+        responses,
         samples_per_query,
         num_epochs,
     )
-    seconds = time.perf_counter() - run.step_start
-    return {"time/mfu": flops / seconds / rate / distributed.world_size()}
+    rate = flops / (time.perf_counter() - run.step_start) / distributed.world_size()
+    measured = matmul_rate(batch.query.device, torch.bfloat16)
+    metrics = {"time/mfu": rate / card.rate, "time/matmul_share": rate / measured}
+    if not (isinstance(args, RewardArgs) and args.sampler.url):  # an engine samples elsewhere
+        rows = list(zip(queries, responses, strict=True))[distributed.rank_slice(len(batch))]
+        num_bytes = decode_bytes(policy.config, rows, args.read_size, itemsize=2)
+        metrics["time/decode_bandwidth"] = num_bytes / run.generating_seconds / card.bandwidth
+    return metrics
 
 
 def log_update(

@@ -29,7 +29,7 @@ from nanorlhf.cache import KVCache
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import GPT
-from nanorlhf.training.flops import published_rate
+from nanorlhf.training.flops import Card
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,7 @@ def test_a_decode_step_is_a_share_of_what_follows_the_prefill(moment, tmp_path, 
         "compare",
         lambda ways, rounds, device: {name: (way(), next(seconds))[1] for name, way in ways.items()},
     )
-    monkeypatch.setattr(stopwatch, "published_rate", lambda device: 1e9)
+    monkeypatch.setattr(stopwatch, "published", lambda device: Card(1e9, 1e9))
     program.main(replace(moment, parts=("decode",), json=tmp_path / "speed.json", dtype="bfloat16"))
     rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
     assert [(row["what"], row["size"], row["seconds"], row["peak_bytes"]) for row in rows] == [
@@ -204,16 +204,6 @@ def test_operations_between_matmuls_are_measured_by_the_bytes_they_must_move(
     assert {row["what"]: row["bytes_per_second"] * row["seconds"] for row in rows} == pytest.approx(expected)
     assert all(row["way"] == "ours" and row["limit_seconds"] * 1e10 == expected[row["what"]] for row in rows)
     assert set(calls) == ({"add_norm", "activated", "gated", "rotary_triton_"} if runs_kernels else set())
-
-
-def test_the_published_rate_is_looked_up_by_the_name_of_the_card(monkeypatch):
-    for name, rate in (
-        ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA GeForce RTX 4090", None),
-    ):  # fmt: skip
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert published_rate(torch.device("cuda")) == rate
-    assert published_rate(torch.device("cpu")) is None
 
 
 def hangs(args: settings.Args, directory: Path) -> None:

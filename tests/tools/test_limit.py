@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench import limit, settings, stopwatch, updates
 from bench.limit import Work
 from nanorlhf.model import GPT
+from nanorlhf.training import flops
 from nanorlhf.training.flops import Read, forward_flops, text, total
 
 SHAPE = settings.Shape(2, 16, 2, 40, 8, 5, 4)
@@ -118,8 +119,8 @@ def test_seconds_are_work_over_rates(monkeypatch):
 
 
 def test_rates_are_measured(monkeypatch):
-    monkeypatch.setitem(limit.MULTIPLIED, "cpu", 16)
-    monkeypatch.setattr(limit, "REPEATS", 1)
+    monkeypatch.setitem(flops.MULTIPLIED, "cpu", 16)
+    monkeypatch.setattr(flops, "REPEATS", 1)
     limit.matmul_rate.cache_clear()
     limit.read_rate.cache_clear()
     for dtype in (torch.float32, torch.bfloat16):
