@@ -1,8 +1,9 @@
-"""Operations between a block's matmuls, compared with PyTorch's own kernels and its compiler."""
+"""Operations between a block's matmuls and attention of one new token, compared with PyTorch and its compiler."""
 
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bench import limit
@@ -10,6 +11,7 @@ from bench.settings import Args, Shape
 from bench.stopwatch import compare, table_rows
 from kernels.activation import activated, activated_reference, gated, gated_reference
 from kernels.attention import apply_rotary_, rotary_tables, rotated
+from kernels.decode import Columns, decode_attention, decode_reference
 from kernels.norm import add_norm, add_norm_reference, fuses
 from kernels.rotary import rotary_triton_
 
@@ -55,7 +57,30 @@ def bench_fused(args: Args, shape: Shape, device: torch.device) -> list[dict]:
         )  # fmt: skip
     for row in rows:
         row["size"] = f"N={N} C={C} M={M} {args.dtype}"
-    return rows
+    return rows + bench_one_token(args, shape, device)
+
+
+def bench_one_token(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """Measure attention of one new token per row, at the end of a full cache of left-padded queries.
+
+    PyTorch's kernel gets a bias and reads padding too; the limit is the time to read the real columns.
+    """
+    config, dtype = shape.config, getattr(torch, args.dtype)
+    B, L, D, scale = shape.episodes, shape.query_length + shape.response_length, config.head_width, 0.1
+    q = torch.randn(B, config.n_head, 1, D, device=device, dtype=dtype)
+    k, v = (torch.randn(B, config.kv_heads, L, D, device=device, dtype=dtype) for _ in range(2))
+    first = shape.query_length - torch.tensor(shape.query_lengths, device=device)  # (B,)
+    columns = Columns(first, torch.full((1,), L - 1, device=device), None)
+    padding = torch.arange(L, device=device) < first[:, None]  # (B, L)
+    bias = torch.zeros(B, config.n_head, 1, L, device=device, dtype=dtype)
+    bias.masked_fill_(padding[:, None, None], -torch.inf)
+    num_bytes = int((~padding).sum()) * 2 * config.kv_heads * D * dtype.itemsize + 2 * q.nbytes
+    rows = measured(
+        "attention of one token", lambda: decode_attention(q, k, v, columns, scale),
+        lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=True), (), num_bytes,
+        args, compiled=lambda: decode_reference(q, k, v, columns, scale),
+    )  # fmt: skip
+    return [row | {"size": f"{B} x {L} H={config.n_head} D={D} {args.dtype}"} for row in rows]
 
 
 def measured(

@@ -23,7 +23,7 @@ class Args:
         ],
         ...,
     ] = ("generate", "decode", "logprobs", "gae", "supervised", "ppo", "grpo", "compile")
-    """what to measure; without a JDK, compile is skipped unless requested; fused: the GPU's kernels between matmuls;
+    """what to measure; without a JDK, compile is skipped unless requested; fused: the GPU's kernels except the head's;
     micro_batch: a policy's pass, with a profile of it and of generation"""
     rounds: int = 5
     """number of timed rounds; the median is reported"""
