@@ -17,13 +17,14 @@ import train_grpo
 import train_ppo
 from kernels import gae, k3
 from nanorlhf import batch as batches
-from nanorlhf import grpo
+from nanorlhf import grpo, reading
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.cli import command_line
 from nanorlhf.dataset import Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.grpo import ALGORITHMS
 from nanorlhf.ppo import policy_loss
+from nanorlhf.shared_queries import Groups
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import loading, sampler, update_metrics
 from nanorlhf.training.resume import states
@@ -579,6 +580,27 @@ def test_the_first_step_of_maxrl_raises_right_responses_above_the_mean_of_all(co
     expected = -torch.cat([g.flatten() for g in torch.autograd.grad(objective, list(policy.parameters()))])
     assert expected.abs().max() > 1e-3
     assert torch.allclose(gradients[0].double(), expected, atol=2e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_separate_rows_give_the_same_metrics_and_weights(single_update, monkeypatch, tuning):
+    """Two updates. Sampling, reading and training read each query once, or once per response."""
+    args = replace(single_update, total_episodes=16, tune=tuning, **({"lr": 1e-2} if tuning == "lora" else {}))
+    shared, read = [], reading.read_queries_once
+    monkeypatch.setattr(reading, "read_queries_once", lambda *arguments: shared.append(1) or read(*arguments))
+    train_grpo.main(args)
+    expected, trained = read_metrics(args.out), weights(load_gpt(args.out))
+    assert shared
+    shared.clear()
+    for module in ("reading", "generate", "batch"):
+        separate = lambda query, mask: Groups(torch.arange(len(query)), torch.arange(len(query)))  # noqa: E731
+        monkeypatch.setattr(f"nanorlhf.{module}.find_groups", separate)
+    train_grpo.main(args)
+    assert not shared and torch.allclose(weights(load_gpt(args.out)), trained, atol=2e-5)
+    rounded = {*TIME_METRICS, "policy/first_ratio_error", "policy/sampler_gap"}
+    for rows in zip(read_metrics(args.out), expected, strict=True):
+        first, second = ({key: value for key, value in row.items() if key not in rounded} for row in rows)
+        assert first == pytest.approx(second, abs=2e-4)
 
 
 def test_the_responses_to_a_query_are_consecutive_rows(single_update, monkeypatch):
