@@ -251,16 +251,20 @@ class Transformer(nn.Module):
             x = self.run(block, x, bias, tables[layer], cache, layer, tokens)
         return x
 
-    def run(self, block: Block, *arguments: Any) -> Tensor:
+    def run(self, block: Block, x: Tensor, *arguments: Any) -> Tensor:
         """Run a block; with checkpoint_activations, the backward pass recomputes it.
 
         Blocks that read or write a cache aren't compiled: it changes in Python.
         """
-        is_compiled = self.compile_blocks and arguments[3] is None
+        is_compiled = self.compile_blocks and arguments[2] is None
         run = compiled_block() if is_compiled else Block.__call__
+        if is_compiled and isinstance(wanted := arguments[4], slice) and wanted != ALL:
+            # indices: the compiler guards a slice's start, and then rejects its own guard
+            indices = torch.arange(x.size(1), device=x.device)[wanted]
+            arguments = *arguments[:4], indices
         if self.checkpoint_activations and torch.is_grad_enabled():
-            return checkpoint(run, block, *arguments, use_reentrant=False)
-        return run(block, *arguments)
+            return checkpoint(run, block, x, *arguments, use_reentrant=False)
+        return run(block, x, *arguments)
 
 
 @singledispatch

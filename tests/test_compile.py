@@ -16,6 +16,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import GPT
 from nanorlhf.training.loading import prepare_models
+from tests.conftest import TINY
 from tests.test_model import CONFIGS, make_model
 
 PAD = 40
@@ -62,6 +63,20 @@ def test_compiled_blocks_equal_eager_ones_at_every_length(name) -> None:
     counters = torch._dynamo.utils.counters
     assert counters["graph_break"] == Counter()
     assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch's compiler needs g++ on a CPU")
+@torch.no_grad()
+def test_compiled_blocks_read_without_a_gradient() -> None:
+    """The compiler used to guard that 3 times the width isn't divisible by the number of last tokens, and to fail."""
+    torch._dynamo.reset()
+    model, ids = make_model(TINY), torch.randint(0, 37, (2, 8))
+    for last in (8, 4):
+        model.transformer.compile_blocks = False
+        hidden = model(ids, last=last)
+        model.transformer.compile_blocks = True
+        assert torch.allclose(model(ids, last=last), hidden, atol=1e-5)
 
 
 def test_a_sampler_is_not_compiled(monkeypatch) -> None:
