@@ -20,6 +20,7 @@ import kernels.attention
 import kernels.norm
 import nanorlhf.distributed
 import nanorlhf.layers
+import nanorlhf.training.update_metrics
 from nanorlhf.packing import Bounds, attend_by_row
 from tests.helpers.pretend_gpu import OnGPU, PretendGPU, changed, tensors
 
@@ -110,6 +111,7 @@ class PretendHopper(PretendGPU):
         if is_first:
             for name, value in DEVICE.items():
                 self.patch(torch.cuda, name, value)
+            self.patch(nanorlhf.training.update_metrics, "matmul_rate", lambda device, dtype: 8e14)
             self.patch(Tensor, "pin_memory", lambda tensor: tensor)
             self.patch(torch.nn.attention.varlen, "varlen_attn", varlen_attn)
             self.patch(nn.Module, "to", module_to)
