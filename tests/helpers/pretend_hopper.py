@@ -1,4 +1,4 @@
-"""Simulate a Hopper GPU on which whole scripts run: bfloat16, packed rows and Triton kernels.
+"""Simulate a Hopper GPU for whole scripts, with bfloat16, packed rows and Triton kernels.
 
 FlashAttention is computed row by row, after the checks that it makes on a GPU. Triton kernels run in the interpreter
 on the data of the simulated GPU's tensors, and reject host tensors. Autocast casts as on a CPU.

@@ -112,7 +112,7 @@ def test_a_gpu_runs_each_stage_before_and_after(moment, monkeypatch):
 
 
 def test_the_padded_and_unfused_way_is_the_plain_path(monkeypatch):
-    """A CPU reaches the same switches if it is told to pack and fuse."""
+    """The switches also turn packing and fusing off on a CPU that pretends to be a GPU."""
     calls, model = [], GPT(settings.SHAPES["tiny"].config)
     record = lambda name, result: lambda *arguments: (calls.append(name), result)[1]  # noqa: E731
     monkeypatch.setattr(reading, "can_pack", record("packs", True))
