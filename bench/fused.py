@@ -34,11 +34,20 @@ def bench_fused(args: Args, shape: Shape, device: torch.device) -> list[dict]:
     rows, kind = [], config.activation
     for norm, inputs in (("layer", (x, residual, weight, bias)), ("rms", (x, residual, weight))):
         arguments = *inputs, *(None,) * (4 - len(inputs)), config.norm_eps, norm
-        ours = lambda arguments=arguments: add_norm(*arguments, torch.float32)  # noqa: E731
-        plain = lambda arguments=arguments: add_norm_reference(*arguments)  # noqa: E731
-        # both inputs and their gradients; s and y are written, s and two gradients are read
-        num_bytes = 2 * (x.nbytes + residual.nbytes) + 5 * x.nbytes
+
+        def plain(arguments: tuple = arguments) -> tuple[Tensor, Tensor]:
+            s, y = add_norm_reference(*arguments)
+            return s, y.to(dtype)
+
+        ours = lambda arguments=arguments: add_norm(*arguments, dtype)  # noqa: E731
+        # both inputs and their gradients; s and y are written; s and two gradients are read
+        num_bytes = 2 * (x.nbytes + residual.nbytes) + 3 * x.nbytes + 2 * residual.nbytes
         rows += measured(f"residual sum and {norm} norm", ours, plain, inputs, num_bytes, args)
+    rows += measured(
+        "layer norm", lambda: add_norm(x, None, weight, bias, config.norm_eps, "layer", dtype)[1],
+        lambda: F.layer_norm(x, (C,), weight, bias, config.norm_eps).to(dtype), (x, weight, bias),
+        3 * x.nbytes + 2 * residual.nbytes, args,
+    )  # fmt: skip
     rows += measured(
         f"{kind} and bias", lambda: activated(up, mlp_bias, kind),
         lambda: activated_reference(up, mlp_bias.to(dtype), kind), (up, mlp_bias), 5 * up.nbytes, args,

@@ -1,6 +1,6 @@
-"""Residual addition and norm in one pass over the rows, on a GPU.
+"""Norm, with or without a residual addition before it, in one pass over the rows, on a GPU.
 
-    s = x + residual                                                  mean: over the C channels
+    s = x + residual, or x                                            mean: over the C channels
     layer       h = (s - mean(s)) t   t = 1 / sqrt(mean((s - mean(s))^2) + eps)   y = h w + b
     rms         h = s t               t = 1 / sqrt(mean(s^2) + eps)               y = h w
     rms_offset  the same, with 1 + w instead of w
@@ -10,9 +10,10 @@ With u = dy w, or dy (1 + w), and ds from the other uses of s:
     d loss / dx = d loss / d residual = ds + t (u - mean(u) - h mean(u h))    mean(u): layer only
     d loss / dw = sum over the rows of dy h        d loss / db = sum over the rows of dy
 
-The forward pass reads x and the residual once and writes s and y once. The backward pass saves only
-s and recomputes h and t from it. Each of its programs sums dw and db over its own rows; a second
-pass adds these sums in a fixed order, so results are reproducible.
+The forward pass reads x and the residual once and writes s and y once, y in the dtype of the matmul
+that reads it. The backward pass saves only s and recomputes h and t from it. Each of its programs
+sums dw and db over its own rows; a second pass adds these sums in a fixed order, so results are
+reproducible.
 
 Not measured on a card yet.
 """
@@ -41,24 +42,27 @@ def fuses(x: Tensor) -> bool:
 
 
 def add_norm_reference(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, kind: str
 ) -> tuple[Tensor, Tensor]:
     """Reference: x, residual (..., C), weight, bias (C,) -> s, y (..., C)"""
-    s = x + residual
+    s = x if residual is None else x + residual
     if kind == "layer":
         return s, F.layer_norm(s, weight.shape, weight, bias, eps)
     return s, F.rms_norm(s, weight.shape, 1 + weight if kind == "rms_offset" else weight, eps)
 
 
 def add_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str,
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, kind: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return x + residual and its norm in `dtype`, differentiable; C is at most WIDEST.
 
     x, residual (..., C), weight, bias (C,) -> (..., C) twice. The sum has the wider dtype of the
-    two, and the norm of the rounded sum is computed in float32. kind: layer, rms or rms_offset
+    two, and the norm of the rounded sum is computed in float32. Without a residual, the sum is x.
+    kind: layer, rms or rms_offset
     """
+    if residual is None:
+        return x, Norm.apply(x, weight, bias, eps, kind, dtype)
     return AddNorm.apply(x, residual, weight, bias, eps, kind, dtype)
 
 
@@ -80,32 +84,52 @@ class AddNorm(torch.autograd.Function):
         return grad_x, grad_residual, grad_weight, grad_bias, None, None, None
 
 
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps, kind, dtype):
+        x, y = add_norm_triton(x, None, weight, bias, eps, kind, dtype)
+        ctx.save_for_backward(x, weight)
+        ctx.eps, ctx.kind = eps, kind
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        grad_x, _, grad_weight, grad_bias = add_norm_backward_triton(
+            x, weight, None, grad, ctx.eps, ctx.kind, (x.dtype, x.dtype), ctx.needs_input_grad[1:3]
+        )
+        return grad_x, grad_weight, grad_bias, None, None, None
+
+
 # ------------------------------------------------------------------------------------------- Triton
 def add_norm_triton(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str,
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, kind: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`add_norm` without a gradient: one program per row."""
+    """`add_norm` without a gradient: one program per row. Without a residual, s is x."""
     C = x.size(-1)
-    x, residual = x.contiguous(), residual.contiguous()
-    s = torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
+    s = x = x.contiguous()
+    if residual is not None:
+        residual = residual.contiguous()
+        s = torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
     y = torch.empty_like(x, dtype=dtype)
     if N := x.numel() // C:
         add_norm_kernel[(N,)](
-            x, residual, weight, weight if bias is None else bias, s, y, C, eps,
-            LAYER=kind == "layer", OFFSET=kind == "rms_offset", HAS_BIAS=bias is not None,
-            WIDTH=triton.next_power_of_2(C), num_warps=num_warps(C),
+            x, x if residual is None else residual, weight, weight if bias is None else bias, s, y,
+            C, eps, ADDS=residual is not None, LAYER=kind == "layer", OFFSET=kind == "rms_offset",
+            HAS_BIAS=bias is not None, WIDTH=triton.next_power_of_2(C), num_warps=num_warps(C),
         )  # fmt: skip
     return s, y
 
 
 def add_norm_backward_triton(
-    s: Tensor, weight: Tensor, grad_s: Tensor, grad_y: Tensor, eps: float, kind: str,
+    s: Tensor, weight: Tensor, grad_s: Tensor | None, grad_y: Tensor, eps: float, kind: str,
     dtypes: tuple[torch.dtype, torch.dtype], trained: tuple[bool, bool],
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of x and residual in their dtypes, and of weight and bias if trained.
 
-    x and residual share a tensor if their dtypes are equal.
+    x and residual share a tensor if their dtypes are equal. grad_s None: s has no other use
     """
     C = s.size(-1)
     N = s.numel() // C
@@ -117,10 +141,10 @@ def add_norm_backward_triton(
     weight_sums, bias_sums = (torch.empty(programs * on, C, device=s.device) for on in trained)
     if N:
         add_norm_backward_kernel[(programs,)](
-            s, weight, grad_s.contiguous(), grad_y.contiguous(), grad_x, grad_residual,
-            weight_sums, bias_sums, N, C, eps, LAYER=kind == "layer",
-            OFFSET=kind == "rms_offset", SAME=same, SUMS_WEIGHT=trained[0], SUMS_BIAS=trained[1],
-            WIDTH=triton.next_power_of_2(C), num_warps=num_warps(C),
+            s, weight, s if grad_s is None else grad_s.contiguous(), grad_y.contiguous(), grad_x,
+            grad_residual, weight_sums, bias_sums, N, C, eps, ADDS=grad_s is not None,
+            LAYER=kind == "layer", OFFSET=kind == "rms_offset", SAME=same, SUMS_WEIGHT=trained[0],
+            SUMS_BIAS=trained[1], WIDTH=triton.next_power_of_2(C), num_warps=num_warps(C),
         )  # fmt: skip
     grad_weight, grad_bias = (
         sums.sum(0).to(weight.dtype) if on else None
@@ -147,13 +171,14 @@ if triton is not None:
     @triton.jit
     def add_norm_kernel(
         x,  # (N, C)
-        residual,  # (N, C)
+        residual,  # (N, C), if ADDS
         weight,  # (C,)
         bias,  # (C,)
-        s,  # (N, C) out
+        s,  # (N, C) out, if ADDS
         y,  # (N, C) out
         C,
         eps,
+        ADDS: tl.constexpr,
         LAYER: tl.constexpr,
         OFFSET: tl.constexpr,
         HAS_BIAS: tl.constexpr,
@@ -163,10 +188,12 @@ if triton is not None:
         inside = channel < C
         at = tl.program_id(0).to(tl.int64) * C + channel
         # 1. the sum, rounded to its dtype
-        total = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-        total = total.to(s.dtype.element_ty)
-        tl.store(s + at, total, mask=inside)
+        total = tl.load(x + at, mask=inside, other=0.0)
+        if ADDS:
+            total = total.to(tl.float32)
+            total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+            total = total.to(s.dtype.element_ty)
+            tl.store(s + at, total, mask=inside)
         # 2. its norm
         h, _ = normalised(total.to(tl.float32), inside, C, eps, LAYER)
         w = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
@@ -181,7 +208,7 @@ if triton is not None:
     def add_norm_backward_kernel(
         s,  # (N, C)
         weight,  # (C,)
-        grad_s,  # (N, C)
+        grad_s,  # (N, C), if ADDS
         grad_y,  # (N, C)
         grad_x,  # (N, C) out
         grad_residual,  # (N, C) out, unless SAME
@@ -190,6 +217,7 @@ if triton is not None:
         N,
         C,
         eps,
+        ADDS: tl.constexpr,
         LAYER: tl.constexpr,
         OFFSET: tl.constexpr,
         SAME: tl.constexpr,  # grad_residual is grad_x
@@ -208,13 +236,14 @@ if triton is not None:
         for _ in range(tl.program_id(0), N, tl.num_programs(0)):
             total = tl.load(s + at, mask=inside, other=0.0).to(tl.float32)
             dy = tl.load(grad_y + at, mask=inside, other=0.0).to(tl.float32)
-            ds = tl.load(grad_s + at, mask=inside, other=0.0).to(tl.float32)
             h, t = normalised(total, inside, C, eps, LAYER)
             u = dy * w
             slope = u - h * (tl.sum(u * h, 0) / C)
             if LAYER:
                 slope -= tl.sum(u, 0) / C
-            grad = ds + t * slope
+            grad = t * slope
+            if ADDS:
+                grad += tl.load(grad_s + at, mask=inside, other=0.0).to(tl.float32)
             tl.store(grad_x + at, grad.to(grad_x.dtype.element_ty), mask=inside)
             if not SAME:
                 out = grad.to(grad_residual.dtype.element_ty)

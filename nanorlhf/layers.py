@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.activation import activated, gated
-from kernels.linear import linear
+from kernels.linear import linear, matmul_dtype
 from kernels.norm import WIDEST, fuses
 from kernels.norm import add_norm as fused_add_norm
 from nanorlhf.config import GPTConfig
@@ -87,17 +87,18 @@ def norm(config: GPTConfig, width: int | None = None) -> nn.LayerNorm | RMSNorm:
     return kind(width or config.d_model, eps=config.norm_eps)
 
 
-def add_norm(x: Tensor, residual: Tensor, layer: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return x + residual and layer(x + residual), with one kernel on a GPU if layer is a norm."""
+def add_norm(x: Tensor, residual: Tensor | None, layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return s = x + residual and layer(s), with one kernel on a GPU if layer is a norm.
+
+    layer(s) is the input of a matmul: under autocast, the kernel writes it in autocast's dtype.
+    Without a residual, s is x.
+    """
     can_fuse = fuses(x) and x.size(-1) <= WIDEST
     if not can_fuse or not isinstance(layer, nn.LayerNorm | RMSNorm):
-        x = x + residual
-        return x, layer(x)
-    dtype = torch.promote_types(x.dtype, residual.dtype)
-    if isinstance(layer, nn.LayerNorm):
-        # autocast runs a layer norm in float32
-        dtype = torch.float32 if torch.is_autocast_enabled(x.device.type) else dtype
-        return fused_add_norm(x, residual, layer.weight, layer.bias, layer.eps, "layer", dtype)
+        s = x if residual is None else x + residual
+        return s, layer(s)
     assert layer.eps is not None
     kind = "rms_offset" if isinstance(layer, OffsetRMSNorm) else "rms"
-    return fused_add_norm(x, residual, layer.weight, None, layer.eps, kind, dtype)
+    kind, bias = ("layer", layer.bias) if isinstance(layer, nn.LayerNorm) else (kind, None)
+    dtype = matmul_dtype(x)
+    return fused_add_norm(x, residual, layer.weight, bias, layer.eps, kind, dtype)

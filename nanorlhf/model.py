@@ -132,11 +132,11 @@ class Block(nn.Module):
         wanted: slice | Tensor,
     ) -> Tensor:
         """x (B, S, C) -> (B, n, C): the wanted tokens, which still attend to the earlier ones."""
-        normed = self.norm1(x)
+        _, normed = add_norm(x, None, self.norm1)
         attended = self.post_norm1(self.attention(normed, bias, rotary, cache, layer, wanted))
         x, normed = x[:, wanted], normed[:, wanted]
         if self.parallel:
-            normed = normed if self.shared_norm else self.norm2(x)
+            normed = normed if self.shared_norm else add_norm(x, None, self.norm2)[1]
             return x + attended + self.post_norm2(self.mlp(normed))
         x, normed = add_norm(x, attended, self.norm2)
         return x + self.post_norm2(self.mlp(normed))

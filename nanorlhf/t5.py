@@ -160,7 +160,8 @@ class DecoderBlock(Block):
         """x (B, S, C) -> (B, S, C)"""
         assert memory_bias is not None
         assert cache is None or isinstance(cache, DecoderCache)
-        attended = self.attention(self.norm1(x), bias, rotary, cache, layer, wanted)
+        _, normed = add_norm(x, None, self.norm1)
+        attended = self.attention(normed, bias, rotary, cache, layer, wanted)
         x, normed = add_norm(x, attended, self.cross_norm)
         if memory is None:
             assert cache is not None

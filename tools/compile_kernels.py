@@ -87,8 +87,8 @@ N, V, C = 2048, 50304, 2048
 B, T = 512, 1024
 # a decode step of Pythia 1B and of a model with 124 million weights: rows, heads and head width; columns of the cache
 DECODE, LENGTH = ((64, 8, 256), (8, 12, 64)), 565
-# between the matmuls, of N tokens. Norms of GPT-2 124M and Llama 8B: channels and kind
-NORMS = ((768, "layer"), (4096, "rms"))
+# between the matmuls, of N tokens. Norms of GPT-2 124M and Llama 8B: channels and kind. Without a residual: Pythia 1B
+NORMS, ALONE = ((768, "layer"), (4096, "rms")), 2048
 # rotations of Pythia 1B and Llama 8B: heads, of keys and values, head width, rotated channels; MLPs of the same
 ROTATIONS, MLPS = ((8, 8, 256, 64), (32, 8, 128, 128)), (8192, 14336)
 
@@ -151,9 +151,13 @@ def launches_between_matmuls() -> list[Launch]:
     for width, kind in NORMS:
         x, weight, dtypes = empty(N, width), empty(width), (torch.float32, half)
         residual, bias = empty(N, width, dtype=half), empty(width) if kind == "layer" else None
-        result += record_launches(norm.add_norm_triton, x, residual, weight, bias, 1e-5, kind, torch.float32)
+        result += record_launches(norm.add_norm_triton, x, residual, weight, bias, 1e-5, kind, half)
         trained = True, kind == "layer"
-        result += record_launches(norm.add_norm_backward_triton, x, weight, x, x, 1e-5, kind, dtypes, trained)
+        result += record_launches(norm.add_norm_backward_triton, x, weight, x, residual, 1e-5, kind, dtypes, trained)
+    x, weight, dtypes = empty(N, ALONE), empty(ALONE), (torch.float32,) * 2
+    grad = empty(N, ALONE, dtype=half)
+    result += record_launches(norm.add_norm_triton, x, None, weight, weight, 1e-5, "layer", half)
+    result += record_launches(norm.add_norm_backward_triton, x, weight, None, grad, 1e-5, "layer", dtypes, (True, True))
     for heads, kv_heads, width, rotated in ROTATIONS:
         qkv, table = empty(1, N, heads + 2 * kv_heads, width, dtype=half), empty(1, N, 1, rotated // 2)
         result += record_launches(rotary.rotary_triton_, qkv, table, table, heads, False)
@@ -337,7 +341,9 @@ def norm_programs(arguments: dict, num_programs: int, flags: dict) -> Iterator[l
     """A program of the forward pass has one row, a program of the backward pass every num_programs-th."""
     channels, is_backward = arguments["C"], "grad_x" in arguments
     rows = arguments["N"] if is_backward else num_programs
-    arrays = ("s", "grad_s", "grad_y", "grad_x") if is_backward else ("x", "residual", "s", "y")
+    arrays = ("s", "grad_y", "grad_x") if is_backward else ("x", "y")
+    if flags["ADDS"]:
+        arrays += ("grad_s",) if is_backward else ("residual", "s")
     arrays += ("grad_residual",) if is_backward and not flags["SAME"] else ()
     vectors = ("weight", "bias") if flags.get("HAS_BIAS") else ("weight",)
     sums = [x for x in ("weight", "bias") if flags.get(f"SUMS_{x.upper()}")]

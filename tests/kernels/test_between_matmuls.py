@@ -200,11 +200,11 @@ STARTERS = [
     (kernels.activation, "activated_backward_triton"), (kernels.activation, "gated_triton"),
     (kernels.activation, "gated_backward_triton"),
 ]  # fmt: skip
-NORM = {"add_norm_triton": 3, "add_norm_backward_triton": 3}
+NORM = {"add_norm_triton": 6, "add_norm_backward_triton": 6}
 EXPECTED = {  # in a model of three blocks
     "gpt2": NORM | {"activated_triton": 3, "activated_backward_triton": 3},
-    # its blocks add attention and MLP at once
-    "gpt_neox": {"rotary_triton_": 6, "activated_triton": 3, "activated_backward_triton": 3},
+    # its blocks add attention and MLP at once: no norm follows an addition
+    "gpt_neox": NORM | {"rotary_triton_": 6, "activated_triton": 3, "activated_backward_triton": 3},
     "llama": NORM | {"rotary_triton_": 6, "gated_triton": 3, "gated_backward_triton": 3},
 }
 

@@ -21,7 +21,7 @@ HALF, SINGLE = torch.bfloat16, torch.float32
 def by_hand(inputs: list[Tensor], kind: str, eps: float) -> tuple[Tensor, Tensor]:
     """Row by row from the definition, in float64: x, residual (N, C), weight and bias (C,)."""
     x, residual, weight, bias = inputs
-    s = x + residual
+    s = x if residual is None else x + residual
     rows = []
     for row in s:
         centred = row - row.sum() / len(row) if kind == "layer" else row
@@ -36,9 +36,9 @@ def random(*sizes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
     return [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
 
 
-def leaves(inputs: list[Tensor], kind: str, dtypes: tuple, device: str) -> list[Tensor | None]:
+def leaves(inputs: list[Tensor], kind: str, dtypes: tuple, device: str, adds: bool = True) -> list[Tensor | None]:
     typed = [x.to(device, dtype).requires_grad_() for x, dtype in zip(inputs, dtypes, strict=True)]
-    return typed if kind == "layer" else [*typed[:3], None]
+    return [typed[0], typed[1] if adds else None, typed[2], typed[3] if kind == "layer" else None]
 
 
 def values_and_gradients(outputs: tuple[Tensor, Tensor], leaves: list, grads: list[Tensor]) -> Iterator[Tensor]:
@@ -52,37 +52,40 @@ def values_and_gradients(outputs: tuple[Tensor, Tensor], leaves: list, grads: li
 SIZES = [(0, 5), (1, 1), (1, 24), (5, 31), (5, 32), (3, 33), (11, 7)]
 DTYPES = {  # of x, the residual, weight and bias; of y; tolerance
     "float32": ((SINGLE,) * 4, SINGLE, 2e-5),
-    "autocast": ((SINGLE, HALF, SINGLE, SINGLE), SINGLE, 2e-2),
+    "autocast": ((SINGLE, HALF, SINGLE, SINGLE), HALF, 2e-2),
     "bfloat16": ((HALF,) * 4, HALF, 6e-2),
     "bfloat16 stream, autocast": ((HALF, HALF, SINGLE, SINGLE), SINGLE, 6e-2),
     "float16": ((torch.float16,) * 4, torch.float16, 6e-3),
 }
 
 
+@pytest.mark.parametrize("adds", [True, False], ids=["residual", "no residual"])
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_and_all_gradients_equal_float64(kind, dtypes, monkeypatch) -> None:
+def test_values_and_all_gradients_equal_float64(kind, dtypes, adds, monkeypatch) -> None:
     monkeypatch.setattr(kernels.norm, "PROGRAMS", 4)
     types, out, tolerance = DTYPES[dtypes]
     for N, C in SIZES:
         inputs, grads = random((N, C), (N, C), (C,), (C,)), random((N, C), (N, C), seed=1)
         inputs = [x.to(dtype).double() for x, dtype in zip(inputs, types, strict=True)]
-        exact = leaves(inputs, kind, (torch.float64,) * 4, "cpu")
+        exact = leaves(inputs, kind, (torch.float64,) * 4, "cpu", adds)
         expected = [*values_and_gradients(by_hand(exact, kind, 1e-3), exact, grads)]
         reference = add_norm_reference(*exact, 1e-3, kind)
         for ours, theirs in zip(values_and_gradients(reference, exact, grads), expected, strict=True):
             assert torch.allclose(ours, theirs, atol=1e-12)
-        typed = leaves(inputs, kind, types, DEVICE)
+        typed = leaves(inputs, kind, types, DEVICE, adds)
         got = [*values_and_gradients(add_norm(*typed, 1e-3, kind, out), typed, grads)]
-        assert [x.dtype for x in got] == [torch.promote_types(*types[:2]), out, *types[: len(got) - 2]]
+        wanted = [leaf.dtype for leaf in typed if leaf is not None]
+        assert [x.dtype for x in got] == [torch.promote_types(*types[:2]) if adds else types[0], out, *wanted]
         for ours, theirs in zip(got, expected, strict=True):
             scale = 1 + (theirs.abs().max().item() if theirs.numel() else 0)
             assert torch.allclose(ours.cpu().double(), theirs, atol=tolerance * scale, rtol=0), (N, C)
 
 
+@pytest.mark.parametrize("adds", [True, False], ids=["residual", "no residual"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_dtypes_and_values_equal_the_module_s(kind, monkeypatch) -> None:
-    """Check each dtype of the residual stream, with and without autocast; on a CPU, it doesn't widen layer norms."""
+def test_dtypes_and_values_equal_the_module_s(kind, adds, monkeypatch) -> None:
+    """Check each dtype of the residual stream; under autocast the output is cast as a matmul's input."""
     torch.manual_seed(0)
     layer = KINDS[kind](24, eps=1e-3).to(DEVICE)
     nn.init.normal_(layer.weight)
@@ -93,12 +96,13 @@ def test_dtypes_and_values_equal_the_module_s(kind, monkeypatch) -> None:
         module = layer.to(HALF if stream == HALF and not autocast else SINGLE)
         with torch.autocast(DEVICE, HALF, enabled=autocast):
             monkeypatch.setattr(nanorlhf.layers, "fuses", lambda x: False)
-            expected = nanorlhf.layers.add_norm(x, residual, module)
+            s, y = nanorlhf.layers.add_norm(x, residual if adds else None, module)
             monkeypatch.setattr(nanorlhf.layers, "fuses", lambda x: True)
-            got = nanorlhf.layers.add_norm(x, residual, module)
-        assert [x.dtype for x in got] == [x.dtype for x in expected]
+            got = nanorlhf.layers.add_norm(x, residual if adds else None, module)
+        expected = s, y.to(HALF) if autocast else y
+        assert [x.dtype for x in got] == [x.dtype for x in expected] and (adds or got[0] is x)
         for ours, theirs in zip(got, expected, strict=True):  # the interpreter rounds to bfloat16 towards 0
-            assert torch.allclose(ours, theirs, rtol=2**-7, atol=2e-2 if stream == HALF else 1e-5)
+            assert torch.allclose(ours, theirs, rtol=2**-7, atol=2e-2 if HALF in (stream, ours.dtype) else 1e-5)
 
 
 def test_the_rounded_sum_is_normalised() -> None:
@@ -172,11 +176,14 @@ def test_sums_over_rows_are_the_same_in_every_run_and_for_any_number_of_programs
 
 
 def test_the_forward_pass_saves_only_the_sum_and_the_weight() -> None:
+    """Without a residual, that is the input itself."""
     inputs = [x.to(DEVICE, SINGLE).requires_grad_() for x in random((3, 8), (3, 8), (8,), (8,))]
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         s, _ = add_norm(*inputs, 1e-5, "layer", SINGLE)
-    assert [x.data_ptr() for x in saved] == [s.data_ptr(), inputs[2].data_ptr()]
+        x, _ = add_norm(inputs[0], None, *inputs[2:], 1e-5, "layer", SINGLE)
+    assert [x.data_ptr() for x in saved] == [y.data_ptr() for y in (s, inputs[2], inputs[0], inputs[2])]
+    assert x is inputs[0]
 
 
 def test_wide_rows_float64_and_other_layers_use_plain_pytorch(monkeypatch) -> None:
@@ -186,6 +193,8 @@ def test_wide_rows_float64_and_other_layers_use_plain_pytorch(monkeypatch) -> No
     for layer in (nn.LayerNorm(4097), nn.Identity()):
         s, y = nanorlhf.layers.add_norm(x, x, layer)
         assert torch.equal(s, x + x) and torch.equal(y, layer(x + x))
+        s, y = nanorlhf.layers.add_norm(x, None, layer)
+        assert s is x and torch.equal(y, layer(x))
     with pytest.raises(ZeroDivisionError):
         nanorlhf.layers.add_norm(x[:, :4096], x[:, :4096], nn.LayerNorm(4096))
     assert not kernels.norm.fuses(x)  # on a CPU

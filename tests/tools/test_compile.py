@@ -194,6 +194,10 @@ def calls() -> dict:
         "backward, bfloat16": lambda: logprobs.linear_backward_triton(*short, rows, rows, (rows, rows), block, None),
         "norm": lambda: norm.add_norm_triton(x, x.bfloat16(), *layer, torch.float32),
         "norm, backward": lambda: norm.add_norm_backward_triton(x, rows[:24], x, x, *layer[2:], half, (True, True)),
+        "norm without a residual": lambda: norm.add_norm_triton(x, None, *layer, torch.bfloat16),
+        "norm without a residual, backward": lambda: norm.add_norm_backward_triton(
+            x, rows[:24], None, x.bfloat16(), *layer[2:], half[:1] * 2, (True, True)
+        ),
         "norm, frozen": lambda: norm.add_norm_backward_triton(
             x, rows[:24], x, x, 1e-5, "rms", half[:1] * 2, (False, False)
         ),
