@@ -45,6 +45,14 @@ def rotary_triton_(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleav
 if triton is not None:
 
     @triton.jit
+    def turned(x, first, second, channel_stride, c, s, mask):
+        """Rotate the pairs of channels (WIDTH,) of heads x (HEADS, 1) -> (HEADS, WIDTH) twice."""
+        a = tl.load(x + first[None, :] * channel_stride, mask=mask).to(tl.float32)
+        b = tl.load(x + second[None, :] * channel_stride, mask=mask).to(tl.float32)
+        c, s = c[None, :], s[None, :]
+        return a * c - b * s, a * s + b * c
+
+    @triton.jit
     def rotary_kernel(
         qkv,  # (B, S, H + 2K, D), in place
         cos,  # (B, S, 1, pairs)
@@ -71,9 +79,7 @@ if triton is not None:
             first, second = 2 * pair, 2 * pair + 1
         at = qkv + row * row_stride + token * token_stride + head[:, None] * head_stride
         mask = (head < heads)[:, None] & is_pair[None, :]
-        a = tl.load(at + first[None, :] * channel_stride, mask=mask).to(tl.float32)
-        b = tl.load(at + second[None, :] * channel_stride, mask=mask).to(tl.float32)
-        turned_a = (a * c[None, :] - b * s[None, :]).to(qkv.dtype.element_ty)
-        turned_b = (a * s[None, :] + b * c[None, :]).to(qkv.dtype.element_ty)
-        tl.store(at + first[None, :] * channel_stride, turned_a, mask=mask)
-        tl.store(at + second[None, :] * channel_stride, turned_b, mask=mask)
+        a, b = turned(at, first, second, channel_stride, c, s, mask)
+        dtype = qkv.dtype.element_ty
+        tl.store(at + first[None, :] * channel_stride, a.to(dtype), mask=mask)
+        tl.store(at + second[None, :] * channel_stride, b.to(dtype), mask=mask)
