@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.linear import soft_cap
 from kernels.norm import fuses
-from kernels.rotary import rotary_triton_
+from kernels.rotary import rotary_store_triton, rotary_triton_
 
 
 # -------------------------------------------------------------------------------- rotary positions
@@ -89,6 +89,21 @@ def rotated_heads(
     if qkv.requires_grad:
         return RotatedHeads.apply(qkv, cos, sin, n_head, interleaved)
     return split_heads(rotate_(qkv, cos, sin, n_head, interleaved), n_head)
+
+
+def store_rotated(
+    qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool, keys: Tensor,
+    values: Tensor, at: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`rotated_heads` of one token per row, k and v stored in column `at` (1,) of a static cache.
+
+    qkv (B, 1, H + 2K, D), keys and values (B, K, L, D) -> q (B, H, 1, D), keys and values.
+    """
+    if fuses(qkv) and not qkv.requires_grad:
+        qkv = rotary_store_triton(qkv, cos, sin, n_head, interleaved, keys, values, at)
+        return split_heads(qkv, n_head)[0], keys, values
+    q, k, v = rotated_heads(qkv, cos, sin, n_head, interleaved)
+    return q, keys.index_copy_(2, at, k), values.index_copy_(2, at, v)
 
 
 class RotatedHeads(torch.autograd.Function):

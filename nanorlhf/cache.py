@@ -96,6 +96,15 @@ class KVCache:
         """Number of columns that a decode step attends to."""
         return self.bias.size(3) if self.fixed_shape else self.length + 1
 
+    @property
+    def is_static(self) -> bool:
+        """Return whether the next call is a decode step with the same shapes as all others."""
+        return self.fixed_shape and self.length > 0
+
+    def slot(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a layer's keys and values (B, K, L, D) and the next token's column (1,)."""
+        return self.keys[layer], self.values[layer], self.at
+
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store key, value (B, K, S, D) of new tokens -> the keys and values they may attend to.
 
@@ -103,7 +112,7 @@ class KVCache:
         column as a tensor, for a CUDA graph.
         """
         keys, values = self.keys[layer], self.values[layer]  # (B, K, Q + num_new, D)
-        if self.length and self.fixed_shape:
+        if self.is_static:
             keys.index_copy_(2, self.at, key)
             values.index_copy_(2, self.at, value)
         else:  # writing a slice takes half the time of index_copy_

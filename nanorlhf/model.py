@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels.attention import attend_capped, attend_one, rotated_heads, split_heads
+from kernels.attention import attend_capped, attend_one, rotated_heads, split_heads, store_rotated
 from kernels.decode import Columns, decode_attention
 from kernels.linear import Packed, cast, cast_head, wide_linear
 from nanorlhf.cache import KVCache
@@ -69,13 +69,13 @@ class Attention(nn.Module):
                 q, k = q.flatten(2), k.flatten(2)
             q, k = self.q_norm(q).view(B, S, H, D), self.k_norm(k).view(B, S, K, D)
             qkv = torch.cat((q, k, v), dim=2)
-        if rotary is None:
-            q, k, v = split_heads(qkv, H)  # (B, H, S, D), (B, K, S, D) twice
-        else:
-            interleaved = self.config.positions == "rotary_interleaved"
-            q, k, v = rotated_heads(qkv, *rotary, H, interleaved)
-        if cache is not None:
-            k, v = cache.append(layer, k, v)  # (B, K, L, D)
+        interleaved = self.config.positions == "rotary_interleaved"
+        if rotary and isinstance(cache, KVCache) and cache.is_static:  # on a GPU, one kernel
+            q, k, v = store_rotated(qkv, *rotary, H, interleaved, *cache.slot(layer))
+        else:  # q (B, H, S, D), k and v (B, K, S, D)
+            q, k, v = rotated_heads(qkv, *rotary, H, interleaved) if rotary else split_heads(qkv, H)
+            if cache is not None:
+                k, v = cache.append(layer, k, v)  # (B, K, L, D)
         q = q[:, :, wanted]
         scale = (self.config.attention_divisor or D) ** -0.5 if self.config.scale_attention else 1.0
         if isinstance(bias, Bounds):

@@ -42,6 +42,7 @@ KERNELS = (
     "norm.add_norm_triton",
     "norm.add_norm_backward_triton",
     "attention.rotary_triton_",
+    "attention.rotary_store_triton",
     "activation.activated_triton",
     "activation.activated_backward_triton",
     "activation.gated_triton",

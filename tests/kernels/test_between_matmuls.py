@@ -1,5 +1,7 @@
 """Whole models with the Triton kernels between their matmuls; without a GPU, Triton runs in its interpreter."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from nanorlhf.model import GPT
 from nanorlhf.packing import read_packed
 from nanorlhf.peft import add_adapters
 from tests.helpers.pretend_gpu import PretendGPU
+from tests.helpers.pretend_hopper import PretendHopper
 from tests.test_model import CONFIGS, add_lora, make_model
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -141,6 +144,33 @@ def test_sampling_with_the_kernels_gives_the_same_tokens(name, fuse) -> None:
     assert torch.allclose(results[0][1], results[1][1], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "codegen", "llama", "gemma2"])
+def test_replayed_steps_with_the_kernels_give_the_same_tokens(name) -> None:
+    """On a simulated GPU: rotated keys, and values, are stored by the rotation, in graphs of one step too.
+
+    Three of four rows end before the eighth token, so that they are dropped and the step is captured again.
+    """
+    model, T = make_model(CONFIGS[name]), 16
+    generator = torch.Generator().manual_seed(2)
+    mask = drawn("#######", "...####", "......#", "#######")
+    query = torch.where(mask, torch.randint(2, 37, mask.shape, generator=generator), PAD)
+    uniforms = torch.rand((4, T), generator=generator, dtype=torch.float64)
+    settings = {"pad_id": PAD, "uniforms": uniforms}
+    whole, _ = generate(model, query, mask, T, **settings)
+    stop_ids = [next(i for i in ids[:8] if i not in whole[3]) for ids in whole[:3].tolist()]
+    expected = generate(model, query, mask, T, stop_ids=stop_ids, **settings)
+    with PretendHopper(fuses=True) as gpu:
+        on_gpu = query.to(gpu.device), mask.to(gpu.device)
+        got = generate(gpu.move(copy.deepcopy(model)), *on_gpu, T, stop_ids=stop_ids, **settings)
+        got = [x.cpu() for x in got]
+    assert torch.equal(got[0], expected[0]) and torch.allclose(got[1], expected[1], atol=1e-4)
+    # a step that warms up and a captured one, twice
+    assert [graph.num_replays for graph in gpu.graphs] == [6, 7]
+    is_rotary = model.config.positions != "learned"
+    assert gpu.launches.count("rotary_store_triton") == 4 * model.config.n_layer * is_rotary
+    assert gpu.launches.count("rotary_triton_") == model.config.n_layer * is_rotary  # of the queries
+
+
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama"])
 def test_frozen_models_and_passes_without_a_gradient_have_the_same_bits(name, fuse) -> None:
     """PPO's first ratio is 1, and the KL to a reference with bfloat16 weights starts at 0."""
@@ -165,19 +195,21 @@ def test_launches_can_be_captured_in_a_cuda_graph(monkeypatch) -> None:
     with PretendGPU() as gpu:
         x, residual, weight = (torch.ones(size, device=gpu.device) for size in ((2, 1, 12), (2, 1, 12), (12,)))
         qkv, table = torch.ones(2, 1, 5, 8, device=gpu.device), torch.ones(2, 1, 1, 3, device=gpu.device)
+        cache, at = torch.ones(2, 1, 4, 8, device=gpu.device), torch.ones(1, dtype=torch.long, device=gpu.device)
         started: list[str] = []
         for module, name in (
-            (kernels.norm, "add_norm"), (kernels.rotary, "rotary"), (kernels.activation, "activated"),
-            (kernels.activation, "gated"),
+            (kernels.norm, "add_norm"), (kernels.rotary, "rotary"), (kernels.rotary, "rotary_store"),
+            (kernels.activation, "activated"), (kernels.activation, "gated"),
         ):  # fmt: skip
             kernel = getattr(module, f"{name}_kernel")
             monkeypatch.setattr(kernel, "run", lambda *arguments, name=name, **settings: started.append(name))
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             kernels.norm.add_norm(x, residual, weight, weight, 1e-5, "layer", torch.float32)
             kernels.rotary.rotary_triton_(qkv, table, table, 3, False)
+            kernels.rotary.rotary_store_triton(qkv, table, table, 3, False, cache, cache, at)
             kernels.activation.activated(x, weight, "gelu")
             kernels.activation.gated(x, residual, "silu")
-    assert started == ["add_norm", "rotary", "activated", "gated"] and gpu.waits == []
+    assert started == ["add_norm", "rotary", "rotary_store", "activated", "gated"] and gpu.waits == []
 
 
 def launched(model: GPT, monkeypatch) -> list[str]:

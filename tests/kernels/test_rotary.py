@@ -6,8 +6,8 @@ from torch import Tensor
 
 import kernels.attention
 import kernels.rotary
-from kernels.attention import apply_rotary_, rotated_heads
-from kernels.rotary import rotary_triton_
+from kernels.attention import apply_rotary_, rotated_heads, store_rotated
+from kernels.rotary import rotary_store_triton, rotary_triton_
 from tests.conftest import GPU
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -88,6 +88,103 @@ def test_the_kernel_equals_the_reference() -> None:
     expected = apply_rotary_(qkv.clone(), cos, sin, 2, False)
     got = rotary_triton_(qkv.to(DEVICE), cos.to(DEVICE), sin.to(DEVICE), 2, False)
     assert torch.allclose(got.cpu(), expected, atol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------- k and v into a static cache
+COLUMN, LENGTH = 3, 5
+STORED = {  # B, H, K, D, r
+    "no rows": (0, 2, 1, 8, 8),
+    "one pair of one head": (1, 1, 1, 2, 2),
+    "all channels": (2, 2, 2, 8, 8),
+    "six of ten channels": (3, 3, 3, 10, 6),
+    "shared keys, q, k and v in one program": (2, 5, 2, 6, 2),
+    "more heads than a program has": (2, 9, 3, 12, 4),
+}
+
+
+def empty_cache(B: int, K: int, D: int, order: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Three layers full of NaN, as `KVCache` allocates them on a GPU or on a CPU."""
+    layout = {"GPU": (0, 1, 2, 3, 4), "CPU": (0, 1, 2, 4, 3)}[order]
+    keys = torch.empty_permuted((3, B, K, LENGTH, D), layout, device=DEVICE, dtype=dtype)
+    values = torch.empty((3, B, K, LENGTH, D), device=DEVICE, dtype=dtype)
+    return keys.fill_(torch.nan), values.fill_(torch.nan)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("order", ["GPU", "CPU"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("case", STORED)
+def test_q_k_and_v_equal_a_rotation_and_two_copies(case, interleaved, order, dtype, monkeypatch) -> None:
+    """All other columns, and the layers before and after, stay NaN."""
+    monkeypatch.setattr(kernels.rotary, "CHANNELS", 64)
+    B, H, K, D, r = STORED[case]
+    qkv, angles = (x.to(DEVICE) for x in inputs(B, 1, H, K, D, r))
+    qkv, tables, at = qkv.to(dtype), (angles.cos(), angles.sin()), torch.tensor([COLUMN], device=DEVICE)
+    results = []
+    for on in (False, True):
+        monkeypatch.setattr(kernels.attention, "fuses", lambda x, on=on: on)
+        keys, values = empty_cache(B, K, D, order, dtype)
+        q, k, v = store_rotated(qkv.clone(), *tables, H, interleaved, keys[1], values[1], at)
+        assert q.shape == (B, H, 1, D) and q.dtype == dtype
+        assert k.data_ptr() == keys[1].data_ptr() and v.data_ptr() == values[1].data_ptr()
+        results.append((q, keys, values))
+    for plain, fused in zip(*results, strict=True):
+        assert torch.allclose(fused.double(), plain.double(), atol=4 * TOLERANCE[dtype], equal_nan=True)
+    (_, _, expected_values), (q, keys, values) = results
+    assert torch.equal(values[1, :, :, COLUMN], expected_values[1, :, :, COLUMN])
+    expected = pair_by_pair(qkv.cpu(), angles.cpu(), H, interleaved)
+    got = torch.cat((q[:, :, 0], keys[1, :, :, COLUMN], values[1, :, :, COLUMN]), dim=1)
+    assert torch.allclose(got.cpu().double(), expected[:, 0], atol=4 * TOLERANCE[dtype])
+    assert keys.isfinite().sum() == values.isfinite().sum() == B * K * D
+
+
+def test_a_cache_of_another_dtype_and_strided_inputs() -> None:
+    """bfloat16 qkv as a slice of a buffer, tables that all rows share, a float32 cache; k in qkv is not rotated."""
+    B, H, K, D, r = 2, 3, 2, 10, 6
+    qkv, angles = inputs(B, 1, H, K, D, r)
+    buffer = torch.full((B, 1, H + 2 * K, 2 * D), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+    view = buffer[..., ::2]
+    view.copy_(qkv)
+    expected = pair_by_pair(view.cpu(), angles[:1], H, True)[:, 0]
+    before = view[:, 0, H:].clone()
+    keys, values = empty_cache(B, K, D, "CPU", torch.float32)
+    cos, sin = (x[:1].to(DEVICE).expand(B, -1, -1, -1) for x in (angles.cos(), angles.sin()))
+    at = torch.tensor([COLUMN], device=DEVICE, dtype=torch.int32)
+    assert rotary_store_triton(view, cos, sin, H, True, keys[0], values[0], at) is view
+    assert torch.allclose(view[:, 0, :H].cpu().double(), expected[:, :H], atol=4e-2)
+    assert torch.allclose(keys[0, :, :, COLUMN].cpu().double(), expected[:, H : H + K], atol=1e-6)
+    assert torch.equal(values[0, :, :, COLUMN].cpu().double(), expected[:, H + K :])
+    assert torch.equal(view[:, 0, H:], before) and buffer[..., 1::2].isnan().all()
+    assert keys.isfinite().sum() == values.isfinite().sum() == B * K * D
+
+
+def test_q_and_k_with_a_gradient_keep_it(monkeypatch) -> None:
+    monkeypatch.setattr(kernels.attention, "fuses", lambda x: True)
+    qkv, angles = inputs(2, 1, 3, 2, 8, 4)
+    leaf, at = qkv.to(DEVICE).requires_grad_(), torch.tensor([1], device=DEVICE)
+    keys, values = (torch.zeros(2, 2, 3, 8, device=DEVICE) for _ in range(2))
+    tables = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
+    heads = store_rotated(leaf.clone(), *tables, 3, False, keys, values, at)
+    grad = torch.ones(qkv.shape, dtype=torch.float64)
+    (got,) = torch.autograd.grad(sum(x.sum() for x in heads), leaf)
+    assert torch.allclose(got.cpu().double(), pair_by_pair(grad, -angles, 3, False), atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------- on a device
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("case", [(64, 8, 8, 256, 64), (8, 32, 8, 128, 128)])
+def test_a_decode_step_of_real_models_on_a_device(case, interleaved, device) -> None:
+    B, H, K, D, r = case
+    qkv, angles = inputs(B, 1, H, K, D, r)
+    qkv = qkv.bfloat16()
+    expected = pair_by_pair(qkv, angles, H, interleaved)[:, 0]
+    keys, values = empty_cache(B, K, D, "GPU", torch.bfloat16)
+    at, qkv = torch.tensor([COLUMN], device=device), qkv.to(device)
+    rotary_store_triton(qkv, angles.cos().to(device), angles.sin().to(device), H, interleaved, keys[0], values[0], at)
+    got = torch.cat((qkv[:, 0, :H], keys[0, :, :, COLUMN], values[0, :, :, COLUMN]), dim=1)
+    assert torch.allclose(got.cpu().double(), expected, atol=4e-2)
+    assert keys.isfinite().sum() == values.isfinite().sum() == B * K * D
 
 
 @pytest.mark.parametrize("device", [GPU])

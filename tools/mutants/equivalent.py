@@ -93,11 +93,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         why="Each layer still has its own slot: layer 0 gets the last one.",
     ),
     Equivalent(
-        function="nanorlhf.cache:KVCache.append",
-        changes=("if self.length:",),
-        why="Both branches write the same columns; the slice takes half the time.",
-    ),
-    Equivalent(
         function="nanorlhf.metrics.at_k:pass_at_k",
         changes=("if n < k:", "if n + c < k:", "pass  # return 1.0"),
         why="With fewer failures than draws, one factor is 1 - k / k = 0, so the result is 1.",
