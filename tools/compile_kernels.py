@@ -161,6 +161,11 @@ def launches_between_matmuls() -> list[Launch]:
     for heads, kv_heads, width, rotated in ROTATIONS:
         qkv, table = empty(1, N, heads + 2 * kv_heads, width, dtype=half), empty(1, N, 1, rotated // 2)
         result += record_launches(rotary.rotary_triton_, qkv, table, table, heads, False)
+    for heads, kv_heads, width, rotated in ROTATIONS:  # a decode step, which also stores k and v
+        rows, at = DECODE[0][0], empty(1, dtype=torch.int64)
+        qkv, table = empty(rows, 1, heads + 2 * kv_heads, width, dtype=half), empty(rows, 1, 1, rotated // 2)
+        cache = empty(rows, kv_heads, LENGTH, width, dtype=half)
+        result += record_launches(rotary.rotary_store_triton, qkv, table, table, heads, False, cache, cache, at)
     (up, bias), gate = (empty(N, MLPS[0], dtype=half), empty(MLPS[0])), empty(N, MLPS[1], dtype=half)
     for kind in ("gelu", "gelu_new"):
         result += record_launches(activation.activated_triton, up, bias, kind)
@@ -181,8 +186,8 @@ def record_launches(call: Callable, *inputs) -> list[Launch]:
     kernels = (
         gae.gae_kernel, kl.kl_kernel, logprobs.linear_forward_kernel, logprobs.linear_backward_kernel,
         decode.decode_kernel, decode.combine_kernel, norm.add_norm_kernel, norm.add_norm_backward_kernel,
-        rotary.rotary_kernel, activation.activated_kernel, activation.activated_backward_kernel,
-        activation.gated_kernel, activation.gated_backward_kernel,
+        rotary.rotary_kernel, rotary.rotary_store_kernel, activation.activated_kernel,
+        activation.activated_backward_kernel, activation.gated_kernel, activation.gated_backward_kernel,
     )  # fmt: skip
     for kernel in kernels:
         kernel.run = lambda *arguments, kernel=kernel, **settings: recorded.append((kernel, arguments, settings))
@@ -285,6 +290,8 @@ def programs(launch: Launch) -> Iterator[list[Step]]:
         yield from norm_programs(arguments, launch.grid[0], launch.config.kwargs)
     elif name == "rotary_kernel":
         yield from rotary_programs(arguments, width, launch.config.kwargs["HEADS"])
+    elif name == "rotary_store_kernel":
+        yield from rotary_store_programs(arguments, launch.config.kwargs["HEADS"])
     elif name.startswith("activated"):
         yield from activated_programs(arguments, width, launch.config.kwargs)
     else:
@@ -360,6 +367,20 @@ def rotary_programs(arguments: dict, width: int, block: int) -> Iterator[list[St
         size = width * 2 * pairs * min(block, heads - first)
         tables = [((x, token), 4 * pairs) for x in ("cos", "sin")]
         yield [tables + [((x, token, first), size) for x in ("before", "after")]]
+
+
+def rotary_store_programs(arguments: dict, block: int) -> Iterator[list[Step]]:
+    """q's pairs go back to qkv; k and v, whole, to the cache."""
+    qkv, keys, channels = arguments["qkv"], arguments["keys"], arguments["D"]
+    rows, _, num_heads, _ = qkv.shape
+    for first, row in product(range(0, num_heads, block), range(rows)):
+        heads = range(first, min(first + block, num_heads))
+        num_q = sum(head < arguments["H"] for head in heads)
+        turned, stored = num_q * 2 * arguments["pairs"], (len(heads) - num_q) * channels
+        step = [((x, row), 4 * arguments["pairs"]) for x in ("cos", "sin")] + [(("at",), 8)]
+        step += [(("before", row, first), qkv.itemsize * (turned + stored))]
+        step += [(("after", row, first), qkv.itemsize * turned), (("cache", row, first), keys.itemsize * stored)]
+        yield [step]
 
 
 def activated_programs(arguments: dict, width: int, sizes: dict) -> Iterator[list[Step]]:
@@ -458,6 +479,8 @@ def random_arguments(launch: Launch, device: str) -> list:
     def filled(name: str, x: torch.Tensor) -> torch.Tensor:
         if launch.kernel.__name__ == "decode_kernel" and name in ("first", "last"):
             return torch.full(x.shape, 0 if name == "first" else arguments["k"].size(2) - 1, device=device)
+        if launch.kernel.__name__ == "rotary_store_kernel" and name == "at":
+            return torch.full(x.shape, arguments["keys"].size(2) - 1, device=device)
         if x.dtype == torch.int64:  # labels
             return torch.randint(V, x.shape, device=device)
         return torch.randn(x.shape, device=device, dtype=x.dtype)

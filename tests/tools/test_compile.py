@@ -105,13 +105,17 @@ def test_a_decode_step_is_timed_with_a_full_cache():
     pytest.importorskip("triton", reason="triton is not installed")
     from tools import compile_kernels
 
-    for launch in compile_kernels.record_launches(calls()["decode"]):
+    launches = [each for name in ("decode", "rotary, store") for each in compile_kernels.record_launches(calls()[name])]
+    assert len(launches) > 2
+    for launch in launches:
         arguments = dict(zip(launch.kernel.arg_names, compile_kernels.random_arguments(launch, "cpu"), strict=False))
         for ours, theirs in zip(arguments.values(), launch.arguments, strict=True):
             assert getattr(ours, "shape", ours) == getattr(theirs, "shape", theirs)
         if launch.kernel.__name__ == "decode_kernel":
             assert arguments["first"].tolist() == [0, 0, 0] and arguments["last"].tolist() == [49]
             assert arguments["first"].dtype == arguments["last"].dtype == torch.int64
+        if launch.kernel.__name__ == "rotary_store_kernel":
+            assert arguments["at"].tolist() == [49] and arguments["at"].dtype == torch.int64
 
 
 def test_nothing_is_measured_without_a_device(tmp_path, monkeypatch):
@@ -183,6 +187,7 @@ def calls() -> dict:
     block = slice(32, 96)
     x, layer, half = torch.randn(5, 24), (rows[:24], rows[:24], 1e-5, "layer"), (torch.float32, torch.bfloat16)
     qkv, table, up = torch.randn(2, 3, 7, 12), torch.randn(2, 3, 1, 5), torch.randn(70, 300).bfloat16()
+    token = torch.randn(2, 1, 7, 24)
     return {
         "decode": lambda: decode.decode_attention(q, cache, cache, columns, 0.2),
         "gae": lambda: gae.gae_triton(rewards, values, 1.0, 0.95),
@@ -202,6 +207,12 @@ def calls() -> dict:
             x, rows[:24], x, x, 1e-5, "rms", half[:1] * 2, (False, False)
         ),
         "rotary": lambda: rotary.rotary_triton_(qkv, table, table, 3, True),
+        "rotary, store": lambda: rotary.rotary_store_triton(
+            token, table[:, :1], table[:, :1], 3, True, cache[:2], cache[:2], columns.last
+        ),
+        "rotary, store bfloat16": lambda: rotary.rotary_store_triton(
+            token.bfloat16(), table[:, :1], table[:, :1], 3, False, cache[:2], cache[:2], columns.last
+        ),
         "activation": lambda: activation.activated_triton(up, torch.randn(300), "gelu"),
         "activation, backward": lambda: activation.activated_backward_triton(up, torch.randn(300), up, "gelu", True),
         "gate": lambda: activation.gated_triton(up, up, "silu"),
@@ -217,6 +228,7 @@ def test_the_modelled_bytes_equal_the_interpreted_kernels_loads_and_stores(count
     monkeypatch.setattr(logprobs, "GROUP", 32 * 24 * 4)
     monkeypatch.setattr("kernels.norm.PROGRAMS", 2)
     monkeypatch.setattr("kernels.rotary.PAIRS", 16)
+    monkeypatch.setattr("kernels.rotary.CHANNELS", 64)
     for name, call in calls().items():
         modelled = sum(map(compile_kernels.requested_bytes, compile_kernels.record_launches(call)))
         assert modelled == count(call) > 0, name
