@@ -13,8 +13,8 @@ head width, V vocabulary.
 
 import math
 import typing
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, singledispatch
+from collections.abc import Iterator, Sequence
+from functools import singledispatch
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kernels.attention import attend_capped, attend_one, rotated_heads, split_heads, store_rotated
+from kernels.compiled_blocks import compiled_block
 from kernels.decode import Columns, decode_attention
 from kernels.linear import Packed, cast, cast_head, wide_linear
 from nanorlhf.cache import KVCache
@@ -142,12 +143,6 @@ class Block(nn.Module):
         return x + self.post_norm2(self.mlp(normed))
 
 
-@cache
-def compiled_block() -> Callable[..., Tensor]:
-    """Return a call of a block, compiled once for all blocks and lengths. Imports the compiler."""
-    return torch.compile(lambda block, *arguments: block(*arguments), dynamic=True)
-
-
 class Blocks(nn.ModuleList):
     """A `ModuleList` of blocks, typed as such."""
 
@@ -256,15 +251,10 @@ class Transformer(nn.Module):
 
         Blocks that read or write a cache aren't compiled: it changes in Python.
         """
-        is_compiled = self.compile_blocks and arguments[2] is None
-        run = compiled_block() if is_compiled else Block.__call__
-        if is_compiled and isinstance(wanted := arguments[4], slice) and wanted != ALL:
-            # indices: the compiler guards a slice's start, and then rejects its own guard
-            indices = torch.arange(x.size(1), device=x.device)[wanted]
-            arguments = *arguments[:4], indices
+        run = compiled_block(block) if self.compile_blocks and arguments[2] is None else block
         if self.checkpoint_activations and torch.is_grad_enabled():
-            return checkpoint(run, block, x, *arguments, use_reentrant=False)
-        return run(block, x, *arguments)
+            return checkpoint(run, x, *arguments, use_reentrant=False)
+        return run(x, *arguments)
 
 
 @singledispatch

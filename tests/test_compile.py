@@ -83,7 +83,7 @@ def test_a_sampler_is_not_compiled(monkeypatch) -> None:
     """The cache changes in Python; so do the keys of shared queries."""
     model = make_model(CONFIGS["gpt_neox"])
     model.transformer.compile_blocks = True
-    monkeypatch.setattr("nanorlhf.model.compiled_block", lambda: 1 / 0)
+    monkeypatch.setattr("nanorlhf.model.compiled_block", lambda block: 1 / 0)
     ids = torch.randint(2, 37, (2, 6))
     generate(model, ids, ids != PAD, 3, pad_id=PAD)
     model(ids.repeat_interleave(2, 0), torch.ones(4, 6, dtype=torch.bool), last=3)
