@@ -7,12 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernels import linear
+
 
 def compiled_block(block: nn.Module) -> Callable[..., Tensor]:
     """Return a function with the arguments and the result of `block`, compiled.
 
-    Imports the compiler.
+    Within `kept_casts` it multiplies with the casts that are kept, also if it is called later to
+    recompute activations. Imports the compiler.
     """
+    casts = linear_casts(block)
 
     def run(
         x: Tensor,
@@ -26,9 +30,25 @@ def compiled_block(block: nn.Module) -> Callable[..., Tensor]:
         if isinstance(wanted, slice) and wanted != slice(None):
             # indices: the compiler guards a slice's start, and then rejects its own guard
             wanted = torch.arange(x.size(1), device=x.device)[wanted]
-        return compiled_call()(block, x, bias, rotary, cache, layer, wanted, *memory)
+        return compiled_call()(block, casts, x, bias, rotary, cache, layer, wanted, *memory)
 
     return run
+
+
+def linear_casts(block: nn.Module) -> dict[str, Tensor]:
+    """Map names of linear weights to their casts in autocast's dtype; empty outside `kept_casts`.
+
+    The compiler can't look them up by the parameter's id, as an eager linear layer does. Biases are
+    cast in the graph: for their gradients in bfloat16, PyTorch 2.13 generates invalid C++ on a CPU.
+    """
+    if linear.casts is None:
+        return {}
+    return {
+        name: kept
+        for name, weight in block.named_parameters()
+        if weight.ndim == 2 and weight.dtype == torch.float32  # a norm's have one dimension
+        if (kept := linear.cast(weight)[0]) is not weight
+    }
 
 
 @cache
@@ -37,5 +57,8 @@ def compiled_call() -> Callable[..., Tensor]:
     return torch.compile(call, dynamic=True)
 
 
-def call(block: nn.Module, *arguments: Any) -> Tensor:
-    return block(*arguments)
+def call(block: nn.Module, casts: dict[str, Tensor], *arguments: Any) -> Tensor:
+    """Run a block with `casts` instead of the parameters of these names."""
+    for weight in casts.values():
+        torch._dynamo.mark_static(weight)  # only parameters are by themselves
+    return torch.func.functional_call(block, casts, arguments, tie_weights=False)
