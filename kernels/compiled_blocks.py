@@ -54,6 +54,10 @@ def linear_casts(block: nn.Module) -> dict[str, Tensor]:
 @cache
 def compiled_call() -> Callable[..., Tensor]:
     """Return the compiled `call`, one for all models: models of the same shape share graphs."""
+    # A graph is specialised to the model's shape, trained or frozen weights, a gradient or none
+    # (also of the input: LoRA's first block), all or some tokens, and a window or none. PPO without
+    # windows needs 6 with one shape, 10 with two. Past the default limit of 8, blocks run eagerly.
+    torch._dynamo.config.recompile_limit = 64
     return torch.compile(call, dynamic=True)
 
 

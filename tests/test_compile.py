@@ -23,12 +23,14 @@ from kernels.linear import kept_casts
 from nanorlhf.checkpoint import cast_linear_weights
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
-from nanorlhf.model import GPT
-from nanorlhf.peft import tune
+from nanorlhf.logprobs import read_logprobs, read_values
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.peft import reference, tune
 from nanorlhf.training.loading import prepare_models
 from nanorlhf.training.supervised import autocast
 from tests.conftest import TINY
 from tests.test_model import CONFIGS, make_model
+from tests.test_weight_casts import rollout
 
 PAD = 40
 
@@ -106,7 +108,8 @@ def graphs(monkeypatch) -> Iterator[list[GraphModule]]:
     backend = aot_autograd(fw_compiler=record, bw_compiler=lambda graph, inputs: make_boxed_func(graph.forward))
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     compiled_call.cache_clear()
-    yield recorded
+    with torch._dynamo.config.patch(recompile_limit=8):
+        yield recorded
     compiled_call.cache_clear()
     torch._dynamo.reset()
 
@@ -175,6 +178,36 @@ def test_only_float32_weights_under_autocast_have_casts(dtype) -> None:
             assert linear_casts(block) == {}
     with torch.autocast("cpu", torch.bfloat16):
         assert linear_casts(make_model(TINY).transformer.blocks[0]) == {}
+
+
+@pytest.mark.slow
+def test_every_graph_of_ppo_is_compiled(graphs) -> None:
+    """Reading and training have a graph for all tokens and one for the last tokens each; so has a frozen reference.
+
+    Models of one shape share graphs. By default, the compiler would run the ninth graph eagerly.
+    """
+    policy, value_model = make_model(TINY), make_model(TINY, ScalarModel)
+    wide_value_model = make_model(replace(TINY, d_model=48), ScalarModel)
+    ref_policy, batch = reference(policy), rollout()
+    cast_linear_weights(ref_policy, torch.bfloat16)
+    for model in (policy, value_model, wide_value_model, ref_policy):
+        model.transformer.compile_blocks = True
+    numbers = []
+    with torch.autocast("cpu", torch.bfloat16):
+        read_logprobs(policy, ref_policy, batch, 1.0, 2)
+        numbers.append(len(graphs))
+        for model in (value_model, wide_value_model):
+            read_values(model, batch, 2)
+            numbers.append(len(graphs))
+    for model in (policy, value_model, wide_value_model):
+        for mb in batch.micro_batches(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                hidden = model.transformer(mb.query_response, mb.real, last=4)
+            hidden.float().sum().backward()
+        numbers.append(len(graphs))
+    assert numbers == [4, 4, 6, 8, 8, 10]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 10
+    assert torch._dynamo.utils.counters["graph_break"] == Counter()
 
 
 def test_a_sampler_is_not_compiled(monkeypatch) -> None:
