@@ -52,7 +52,7 @@ def bench_micro_batch(args: Args, shape: Shape, device: torch.device) -> list[di
     lengths = shape.query_lengths[:num_rows]
     read, used = (total([text(length + T - 1, last) for length in lengths]) for last in (None, T))
     work = limit.Work(3 * forward_flops(shape.config, read, used, num_rows * T))
-    size = f"{num_rows} x ({shape.query_length} + {T}) {args.dtype}, {batch.real.float().mean():.0%} real"
+    size = f"{num_rows} x ({shape.query_length} + {T}) {args.dtype}, {batch.real.float().mean().item():.0%} real"
     with kept_casts():  # as between two optimizer steps
         rows = table_rows("micro-batch, forward + backward", size, compare(ways, args.rounds, device))
         rows = with_limit(rows, work, device, args)
