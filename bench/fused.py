@@ -10,10 +10,10 @@ from bench import limit
 from bench.settings import Args, Shape
 from bench.stopwatch import compare, table_rows
 from kernels.activation import activated, activated_reference, gated, gated_reference
-from kernels.attention import apply_rotary_, rotary_tables, rotated
+from kernels.attention import apply_rotary_, rotary_tables, rotated, split_heads
 from kernels.decode import Columns, decode_attention, decode_reference
 from kernels.norm import add_norm, add_norm_reference, fuses
-from kernels.rotary import rotary_triton_
+from kernels.rotary import rotary_store_triton, rotary_triton_
 
 NUM_TOKENS = {"cpu": 1024, "cuda": 8192}  # of a micro-batch
 
@@ -70,26 +70,42 @@ def bench_fused(args: Args, shape: Shape, device: torch.device) -> list[dict]:
 
 
 def bench_one_token(args: Args, shape: Shape, device: torch.device) -> list[dict]:
-    """Measure attention of one new token per row, at the end of a full cache of left-padded queries.
+    """Measure rotation and attention of one new token per row, at the end of a full cache of left-padded queries.
 
-    PyTorch's kernel gets a bias and reads padding too; the limit is the time to read the real columns.
+    The rotation stores keys and values in the cache. PyTorch's attention gets a bias and reads padding too; the limit
+    is the time to read the real columns.
     """
     config, dtype = shape.config, getattr(torch, args.dtype)
     B, L, D, scale = shape.episodes, shape.query_length + shape.response_length, config.head_width, 0.1
-    q = torch.randn(B, config.n_head, 1, D, device=device, dtype=dtype)
-    k, v = (torch.randn(B, config.kv_heads, L, D, device=device, dtype=dtype) for _ in range(2))
+    H, K, rows = config.n_head, config.kv_heads, []
+    q = torch.randn(B, H, 1, D, device=device, dtype=dtype)
+    k, v = (torch.randn(B, K, L, D, device=device, dtype=dtype) for _ in range(2))
+    if config.rotary_dim:
+        qkv, at = torch.randn(B, 1, H + 2 * K, D, device=device, dtype=dtype), torch.tensor([L - 1], device=device)
+        cos, sin = rotary_tables(at.expand(B, 1), config.rotary_dim, config.rotary_base)
+
+        def stored(rotate: Callable) -> Tensor:
+            _, new_k, new_v = split_heads(rotate(qkv, cos, sin, H, False), H)
+            v.index_copy_(2, at, new_v)
+            return k.index_copy_(2, at, new_k)
+
+        num_bytes = B * (2 * H * config.rotary_dim + 4 * K * D) * dtype.itemsize + cos.nbytes + sin.nbytes
+        rows += measured(
+            "rotation of one token into the cache", lambda: rotary_store_triton(qkv, cos, sin, H, False, k, v, at),
+            lambda: stored(apply_rotary_), (), num_bytes, args, compiled=lambda: stored(rotated),
+        )  # fmt: skip
     first = shape.query_length - torch.tensor(shape.query_lengths, device=device)  # (B,)
     columns = Columns(first, torch.full((1,), L - 1, device=device), None)
     padding = torch.arange(L, device=device) < first[:, None]  # (B, L)
-    bias = torch.zeros(B, config.n_head, 1, L, device=device, dtype=dtype)
+    bias = torch.zeros(B, H, 1, L, device=device, dtype=dtype)
     bias.masked_fill_(padding[:, None, None], -torch.inf)
-    num_bytes = int((~padding).sum()) * 2 * config.kv_heads * D * dtype.itemsize + 2 * q.nbytes
-    rows = measured(
+    num_bytes = int((~padding).sum()) * 2 * K * D * dtype.itemsize + 2 * q.nbytes
+    rows += measured(
         "attention of one token", lambda: decode_attention(q, k, v, columns, scale),
         lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=True), (), num_bytes,
         args, compiled=lambda: decode_reference(q, k, v, columns, scale),
     )  # fmt: skip
-    return [row | {"size": f"{B} x {L} H={config.n_head} D={D} {args.dtype}"} for row in rows]
+    return [row | {"size": f"{B} x {L} H={H} D={D} {args.dtype}"} for row in rows]
 
 
 def measured(

@@ -187,7 +187,7 @@ def test_operations_between_matmuls_are_measured_by_the_bytes_they_must_move(
     monkeypatch.setattr(fused, "NUM_TOKENS", {"cpu": 8})
     monkeypatch.setattr(fused, "fuses", lambda x: runs_kernels)
     calls = []
-    kernels = ("add_norm", "activated", "gated", "rotary_triton_", "decode_attention")
+    kernels = ("add_norm", "activated", "gated", "rotary_triton_", "rotary_store_triton", "decode_attention")
     for name in kernels:
         kernel = getattr(fused, name)
         record = lambda *arguments, name=name, kernel=kernel: calls.append(name) or kernel(*arguments)  # noqa: E731
@@ -203,6 +203,8 @@ def test_operations_between_matmuls_are_measured_by_the_bytes_they_must_move(
         "gelu and bias, forward + backward": 5 * mlp,
         "silu gate, forward + backward": 8 * mlp,
         "rotation": 2 * (8 * 4 * 2 * 2) + 2 * (8 * 1 * 4),
+        # of 4 tokens: 2 channels of 2 queries, 8 of 2 keys and 2 values, all read and written
+        "rotation of one token into the cache": 4 * (2 * 2 * 2 + 2 * 2 * 2 * 8) * 2 + 2 * (4 * 1 * 4),
         # keys and values of 16 channels at the real columns, and 4 queries and outputs
         "attention of one token": 2 * 16 * 2 * (sum(settings.SHAPES["tiny"].query_lengths) + 4 * 5) + 2 * 4 * 16 * 2,
     }
