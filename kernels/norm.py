@@ -164,7 +164,8 @@ if triton is not None:
     def normalised(s, inside, C, eps, LAYER: tl.constexpr):
         """Return h (WIDTH,) and t of a row s (WIDTH,), both float32; s is 0 outside."""
         if LAYER:
-            s = tl.where(inside, s - tl.sum(s, 0) / C, 0.0)
+            # rounded to nearest: with a large mean, an error of one bit would be added to each s
+            s = tl.where(inside, s - tl.div_rn(tl.sum(s, 0), tl.cast(C, tl.float32)), 0.0)
         t = 1 / tl.sqrt(tl.sum(s * s, 0) / C + eps)
         return s * t, t
 
